@@ -1,0 +1,41 @@
+# make demo: the whole job on the embedded default.  make test: all tests.
+PYTHON ?= python3
+# The CPU or CUDA build that your package index gives for this version. Another build, for example for your GPU:
+#   make demo TORCH="torch==2.13.0 --index-url <the index that PyTorch's install page names for your driver>"
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+export OMP_NUM_THREADS = 1
+
+.PHONY: env demo test test-slow lint format clean
+
+env: .venv/.complete
+
+.venv/.complete: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infalign needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	touch $@
+
+demo: env
+	$(BIN)/infalign run recipes/demo.yaml
+
+test: env lint
+	$(BIN)/pytest -n 2
+
+test-slow: env
+	$(BIN)/pytest -m slow
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: env
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv runs

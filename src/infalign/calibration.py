@@ -1,0 +1,52 @@
+"""Calibrated rewards: the rank of a reward among the reference policy's own rollouts (paper, definition 1)."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from infalign.errors import DataError
+
+Array = NDArray[np.float64]
+
+
+def win(a: ArrayLike, b: ArrayLike) -> Array:
+    """Return 1 where ``a`` beats ``b``, 1/2 where they tie, 0 where it loses; the arguments broadcast.
+
+    >>> win([2.0, 1.0, 0.0], 1.0)
+    array([1. , 0.5, 0. ])
+    """
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    return 0.5 * ((a > b) + 1.0 * (a >= b))
+
+
+def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
+    """Rank rewards among the K reference rollouts of their prompt: Ĉ = (1/K)·Σ_i w(y, z_i), in [0, 1].
+
+    ``rewards`` of shape (M,) go with ``sorted_reference_rewards`` of shape (K,), one prompt; (P, M) with (P, K),
+    row by row. Ties count 1/2, so a rollout ranked among a set that contains itself gets its mid-rank.
+    With probability at least 1 − δ the error is below sqrt(log(2/δ)/2K) for all rewards at once (DKW).
+
+    Raises DataError if a reward is not finite (in a sorted look-up NaN would rank best), if K < 2, or if the
+    reference rewards are not sorted.
+
+    >>> calibrate([0.5, 2.0], [0.0, 1.0, 2.0, 3.0])
+    array([0.25 , 0.625])
+    """
+    rewards, references = np.asarray(rewards, float), np.asarray(sorted_reference_rewards, float)
+    if references.ndim == 0 or references.shape[-1] < 2:
+        raise DataError(
+            f"calibration needs at least 2 reference rewards a prompt, found an array of shape {references.shape}"
+        )
+    for name, values in (("reward", rewards), ("reference reward", references)):
+        if not np.isfinite(values).all():
+            where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+            raise DataError(
+                f"{name} {where} is {values[where]}; a rank needs finite rewards, score that response again"
+            )
+    if (np.diff(references) < 0).any():
+        raise DataError("the reference rewards of a prompt must be sorted in ascending order")
+    if references.ndim == 1:
+        below = np.searchsorted(references, rewards, side="left")
+        return (below + np.searchsorted(references, rewards, side="right")) / (2.0 * references.size)
+    if rewards.shape[:-1] != references.shape[:-1]:
+        raise DataError(f"{rewards.shape[0]} prompts of rewards do not go with {references.shape[0]} of references")
+    return np.stack([calibrate(row, reference) for row, reference in zip(rewards, references, strict=True)])

@@ -1,0 +1,354 @@
+"""Recipes: typed settings of a run, read from YAML, changed by ``--set key=value``."""
+
+import difflib
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from infalign.errors import ConfigError
+from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.theory import law_at_kl
+from infalign.transforms import parse_transform
+
+
+def _accepted_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return a check that ``parse`` takes the text, so that its error comes with the key of the recipe."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return text
+
+    return AfterValidator(check)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+ProcedureName = Annotated[str, _accepted_by(parse_procedure)]
+TransformName = Annotated[str, _accepted_by(parse_transform)]
+TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
+
+
+YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # PyYAML lets a date such as 2024-13-01 raise ValueError
+
+
+class Settings(BaseModel):
+    """Base of all settings: an unknown key is an error and values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Source(Settings):
+    """Where rows come from: exactly one of a file, a dataset id or the built-in world."""
+
+    path: str | None = Field(None, description="a .jsonl, .jsonl.gz, .parquet or .csv file")
+    hub: str | None = Field(None, description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
+    split: str = Field("train", description="the split of `hub`")
+    data_dir: str | None = Field(None, description="the folder inside `hub`, e.g. harmless-base")
+    world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
+    limit: Count | None = Field(None, description="read at most so many rows")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Source":
+        if sum(origin is not None for origin in (self.path, self.hub, self.world)) != 1:
+            raise ValueError("give exactly one of path, hub, world")
+        return self
+
+
+class Data(Settings):
+    """Preference pairs and demonstrations, and how they are shared out."""
+
+    folder: str = Field(".", description="relative `path`s of sources start here")
+    sources: Annotated[list[Source], Field(min_length=1)]
+    test: list[Source] = Field([], description="test rows; without them `test_fraction` of `sources` is held out")
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    judge_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="share of the training pairs that only the judge learns from"
+    )
+    skip_invalid: bool = Field(False, description="count and list invalid rows instead of stopping at the first")
+    max_prompt_tokens: Count = Field(256, description="prompts with more tokens are dropped and counted")
+
+
+class Scratch(Settings):
+    """The shape of a small Llama trained from nothing, with a tokenizer trained on the data."""
+
+    vocabulary: Annotated[int, Field(ge=300)] = 2048
+    hidden: Count = 128
+    layers: Count = 4
+    heads: Count = 4
+    context: Count = 512
+
+
+class Lora(Settings):
+    """Low-rank adaptation; the adapter is merged when the model is saved."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+
+
+class Fit(Settings):
+    """How a model is trained."""
+
+    epochs: Positive = 1.0
+    batch_size: Count = Field(32, description="sequences (or pairs) an optimiser step")
+    device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
+    learning_rate: Positive = 1e-3
+    max_length: Count = Field(512, description="longer rows are dropped and counted")
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    lora: Lora | None = None
+
+    @model_validator(mode="after")
+    def _whole_accumulation(self) -> "Fit":
+        if self.device_batch_size is not None and self.batch_size % self.device_batch_size:
+            raise ValueError(f"batch_size {self.batch_size} is no multiple of the device's {self.device_batch_size}")
+        return self
+
+
+class Model(Settings):
+    """A model: `model` (folder or hub id) or `scratch`, trained by `fit`; without `fit` it is used as it is."""
+
+    model: str | None = None
+    scratch: Scratch | None = None
+    fit: Fit | None = None
+
+    @model_validator(mode="after")
+    def _one_start(self) -> "Model":
+        if self.model is not None and self.scratch is not None:
+            raise ValueError("give `model` or `scratch`, not both")
+        return self
+
+
+class PolicyModel(Model):
+    """The policy before alignment; after `fit` (supervised fine-tuning) it is the reference policy."""
+
+    @model_validator(mode="after")
+    def _has_start(self) -> "PolicyModel":
+        if (self.model is None) == (self.scratch is None):
+            raise ValueError("give exactly one of `model`, `scratch`")
+        if self.scratch is not None and self.fit is None:
+            raise ValueError("a policy from `scratch` needs `fit`")
+        return self
+
+
+class RewardSource(Model):
+    """A Bradley–Terry classifier, or a Python function; without either it starts from the fine-tuned policy."""
+
+    function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
+
+    @model_validator(mode="after")
+    def _usable(self) -> "RewardSource":
+        if self.function is not None and (self.model or self.scratch or self.fit):
+            raise ValueError("a `function` is used as it is: leave out model, scratch and fit")
+        if self.function is None and self.model is None and self.fit is None:
+            raise ValueError("a reward model that is no `function` and no ready `model` needs `fit`")
+        return self
+
+
+def _splits(command: str) -> str:
+    shlex.split(command)  # raises ValueError for a quotation without an end
+    return command
+
+
+class Engine(Settings):
+    """What draws the rollouts."""
+
+    kind: Literal["shared-prefix", "transformers", "server"] = "shared-prefix"
+    url: str = Field("http://127.0.0.1:8000", description="an OpenAI-compatible server (kind: server)")
+    command: Annotated[str, Field(min_length=1), AfterValidator(_splits)] | None = Field(
+        None, description="starts the server for a model and is stopped afterwards; {model} and {port} are filled in"
+    )
+    api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
+
+
+class Rollout(Settings):
+    """K responses for each training prompt, drawn from the reference policy at temperature 1, nothing truncated."""
+
+    prompts: Annotated[int, Field(ge=4)] = 256
+    k: Annotated[int, Field(ge=2)] = Field(100, description="rollouts a prompt; a rank needs at least 2")
+    max_new_tokens: Count = 64
+    engine: Engine = Engine()
+
+
+class Policy(Settings):
+    """One aligned policy: a transformation, a KL budget (or the paper's β) and a solver."""
+
+    transform: TransformName = "identity"
+    kl_budget: Positive | None = Field(None, description="nats a response; the theory gives β")
+    beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
+    solver: Literal["qrpo", "rloo"] = "qrpo"
+    generations: Annotated[int, Field(ge=2)] = Field(8, description="completions a prompt and step (rloo)")
+    fit: Fit = Fit()
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> "Policy":
+        if (self.kl_budget is None) == (self.beta is None):
+            raise ValueError("give exactly one of kl_budget, beta")
+        if self.kl_budget is not None:
+            try:
+                law_at_kl(parse_transform(self.transform), kl=self.kl_budget)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+
+class Evaluate(Settings):
+    """Fresh samples of the base and of every policy on the test prompts."""
+
+    prompts: Annotated[int, Field(ge=2)] = 128
+    samples: Annotated[int, Field(ge=2)] = 64
+    max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
+    rewind: ProcedureName = "rewind:0.85:32"
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> "Evaluate":
+        if self.max_n > self.samples:
+            raise ValueError(f"Best-of-{self.max_n} cannot be estimated from {self.samples} samples")
+        rewind = parse_procedure(self.rewind)
+        if not isinstance(rewind, RewindAndRepeat):
+            raise ValueError(f"`rewind` is spelled rewind:QUANTILE:N, found {self.rewind}")
+        if 2 * rewind.n > self.samples:  # half of the base samples set the threshold
+            raise ValueError(f"{self.rewind} needs {2 * rewind.n} samples, found {self.samples}")
+        return self
+
+
+class Compute(Settings):
+    """The machine."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    processes: Count = Field(1, description="worker processes for rollouts and models trained side by side (CPU)")
+    threads: Count | None = Field(None, description="torch threads a process; default: torch decides")
+
+
+class Recipe(Settings):
+    """A whole run."""
+
+    run_dir: str
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    procedure: ProcedureName = Field("best-of-4", description="how the policy will be served")
+    data: Data
+    policy: PolicyModel
+    reward: RewardSource
+    judge: RewardSource = Field(description="only evaluates; never seen in training")
+    gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
+    rollout: Rollout = Rollout()
+    policies: Annotated[dict[Name, Policy], Field(min_length=1)]
+    evaluate: Evaluate = Evaluate()
+    compute: Compute = Compute()
+    report_to: list[Literal["tensorboard", "trackio", "wandb", "mlflow"]] = Field(
+        ["tensorboard"], description="where training metrics go besides the console"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        procedure = parse_procedure(self.procedure)
+        if isinstance(procedure, (BestOfN, WorstOfN)) and procedure.n > self.evaluate.max_n:
+            raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {self.procedure}")
+        if not isinstance(procedure, (BestOfN, WorstOfN, Standard)):
+            raise ValueError(f"{self.procedure} cannot be aimed at yet; choose standard, best-of-N or worst-of-N")
+        if taken := TAKEN & self.policies.keys():
+            raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
+        return self
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe and apply ``key.sub=value`` overrides (values are YAML).
+
+    Raises ConfigError naming the file, the dotted key and, for an unknown key, the nearest known one.
+    """
+    path = Path(path)
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"the recipe {path} cannot be read: {error.strerror}; `infalign run --help` lists the recipes here"
+        ) from error
+    except YAML_ERRORS as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} holds no settings; a recipe is a YAML mapping such as `run_dir: runs/demo`")
+    for override in overrides or []:
+        _apply(settings, override)
+    try:
+        return Recipe.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """Return the recipe with every default spelled out, as YAML."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _apply(settings: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set takes key=value, found {override!r}; for example --set rollout.k=16")
+    try:
+        value = yaml.safe_load(text)
+    except YAML_ERRORS as error:
+        raise ConfigError(f"--set {key}: {text!r} is not a YAML value") from error
+    *parents, last = key.split(".")
+    place: Any = settings
+    for depth, parent in enumerate([*parents, last]):
+        if isinstance(place, list):
+            if not parent.isdigit() or int(parent) >= len(place):
+                raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} is a list of {len(place)}; use its number")
+            step: Any = int(parent)
+        elif isinstance(place, dict):
+            step = parent
+        else:
+            raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} has no keys")
+        if depth == len(parents):
+            place[step] = value
+        else:
+            if isinstance(place, dict) and place.get(step) is None:
+                place[step] = {}
+            place = place[step]
+
+
+def _explain(error: ErrorDetails) -> str:
+    """Say in one clause what is wrong with one key."""
+    location = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    match error["type"]:
+        case "extra_forbidden":
+            known = _keys_at(error["loc"][:-1])
+            near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+            return f"unknown key `{location}`; {hint}"
+        case "missing":
+            return f"`{location}` is missing"
+        case "model_type":
+            return f"`{location}` takes settings: {', '.join(_keys_at(error['loc']))}{_found(error)}"
+        case "string_pattern_mismatch":
+            return f"`{location}`: a name has letters, digits, - and _ only"
+        case "value_error":
+            message = error["msg"].removeprefix("Value error, ")
+            return f"`{location}`: {message}" if location else message
+        case _:
+            return f"`{location}`: {error['msg']}{_found(error)}"
+
+
+def _found(error: ErrorDetails) -> str:
+    return f", found {error['input']!r}" if isinstance(error["input"], (str, int, float, bool)) else ""
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the settings at ``location``."""
+    place: Any = Recipe
+    for part in location:
+        fields = getattr(place, "model_fields", None)
+        place = fields[part].annotation if fields else get_args(place)[-1]  # of list[Source], dict[Name, Policy]
+        if isinstance(place, UnionType):
+            place = get_args(place)[0]  # of Lora | None
+    return list(place.model_fields)

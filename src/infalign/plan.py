@@ -1,0 +1,193 @@
+"""What a run would do and what it would cost, checked as far as that goes without loading a model."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from infalign.config import Model, Recipe, Scratch, Source
+from infalign.errors import ConfigError
+from infalign.pipeline import pending, units
+from infalign.procedures import RewindAndRepeat, Standard, parse_procedure
+from infalign.scoring import function_reward
+from infalign.stages import load_tokenizer, policy_law, read_examples, reward_names, reward_source
+
+ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
+TOKEN_BYTES = 8  # of a token in a table: its id and its text
+STEP_BYTES = 16  # of a parameter in a checkpoint: weight, two moments of Adam, rounded up; weights are kept besides
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """How many responses are generated, and for what."""
+
+    purpose: str
+    count: int
+
+
+def print_plan(recipe: Recipe, console: Console) -> None:
+    """Check what can be checked without loading weights, then print what a run would do and its cost.
+
+    Raises DataError for data that cannot be read, ConfigError for a local model without a usable tokenizer, a missing
+    model folder or a reward function that cannot be imported. Hub ids are listed as not checked.
+    """
+    unchecked = [*_check_data(recipe, console), *_check_models(recipe)]
+    for source in reward_names(recipe):
+        if function := reward_source(recipe, source).function:
+            function_reward(function)
+    for name in unchecked:
+        console.print(f"not checked: {name}", highlight=False, soft_wrap=True)
+    _print_work(recipe, console)
+    _print_policies(recipe, console)
+    _print_cost(recipe, console)
+
+
+def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
+    """Print the number of examples of every source; yield those of the hub."""
+    for where, sources in (("data.sources", recipe.data.sources), ("data.test", recipe.data.test)):
+        for i, source in enumerate(sources):
+            if source.hub is not None:
+                yield f"{where}.{i}: {source.hub}, split {source.split}, of the hub"
+                continue
+            examples, skipped = read_examples(recipe, [source])
+            pairs = sum(example.rejected is not None for example in examples)
+            left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
+            console.print(
+                f"{where}.{i}: {_origin(source)}: {pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations"
+                f"{left_out}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _origin(source: Source) -> str:
+    return source.path if source.path is not None else "the built-in world"
+
+
+def _check_models(recipe: Recipe) -> Iterator[str]:
+    """Check the tokenizer of each model that lies in a local folder; yield the others."""
+    for name, model in _models(recipe):
+        if model.model is None:
+            continue
+        if Path(model.model).is_dir():
+            load_tokenizer(model.model)
+        elif model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
+            raise ConfigError(f"{name}.model: there is no folder {model.model}")
+        else:
+            yield f"{name}.model: {model.model} of the hub"
+
+
+def _models(recipe: Recipe) -> list[tuple[str, Model]]:
+    return [("policy", recipe.policy), *((name, reward_source(recipe, name)) for name in reward_names(recipe))]
+
+
+def _print_work(recipe: Recipe, console: Console) -> None:
+    root = Path(recipe.run_dir)
+    wanted = units(recipe, root)
+    todo = pending(wanted, root)
+    table = _table("stage", "done already", "to do")
+    for stage in dict.fromkeys(unit.stage for unit in wanted):
+        names = [unit.name for unit in wanted if unit.stage == stage]
+        done = [name for name in names if name not in todo]
+        table.add_row(stage, " ".join(done), " ".join(name for name in names if name in todo))
+    _print(console, f"Work in {root}, with {recipe.compute.processes} processes", table)
+
+
+def _print_policies(recipe: Recipe, console: Console) -> None:
+    served = parse_procedure(recipe.procedure)
+    assert not isinstance(served, RewindAndRepeat)
+    table = _table("policy", "solver", "transform", "KL, nats", "β", "standard, %", f"{served.name}, %")
+    for name, policy in recipe.policies.items():
+        law = policy_law(policy)
+        wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in (Standard(), served))
+        table.add_row(name, policy.solver, policy.transform, f"{law.kl:.3g}", f"{law.beta:.4g}", *wins)
+    _print(console, "Policies: the paper's β, and the win rates that theory gives at this KL", table)
+
+
+def _print_cost(recipe: Recipe, console: Console) -> None:
+    rollout, evaluate, tokens = recipe.rollout, recipe.evaluate, recipe.rollout.max_new_tokens
+    generated = [
+        Responses("training rollouts", rollout.prompts * rollout.k),
+        Responses("evaluation", (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples),
+    ]
+    on_policy = sum(
+        int(policy.fit.epochs * rollout.prompts * policy.generations)
+        for policy in recipe.policies.values()
+        if policy.solver == "rloo"
+    )
+    if on_policy:
+        generated.append(Responses("on-policy training (rloo)", on_policy))
+    table = _table("generated", "responses", "tokens at most")
+    for responses in generated:
+        table.add_row(responses.purpose, f"{responses.count:,}", f"{responses.count * tokens:,}")
+    _print(console, "Generation", table)
+    stored = sum(responses.count for responses in generated[:2]) * (tokens * TOKEN_BYTES + ROW_BYTES)
+    sizes = _trained_parameters(recipe)
+    known = [size for size in sizes if size is not None]
+    models = 4 * sum(known)  # saved in 32 bits
+    checkpoints = 2 * STEP_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
+    unknown = "" if len(known) == len(sizes) else f", besides {len(sizes) - len(known)} models trained from hub ids"
+    console.print(
+        f"\nDisk, at most: tables {_size(stored)}, models {_size(models)}, checkpoints while training "
+        f"{_size(checkpoints)}{unknown}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _trained_parameters(recipe: Recipe) -> list[int | None]:
+    """Return the number of parameters of each model that the run trains, None where only the hub knows."""
+    policy = _parameters(recipe.policy)
+    fitted = [model for _, model in _models(recipe) if model.fit is not None]
+    return [_parameters(m) if m.model or m.scratch else policy for m in fitted] + [policy] * len(recipe.policies)
+
+
+def _parameters(model: Model) -> int | None:
+    if model.scratch is not None:
+        return _scratch_parameters(model.scratch)
+    files = sorted(Path(str(model.model)).glob("*.safetensors"))
+    return sum(map(_elements, files)) if files else None
+
+
+def _scratch_parameters(scratch: Scratch) -> int:
+    attention, feed_forward, norms = 4 * scratch.hidden**2, 3 * 3 * scratch.hidden**2, 2 * scratch.hidden
+    layers = scratch.layers * (attention + feed_forward + norms)
+    return scratch.vocabulary * scratch.hidden + layers + scratch.hidden
+
+
+def _elements(path: Path) -> int:
+    """Return how many numbers a safetensors file holds, from its header alone."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(_product(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _product(shape: Iterable[int]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+def _size(count: float) -> str:
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            break
+    return f"{count:.3g} {unit}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _print(console: Console, title: str, table: Table) -> None:
+    console.print(f"\n[bold]{title}[/]", highlight=False)
+    console.print(table)

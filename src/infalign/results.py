@@ -1,0 +1,137 @@
+"""All numbers of an evaluated run: win rates, KL, comparisons at matched KL and what the theory gives, with intervals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infalign.calibration import Array, calibrate
+from infalign.config import Recipe
+from infalign.data import write_text
+from infalign.evaluation import Samples, estimate, matched, rewind_draws, uniformity, win_rates
+from infalign.jobs import Report
+from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.stages import Layout, policy_beta, reward_names, samples_of
+from infalign.theory import law_at_kl
+from infalign.transforms import parse_transform
+
+
+def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
+    """Write ``results.json`` and return its headline numbers.
+
+    Responses are selected by ``reward``, as they would be when served, and judged by each reward source in turn. With
+    ``reward`` itself as the judge the numbers compare with the theory; the judge and the gold say what was gained.
+    """
+    sources = reward_names(recipe)
+    base = {source: samples_of(recipe, root, "reference", source) for source in sources}
+    policies: dict[str, Any] = {}
+    wins: dict[str, dict[str, dict[str, Array]]] = {}
+    for step, (name, policy) in enumerate(recipe.policies.items()):
+        report(step, len(recipe.policies), name)
+        own = {source: samples_of(recipe, root, name, source) for source in sources}
+        wins[name] = {
+            source: {
+                procedure.name: win_rates(
+                    Samples(own["reward"], own[source]), Samples(base["reward"], base[source]), procedure
+                )
+                for procedure in procedures(recipe)
+            }
+            for source in sources
+        }
+        kl = samples_of(recipe, root, name, "kl")
+        length = samples_of(recipe, root, name, "length")
+        rewind = parse_procedure(recipe.evaluate.rewind)
+        assert isinstance(rewind, RewindAndRepeat)
+        draws = rewind_draws(
+            Samples(own["reward"], own["reward"]), Samples(base["reward"], base["reward"]), rewind
+        )
+        policies[name] = {
+            "transform": policy.transform,
+            "solver": policy.solver,
+            "kl_budget": policy.kl_budget,
+            "beta": policy_beta(policy),
+            "kl": _estimate(recipe, kl.mean(axis=1)),
+            "kl_per_token": float(kl.sum() / length.sum()),
+            "length": _estimate(recipe, length.mean(axis=1)),
+            "rewind_draws": _estimate(recipe, draws),
+            "win_rates": {
+                source: {procedure: _estimate(recipe, values) for procedure, values in by_procedure.items()}
+                for source, by_procedure in wins[name].items()
+            },
+            "theory": _theory(policy.transform, float(kl.mean()), recipe.procedure),
+        }
+    selected = base["reward"]
+    half = selected.shape[1] // 2
+    check = calibrate(selected[:, half:], np.sort(selected[:, :half], axis=1))
+    results = {
+        "procedure": recipe.procedure,
+        "confidence": recipe.evaluate.confidence,
+        "prompts": len(selected),
+        "samples": recipe.evaluate.samples,
+        "judges": sources,
+        "policies": policies,
+        "matched": _matched(recipe, root, wins),
+        "base": {
+            "length": _estimate(recipe, samples_of(recipe, root, "reference", "length").mean(axis=1)),
+            "calibrated_mean": _estimate(recipe, check.mean(axis=1)),
+            "distance_from_uniform": uniformity(check),
+        },
+    }
+    write_text(Layout(root).results, json.dumps(results, indent=1))
+    return {name: p["win_rates"]["judge"][recipe.procedure] for name, p in policies.items()}
+
+
+def procedures(recipe: Recipe) -> list[Procedure]:
+    """Return the procedures that are evaluated: standard, Best- and Worst-of-N for every N up to max_n, rewind."""
+    many = range(2, recipe.evaluate.max_n + 1)
+    return [Standard(), *map(BestOfN, many), *map(WorstOfN, many), parse_procedure(recipe.evaluate.rewind)]
+
+
+def _theory(transform: str, kl: float, procedure: str) -> dict[str, float]:
+    """Return what a policy that is free for every prompt would reach with this transformation at this KL."""
+    law = law_at_kl(parse_transform(transform), kl=max(kl, 1e-6))
+    served = parse_procedure(procedure)
+    assert not isinstance(served, RewindAndRepeat)
+    return {"kl": kl, "standard": law.win_rate(Standard()), procedure: law.win_rate(served)}
+
+
+def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Array]]]) -> dict[str, Any] | None:
+    """Return the win rates of every transformation at one KL, the largest that all reach, and their paired differences.
+
+    Along one transformation's budgets the win rate is interpolated linearly in KL.
+    """
+    methods: dict[str, list[str]] = {}
+    for name, policy in recipe.policies.items():
+        methods.setdefault(f"{policy.transform} ({policy.solver})", []).append(name)
+    if len(methods) < 2:
+        return None
+    kls = {name: samples_of(recipe, root, name, "kl").mean(axis=1) for name in recipe.policies}
+    kl = min(max(float(kls[name].mean()) for name in names) for names in methods.values())
+    rows: dict[str, Any] = {}
+    for judge in reward_names(recipe):
+        values = {
+            method: matched([(kls[name], wins[name][judge][recipe.procedure]) for name in names], kl)
+            for method, names in methods.items()
+        }
+        first, *others = values
+        rows[judge] = {
+            "win_rates": {method: _estimate(recipe, v) for method, v in values.items()},
+            "gain_over": {other: _estimate(recipe, values[first] - values[other]) for other in others},
+        }
+    theory = {
+        method: _theory(recipe.policies[names[0]].transform, kl, recipe.procedure)[recipe.procedure]
+        for method, names in methods.items()
+    }
+    return {"kl": kl, "first": next(iter(methods)), "judges": rows, "theory": theory}
+
+
+def _estimate(recipe: Recipe, values: Array) -> dict[str, float]:
+    return estimate(values, confidence=recipe.evaluate.confidence, seed=recipe.seed).as_dict()
+
+
+def read_results(root: Path) -> dict[str, Any]:
+    """Return the numbers that `summarise` wrote."""
+    return dict(json.loads(Layout(root).results.read_text()))
+
+

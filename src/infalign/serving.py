@@ -1,0 +1,73 @@
+"""Start an inference server from its own environment for as long as it is needed."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from infalign.errors import ConfigError, PartialError
+
+STARTS_WITHIN = 1800.0  # seconds; a large model loads for minutes
+STOPS_WITHIN = 5.0  # less than a worker that is told to stop has itself
+
+
+@contextmanager
+def serving(command: str | None, model: str, url: str) -> Iterator[str]:
+    """Yield the URL of a server for ``model``: the one at ``url``, or one that ``command`` starts, stopped afterwards.
+
+    ``{model}`` and ``{port}`` in the command are filled in; it runs without a shell and is stopped with all processes
+    that it started. Raises ConfigError if the command cannot be started, PartialError if the server ends or does not
+    answer within half an hour.
+    """
+    if command is None:
+        yield url
+        return
+    port = _free_port()
+    words = [word.replace("{model}", model).replace("{port}", str(port)) for word in shlex.split(command)]
+    try:
+        process = subprocess.Popen(words, start_new_session=True)
+    except OSError as error:
+        raise ConfigError(f"rollout.engine.command: {words[0]} cannot be started: {error.strerror}") from error
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(process, url)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOPS_WITHIN)
+        os.killpg(process.pid, signal.SIGKILL)  # also what the server left behind
+    process.wait()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
+    import httpx2
+
+    deadline = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PartialError(
+                f"the server ended with exit code {process.returncode} before it answered; see its output"
+            )
+        try:
+            if httpx2.get(f"{url}/v1/models", timeout=5.0).is_success:
+                return
+        except httpx2.TransportError:
+            pass
+        time.sleep(0.5)
+    raise PartialError(f"the server at {url} did not answer within {STARTS_WITHIN / 60:.0f} minutes")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

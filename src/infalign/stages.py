@@ -1,0 +1,655 @@
+"""The work of each stage: read tables and models of the run directory, write tables and models.
+
+Every function takes the recipe and the run's root, reports progress through ``report(done, total, note)`` and returns a
+JSON-able summary. When to run it, and whether its result still holds, is `infalign.pipeline`'s business.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy.stats import binomtest
+
+from infalign.calibration import Array
+from infalign.config import Fit, Model, Policy, Recipe, RewardSource, Source
+from infalign.data import (
+    MESSAGES,
+    Example,
+    Message,
+    load_examples,
+    read_rows,
+    read_table,
+    split_by_group,
+    without_groups_of,
+    write_table,
+    write_text,
+)
+from infalign.errors import ConfigError, DataError
+from infalign.jobs import Report
+from infalign.theory import Law, aligned_law, law_at_kl
+from infalign.transforms import parse_transform
+
+Summary = dict[str, Any]
+STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
+PARTS = 4  # of the rollouts, each a unit of work
+HELD_OUT_PAIRS = 512
+BATCH_TOKENS = 16384  # tokens a forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things lie in a run directory."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        """Tables of demonstrations, preferences and prompts, and the tokenizer."""
+        return self.root / "data"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The policy's tokenizer."""
+        return self.data / "tokenizer"
+
+    def model(self, name: str) -> Path:
+        """Return the folder of a trained model: reference, reward, judge or a policy."""
+        return self.root / "models" / name
+
+    def checkpoints(self, name: str) -> Path:
+        """Return the folder of a training that is under way."""
+        return self.root / "checkpoints" / name
+
+    def rollouts(self, part: int) -> Path:
+        """Return the folder of a part of the K rollouts of every training prompt."""
+        return self.root / "rollouts" / f"part-{part}"
+
+    def scores(self, part: int) -> Path:
+        """Return the table of rewards of a part of the rollouts."""
+        return self.root / "scores" / f"part-{part}.parquet"
+
+    @property
+    def calibrated(self) -> Path:
+        """Training prompts with the column ``reference_rewards``."""
+        return self.root / "calibrated.parquet"
+
+    def evaluation(self, name: str) -> Path:
+        """Return the folder of a model's samples, scores and KL on the test prompts."""
+        return self.root / "evaluation" / name
+
+    @property
+    def results(self) -> Path:
+        """All numbers of the evaluation."""
+        return self.root / "results.json"
+
+
+def records(root: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of the finished units, in the order of the stages: key, stage, seconds, summary, versions."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((root / "stages").glob("*.json"))}
+    return dict(sorted(found.items(), key=lambda item: STAGES.index(item[1]["stage"])))
+
+
+# Data
+
+
+def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
+    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads."""
+    layout = Layout(root)
+    layout.data.mkdir(exist_ok=True)
+    examples, skipped = read_examples(recipe, recipe.data.sources)
+    if recipe.data.test:
+        test, skipped_test = read_examples(recipe, recipe.data.test)
+        skipped += skipped_test
+        train, overlapping = without_groups_of(examples, test)
+    else:
+        fraction = recipe.data.test_fraction
+        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=recipe.seed)
+        train, test, overlapping = parts["train"], parts["test"], 0
+    fraction = recipe.data.judge_fraction
+    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=recipe.seed + 1)
+
+    tokenizer = _tokenizer(recipe, train, layout)
+    prompts = {
+        "train": _distinct_prompts(parts["reward"], tokenizer, recipe.data.max_prompt_tokens),
+        "test": _distinct_prompts(test, tokenizer, recipe.data.max_prompt_tokens),
+    }
+    for name, (fitting, _) in prompts.items():
+        if len(fitting) < PARTS:
+            raise DataError(
+                f"{len(fitting)} {name} prompts of at most {recipe.data.max_prompt_tokens} tokens are left, and a run "
+                f"takes {PARTS} or more; use more data or raise data.max_prompt_tokens"
+            )
+        _write_prompts(layout.data / f"{name}_prompts.parquet", fitting)
+    demonstrations = [e for e in train if e.rejected is None] or train
+    _write_examples(layout.data / "demonstrations.parquet", demonstrations)
+    pairs = {
+        "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
+        "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
+        "test_pairs": [e for e in test if e.rejected is not None][:HELD_OUT_PAIRS],
+    }
+    for name, rows in pairs.items():
+        _write_examples(layout.data / f"{name}.parquet", rows)
+    write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
+    return {
+        "examples": len(examples),
+        "skipped": len(skipped),
+        "dropped_shared_start": overlapping,
+        "demonstrations": len(demonstrations),
+        **{name: len(rows) for name, rows in pairs.items()},
+        **{f"{name}_prompts": len(fitting) for name, (fitting, _) in prompts.items()},
+        **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
+    }
+
+
+def read_examples(recipe: Recipe, sources: Sequence[Source]) -> tuple[list[Example], list[str]]:
+    """Return the examples of all sources, and why each invalid row was left out if the recipe allows that."""
+    examples, skipped = [], []
+    for source in sources:
+        if source.world is not None:
+            read, messages = _world_examples(source.world, recipe.seed), list[str]()
+        else:
+            rows = islice(_rows(source, recipe.data.folder), source.limit)
+            read, messages = load_examples(rows, skip_invalid=recipe.data.skip_invalid)
+        examples += read
+        skipped += messages
+    return examples, skipped
+
+
+def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if source.hub is not None:
+        from infalign.hub import hub_rows
+
+        return hub_rows(source.hub, split=source.split, data_dir=source.data_dir)
+    return read_rows(Path(folder) / str(source.path))
+
+
+def _world_examples(n: int, seed: int) -> list[Example]:
+    from infalign import world
+
+    demonstrations = [
+        Example(({"role": "user", "content": d.request},), d.reply, None, f"world dialogue {i}")
+        for i, d in enumerate(world.dialogues(n, seed=seed))
+    ]
+    return demonstrations + [
+        Example(({"role": "user", "content": request},), chosen, rejected, f"world pair {i}")
+        for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0))
+    ]
+
+
+def _tokenizer(recipe: Recipe, train: list[Example], layout: Layout) -> Any:
+    """Make (from scratch) or load the policy's tokenizer and keep a copy."""
+    if recipe.policy.scratch is not None:
+        from infalign.training.scratch import train_tokenizer
+
+        texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
+        tokenizer = train_tokenizer(texts, recipe.policy.scratch)
+    else:
+        tokenizer = load_tokenizer(str(recipe.policy.model))
+    tokenizer.save_pretrained(layout.tokenizer)
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path, **options: Any) -> Any:
+    """Load a tokenizer; without a padding token it pads with EOS.
+
+    Raises ConfigError if there is none, or it has no EOS token or no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
+        raise ConfigError(f"{path} has no tokenizer that can be loaded: {_one_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"the tokenizer of {path} has no chat template; choose a model with one")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _distinct_prompts(
+    examples: list[Example], tokenizer: Any, max_tokens: int
+) -> tuple[list[tuple[str, list[Message], list[int]]], int]:
+    """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
+    prompts = {e.prompt_id: [dict(turn) for turn in e.prompt] for e in examples}
+    rows, too_long = [], 0
+    for identity in sorted(prompts):
+        rendered = tokenizer.apply_chat_template(prompts[identity], add_generation_prompt=True, return_dict=True)
+        if len(rendered["input_ids"]) > max_tokens:
+            too_long += 1
+        else:
+            rows.append((identity, prompts[identity], list(rendered["input_ids"])))
+    return rows, too_long
+
+
+def _write_prompts(path: Path, rows: list[tuple[str, list[Message], list[int]]]) -> None:
+    identities, prompts, ids = zip(*rows, strict=True)
+    write_table(
+        path,
+        pa.table(
+            {
+                "prompt_id": pa.array(identities, pa.string()),
+                "prompt": pa.array(prompts, MESSAGES),
+                "token_ids": pa.array(ids, pa.list_(pa.int32())),
+            }
+        ),
+    )
+
+
+def _write_examples(path: Path, examples: list[Example]) -> None:
+    write_table(
+        path,
+        pa.table(
+            {
+                "prompt": pa.array([list(e.prompt) for e in examples], MESSAGES),
+                "chosen": pa.array([e.chosen for e in examples], pa.string()),
+                "rejected": pa.array([e.rejected for e in examples], pa.string()),
+                "where": pa.array([e.where for e in examples], pa.string()),
+            }
+        ),
+    )
+
+
+# Models
+
+
+def model_path(model: Model, name: str, root: Path) -> str:
+    """Return the folder or hub id of a model: what the run trained, or the ready model that the recipe names."""
+    return str(Layout(root).model(name)) if model.fit is not None else str(model.model)
+
+
+def fine_tune_policy(recipe: Recipe, root: Path, *, report: Report) -> Summary:
+    """Supervised fine-tuning: the result is the reference policy."""
+    from infalign.rollouts import load_policy
+    from infalign.training.scratch import new_policy
+    from infalign.training.supervised import fine_tune
+
+    assert recipe.policy.fit is not None
+    layout, fit = Layout(root), recipe.policy.fit
+    tokenizer = load_tokenizer(layout.tokenizer)
+    if recipe.policy.scratch is not None:
+        model = new_policy(recipe.policy.scratch, tokenizer, seed=recipe.seed)
+    else:
+        model, _ = load_policy(str(recipe.policy.model), device=device(recipe))
+    table = read_table(layout.data / "demonstrations.parquet").to_pylist()
+    rows, long = _fitting(table, tokenizer, fit, lambda row: [row["chosen"]])
+    if not rows:
+        raise DataError(f"all {long} demonstrations exceed {fit.max_length} tokens; raise policy.fit.max_length")
+    with _training(recipe, layout, "reference", report) as (job, folder):
+        history = fine_tune(
+            model,
+            tokenizer,
+            [(row["prompt"], row["chosen"]) for row in rows],
+            fit,
+            job,
+            folder,
+        )
+    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": _last(history, "loss")}
+
+
+def fit_reward(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
+    """Fit the reward model or the judge (``name``) on its own share of the preference pairs."""
+    from infalign.training.common import save_model
+    from infalign.training.scratch import new_policy
+    from infalign.training.supervised import fit_reward_model
+
+    layout, source = Layout(root), reward_source(recipe, name)
+    assert source.fit is not None
+    tokenizer = load_tokenizer(source.model or layout.tokenizer)
+    if source.scratch is not None:
+        start = str(layout.checkpoints(name) / "start")
+        save_model(new_policy(source.scratch, tokenizer, seed=recipe.seed + 1), tokenizer, Path(start))
+    else:
+        start = source.model or model_path(recipe.policy, "reference", root)
+    train, long = _pairs(layout, "reward" if name == "reward" else "judge", tokenizer, source.fit)
+    test, _ = _pairs(layout, "test", tokenizer, source.fit)
+    with _training(recipe, layout, name, report) as (job, folder):
+        history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
+    accuracy = _last(history, "eval_accuracy")
+    interval = binomtest(round(accuracy * len(test)), len(test)).proportion_ci(method="wilson")
+    return {
+        "pairs": len(train),
+        "pairs_too_long": long,
+        "history": history,
+        "test_accuracy": {"mean": accuracy, "low": float(interval.low), "high": float(interval.high)},
+    }
+
+
+def _pairs(layout: Layout, part: str, tokenizer: Any, fit: Fit) -> tuple[list[tuple[list[Message], str, str]], int]:
+    """Return (prompt, chosen, rejected) of the pairs that fit, and how many were too long."""
+    table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
+    rows, long = _fitting(table, tokenizer, fit, lambda row: [row["chosen"], row["rejected"]])
+    if not rows:
+        raise DataError(
+            f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "
+            f"{fit.max_length} tokens; use more data or raise fit.max_length"
+        )
+    return [(row["prompt"], row["chosen"], row["rejected"]) for row in rows], long
+
+
+def reward_source(recipe: Recipe, name: str) -> RewardSource:
+    """Return the recipe's reward source ``reward``, ``judge`` or ``gold``."""
+    source = {"reward": recipe.reward, "judge": recipe.judge, "gold": recipe.gold}[name]
+    assert source is not None
+    return source
+
+
+def reward_names(recipe: Recipe) -> list[str]:
+    """Return the names of the reward sources that evaluation uses."""
+    return ["reward", "judge", *(["gold"] if recipe.gold is not None else [])]
+
+
+def load_reward(recipe: Recipe, root: Path, name: str) -> Any:
+    """Return the reward function ``name``: text in, numbers out, a batch at a time."""
+    from infalign.scoring import ClassifierReward, function_reward
+
+    source = reward_source(recipe, name)
+    if source.function is not None:
+        return function_reward(source.function)
+    return ClassifierReward.load(model_path(source, name, root), device=device(recipe))
+
+
+# Rollouts, scores, calibration
+
+
+def parts(recipe: Recipe) -> int:
+    """Return in how many parts rollouts are drawn and scored, whatever the number of processes."""
+    return 1 if recipe.rollout.engine.kind == "server" else PARTS  # a server serves all prompts at once
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts in the order of their table: identity, conversation, tokens."""
+
+    prompt_ids: list[str]
+    conversations: list[list[Message]]
+    token_ids: list[list[int]]
+
+    @classmethod
+    def read(cls, path: Path, first: int, every: slice = slice(None)) -> "Prompts":
+        """Return ``every`` of the ``first`` prompts of a table."""
+        table = read_table(path).slice(0, first)
+        return cls(*(_list(table, name)[every] for name in ("prompt_id", "prompt", "token_ids")))
+
+
+def train_prompts(recipe: Recipe, root: Path, part: int) -> Prompts:
+    """Return one part of the training prompts."""
+    every = slice(part, None, parts(recipe))
+    return Prompts.read(Layout(root).data / "train_prompts.parquet", recipe.rollout.prompts, every)
+
+
+def draw_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> Summary:
+    """Draw K responses from the reference policy for one part of the training prompts."""
+    prompts, model = train_prompts(recipe, root, part), model_path(recipe.policy, "reference", root)
+    _draw(recipe, model, prompts, recipe.rollout.k, Layout(root).rollouts(part), recipe.seed, report)
+    return {"responses": len(prompts.prompt_ids) * recipe.rollout.k}
+
+
+def _draw(recipe: Recipe, model: str, prompts: Prompts, k: int, folder: Path, seed: int, report: Report) -> None:
+    """Draw ``k`` responses to each prompt from ``model`` into ``folder``."""
+    from infalign.rollouts import Prompt, Sampling, draw
+
+    rows = [Prompt(*row) for row in zip(prompts.prompt_ids, prompts.token_ids, strict=True)]
+    with open_engine(recipe, model, Sampling(recipe.rollout.max_new_tokens, seed=seed), rows[0]) as engine:
+        draw(engine, rows, k, folder, on_progress=lambda done, total: report(done, total, "responses"))
+
+
+def score_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> Summary:
+    """Score one part of the rollouts with the reward."""
+    from infalign.rollouts import read_rollouts
+    from infalign.scoring import score
+
+    layout, prompts, k = Layout(root), train_prompts(recipe, root, part), recipe.rollout.k
+    rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
+    rewards = score(
+        load_reward(recipe, root, "reward"),
+        _repeated(prompts.conversations, k),
+        _list(rollouts, "text"),
+        name="reward",
+        on_progress=lambda done: report(done, rollouts.num_rows, "responses"),
+    )
+    write_table(layout.scores(part), rollouts.select(["prompt_id", "index"]).append_column("reward", pa.array(rewards)))
+    return {"responses": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
+
+
+def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
+    """Give every training prompt the column ``reference_rewards``: its K rewards, sorted."""
+    layout, k = Layout(root), recipe.rollout.k
+    references: dict[str, Array] = {}
+    for part in range(parts(recipe)):
+        part_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
+        references |= zip(train_prompts(recipe, root, part).prompt_ids, np.sort(part_PK, axis=1), strict=True)
+    prompts = read_table(layout.data / "train_prompts.parquet").slice(0, recipe.rollout.prompts)
+    rewards_PK = np.stack([references[prompt_id] for prompt_id in _list(prompts, "prompt_id")])
+    column = pa.array(rewards_PK.tolist(), pa.list_(pa.float64()))
+    write_table(layout.calibrated, prompts.append_column("reference_rewards", column))
+    distinct = np.array([np.unique(row).size for row in rewards_PK])
+    spread = rewards_PK.std(axis=1)
+    return {
+        "prompts": len(rewards_PK),
+        "k": k,
+        "tied": float(1 - distinct.mean() / k),
+        "degenerate_prompts": int((distinct == 1).sum()),
+        "reward_spread_between_prompts": float(spread.max() / max(spread.min(), 1e-12)),
+    }
+
+
+# Training
+
+
+def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
+    """Train one policy with the reward Φ(Ĉ) and the β that its KL budget asks for."""
+    from infalign.reward import CalibratedReward
+    from infalign.training.rloo import fit_rloo
+
+    layout, policy = Layout(root), recipe.policies[name]
+    transform, beta = parse_transform(policy.transform), policy_beta(policy)
+    reference = model_path(recipe.policy, "reference", root)
+    with _training(recipe, layout, name, report) as (job, folder):
+        if policy.solver == "rloo":
+            history = fit_rloo(
+                reference,
+                load_tokenizer(layout.tokenizer, padding_side="left"),
+                read_table(layout.calibrated, columns=["prompt", "reference_rewards"]).to_pylist(),
+                CalibratedReward(load_reward(recipe, root, "reward"), transform),
+                policy,
+                job,
+                folder,
+                beta=beta,
+                max_new_tokens=recipe.rollout.max_new_tokens,
+            )
+        else:
+            from infalign.rollouts import load_policy
+            from infalign.training.qrpo import fit_qrpo
+
+            model, tokenizer = load_policy(reference, device=device(recipe))
+            rows = _regression_rows(recipe, root, policy, model, tokenizer)
+            history = fit_qrpo(model, tokenizer, rows, policy.fit, job, folder)
+    return {"beta": beta, "history": history}
+
+
+def policy_beta(policy: Policy) -> float:
+    """Return the paper's β of a policy: given, or the one whose optimum spends the KL budget."""
+    return policy_law(policy).beta
+
+
+def policy_law(policy: Policy) -> Law:
+    """Return the law that theory gives for a policy that is free for every prompt."""
+    transform = parse_transform(policy.transform)
+    if policy.beta is not None:
+        return aligned_law(transform, beta=policy.beta)
+    assert policy.kl_budget is not None
+    return law_at_kl(transform, kl=policy.kl_budget)
+
+
+def _regression_rows(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    from infalign.likelihood import token_logprobs
+    from infalign.rollouts import read_rollouts
+    from infalign.training.qrpo import regression_targets
+
+    layout, k = Layout(root), recipe.rollout.k
+    rows: list[dict[str, Any]] = []
+    for part in range(parts(recipe)):
+        prompts = train_prompts(recipe, root, part)
+        rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
+        rewards_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
+        targets = regression_targets(rewards_PK, parse_transform(policy.transform), policy_beta(policy)).ravel()
+        prompt_ids, completion_ids = _repeated(prompts.token_ids, k), _list(rollouts, "token_ids")
+        logprobs = _list(rollouts, "logprob")
+        if recipe.rollout.engine.kind == "server":  # its kernels round differently from the model that is trained
+            pad_id = tokenizer.pad_token_id
+            found = token_logprobs(model, prompt_ids, completion_ids, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
+            logprobs = found.tolist()
+        columns = (_list(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, targets.tolist())
+        names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob", "target")
+        rows += [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return rows
+
+
+# Evaluation
+
+
+def evaluate_model(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
+    """Draw fresh samples of the reference or a policy on the test prompts, score them and measure the KL."""
+    from infalign.likelihood import rao_blackwell_kl
+    from infalign.rollouts import load_policy, read_rollouts
+    from infalign.scoring import score
+
+    layout, samples = Layout(root), recipe.evaluate.samples
+    folder = layout.evaluation(name)
+    prompts = Prompts.read(layout.data / "test_prompts.parquet", recipe.evaluate.prompts)
+    reference = model_path(recipe.policy, "reference", root)
+    path = reference if name == "reference" else str(layout.model(name))
+    # A stream of its own for each model: common random numbers would make policy and base samples dependent.
+    seed = int.from_bytes(blake2b(f"{recipe.seed} {name}".encode(), digest_size=4).digest(), "little")
+    _draw(recipe, path, prompts, samples, folder / "samples", seed, report)
+    rollouts = read_rollouts(folder / "samples", prompts.prompt_ids, samples)
+    completion_ids = _list(rollouts, "token_ids")
+    scores = rollouts.select(["prompt_id", "index"])
+    scores = scores.append_column("length", pa.array([len(ids) for ids in completion_ids], pa.int32()))
+    for source in reward_names(recipe):
+        reward, said_to = load_reward(recipe, root, source), _repeated(prompts.conversations, samples)
+        scores = scores.append_column(source, pa.array(score(reward, said_to, _list(rollouts, "text"), name=source)))
+    if name != "reference":
+        policy_model, tokenizer = load_policy(path, device=device(recipe))
+        reference_model, _ = load_policy(reference, device=device(recipe))
+        kl = rao_blackwell_kl(
+            policy_model,
+            reference_model,
+            _repeated(prompts.token_ids, samples),
+            completion_ids,
+            pad_id=tokenizer.pad_token_id,
+            batch_tokens=BATCH_TOKENS,
+        )
+        scores = scores.append_column("kl", pa.array(kl.rao_blackwell))
+    write_table(folder / "scores.parquet", scores)
+    return {"samples": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
+
+
+def samples_of(recipe: Recipe, root: Path, name: str, column: str) -> Array:
+    """Return a column of a model's evaluation scores as an array of shape (P, M)."""
+    table = read_table(Layout(root).evaluation(name) / "scores.parquet", columns=[column])
+    return table[column].to_numpy().astype(float).reshape(-1, recipe.evaluate.samples)
+
+
+# Helpers
+
+
+def device(recipe: Recipe) -> str:
+    """Return the torch device."""
+    if recipe.compute.device != "auto":
+        return recipe.compute.device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _fitting(
+    rows: list[dict[str, Any]], tokenizer: Any, fit: Fit, responses: Callable[[dict[str, Any]], list[str]]
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows that have at most ``fit.max_length`` tokens with each response, and how many are longer."""
+
+    def tokens(row: dict[str, Any], response: str) -> int:
+        conversation = [*row["prompt"], {"role": "assistant", "content": response}]
+        return len(tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"])
+
+    fitting = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= fit.max_length]
+    return fitting, len(rows) - len(fitting)
+
+
+def _repeated(values: list[Any], times: int) -> list[Any]:
+    """Return each value ``times`` times in a row, as the rows of rollouts repeat their prompt."""
+    return [value for value in values for _ in range(times)]
+
+
+def _list(table: pa.Table, column: str) -> list[Any]:
+    return table[column].to_pylist()
+
+
+def _cut_off(rollouts: pa.Table) -> float:
+    return _list(rollouts, "finish").count("length") / rollouts.num_rows
+
+
+def _last(history: list[dict[str, Any]], name: str) -> float:
+    return float([row[name] for row in history if name in row][-1])
+
+
+def write_report(recipe: Recipe, root: Path, *, report: Report) -> Summary:
+    """Write ``report.html`` and the figures."""
+    from infalign.report import write
+
+    write(recipe, root)
+    return {}
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+@contextmanager
+def _training(recipe: Recipe, layout: Layout, name: str, report: Report) -> Iterator[tuple[Any, Path]]:
+    """Yield the training job and a folder to save to, which gets its final name only when all went well."""
+    from infalign.training.common import Job
+
+    checkpoints, saved = layout.checkpoints(name), layout.model(name).with_name(f"{name}.unfinished")
+    shutil.rmtree(saved, ignore_errors=True)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    yield Job(checkpoints, recipe.seed, device(recipe), list(recipe.report_to), report), saved
+    if not int(os.environ.get("RANK", "0")):
+        shutil.rmtree(layout.model(name), ignore_errors=True)
+        saved.replace(layout.model(name))
+        for left in (*checkpoints.glob("checkpoint-*"), checkpoints / "start"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def open_engine(recipe: Recipe, model: str, sampling: Any, probe: Any) -> Iterator[Any]:
+    """Yield the engine that draws from ``model``, with its server started and stopped if the recipe gives a command.
+
+    A server is first checked on the prompt ``probe``.
+    """
+    from infalign import rollouts
+    from infalign.serving import serving
+
+    settings = recipe.rollout.engine
+    if settings.kind != "server":
+        loaded, tokenizer = rollouts.load_policy(model, device=device(recipe))
+        engines = {"shared-prefix": rollouts.SharedPrefixEngine, "transformers": rollouts.TransformersEngine}
+        yield engines[settings.kind](loaded, tokenizer, sampling)
+        return
+    tokenizer = load_tokenizer(model)
+    with serving(settings.command, model, settings.url) as url:
+        engine = rollouts.ServerEngine(url, model, tokenizer, sampling, api_key_env=settings.api_key_env)
+        engine.check(probe.token_ids)
+        yield engine

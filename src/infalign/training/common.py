@@ -1,0 +1,104 @@
+"""What every training job shares: arguments, progress, checkpoints and the saved model."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage otherwise
+
+from peft import LoraConfig, PeftModel, TaskType
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from infalign.config import Fit
+from infalign.errors import InfalignError
+
+Report = Callable[[int, int, str], None]  # (done, total, note)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where and how a model is trained."""
+
+    folder: Path  # checkpoints and logs while it runs
+    seed: int
+    device: str
+    report_to: list[str]
+    report: Report
+
+
+def arguments(fit: Fit, job: Job) -> dict[str, Any]:
+    """Return the keyword arguments that every trainer's configuration takes."""
+    per_device = fit.device_batch_size or fit.batch_size
+    return {
+        "output_dir": str(job.folder),
+        "run_name": job.folder.name,
+        "seed": job.seed,
+        "num_train_epochs": fit.epochs,
+        "per_device_train_batch_size": per_device,
+        "per_device_eval_batch_size": per_device,
+        "gradient_accumulation_steps": fit.batch_size // per_device,
+        "learning_rate": fit.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.05,
+        "bf16": fit.bf16,
+        "activation_checkpointing": fit.gradient_checkpointing,
+        "gradient_checkpointing": None,
+        "use_cpu": job.device == "cpu",
+        "report_to": job.report_to,
+        "logging_steps": 0.02,
+        "save_strategy": "steps",
+        "save_steps": 0.25,
+        "save_total_limit": 1,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": job.device != "cpu",
+    }
+
+
+def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
+    """Return the adapter's configuration, on all linear layers, or None for full fine-tuning."""
+    if fit.lora is None:
+        return None
+    return LoraConfig(r=fit.lora.rank, lora_alpha=fit.lora.alpha, target_modules="all-linear", task_type=task)
+
+
+def fit_and_save(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path) -> list[dict[str, Any]]:
+    """Train, from the last checkpoint in the job's folder if there is one, save the model and return the log."""
+    for printing in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(printing)
+    trainer.add_callback(_Reporter(job.report))
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(job.folder)) if job.folder.is_dir() else None)
+    history = [dict(row) for row in trainer.state.log_history]
+    losses = [row["loss"] for row in history if "loss" in row]
+    if not losses or any(loss != loss for loss in losses):
+        raise InfalignError(f"training {job.folder.name} diverged (loss NaN); lower fit.learning_rate")
+    if trainer.is_world_process_zero():
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        save_model(model.merge_and_unload() if isinstance(model, PeftModel) else model, tokenizer, model_dir)
+    return history
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:
+    """Write a standard model folder: safetensors weights, config, tokenizer."""
+    model.save_pretrained(model_dir)
+    tokenizer.save_pretrained(model_dir)
+
+
+class _Reporter(TrainerCallback):
+    """Passes steps and the latest metrics on."""
+
+    SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
+
+    def __init__(self, report: Report) -> None:
+        self._report, self._note = report, ""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        shown = {k: float(v) for k, v in (logs or {}).items() if k in self.SHOWN}
+        if shown:
+            self._note = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._report(state.global_step, state.max_steps, self._note)

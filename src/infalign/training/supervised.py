@@ -1,0 +1,83 @@
+"""Supervised fine-tuning and Bradley–Terry reward models, by TRL's trainers."""
+
+from pathlib import Path
+from typing import Any
+
+from infalign.training.common import Job, arguments, fit_and_save, lora  # first: it sets TRL's environment
+
+from datasets import Dataset  # isort: skip
+from peft import TaskType
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from infalign.config import Fit
+from infalign.data import Message
+from infalign.errors import ConfigError
+
+
+def fine_tune(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[tuple[list[Message], str]],
+    fit: Fit,
+    job: Job,
+    model_dir: Path,
+) -> list[dict[str, Any]]:
+    """Fine-tune a policy on (prompt, response) rows, save it to ``model_dir`` and return the training log.
+
+    The loss covers the responses only.
+    """
+    dataset = Dataset.from_list(
+        [{"prompt": prompt, "completion": [{"role": "assistant", "content": text}]} for prompt, text in rows]
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            **arguments(fit, job),
+            max_length=fit.max_length,
+            completion_only_loss=True,
+            train_sampling_strategy="group_by_length",  # less padding
+        ),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=lora(fit, TaskType.CAUSAL_LM),
+    )
+    return fit_and_save(trainer, tokenizer, job, model_dir)
+
+
+def fit_reward_model(
+    start: str,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: list[tuple[list[Message], str, str]],
+    held_out: list[tuple[list[Message], str, str]],
+    fit: Fit,
+    job: Job,
+    model_dir: Path,
+) -> list[dict[str, Any]]:
+    """Fit a Bradley–Terry reward model on (prompt, chosen, rejected), starting from the model folder or id ``start``.
+
+    Saves a one-output sequence classifier to ``model_dir`` and returns the log, with ``eval_accuracy`` on ``held_out``.
+    """
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            start, num_labels=1, use_safetensors=True, trust_remote_code=False, dtype="float32"
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{start} cannot start a reward model: {' '.join(str(error).split())[:300]}") from error
+    model.config.pad_token_id = tokenizer.pad_token_id
+    trainer = RewardTrainer(
+        model=model,
+        args=RewardConfig(**arguments(fit, job), max_length=fit.max_length, eval_strategy="epoch"),
+        train_dataset=_preferences(pairs),
+        eval_dataset=_preferences(held_out),
+        processing_class=tokenizer,
+        peft_config=lora(fit, TaskType.SEQ_CLS),
+    )
+    return fit_and_save(trainer, tokenizer, job, model_dir)
+
+
+def _preferences(pairs: list[tuple[list[Message], str, str]]) -> Dataset:
+    def reply(text: str) -> list[Message]:
+        return [{"role": "assistant", "content": text}]
+
+    return Dataset.from_list([{"prompt": p, "chosen": reply(c), "rejected": reply(r)} for p, c, r in pairs])

@@ -1,0 +1,104 @@
+"""Calibration: ranks, ties and refusals; and the reward function that trainers call."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from infalign.calibration import calibrate, win
+from infalign.errors import DataError
+from infalign.reward import CalibratedReward, transformed
+from infalign.transforms import Exponential, Identity, Log
+
+REWARDS = st.integers(-50, 50).map(float)
+
+
+@given(arrays(float, st.integers(1, 20), elements=REWARDS), arrays(float, st.integers(2, 20), elements=REWARDS))
+def test_calibration_is_the_mean_win_over_the_references(rewards: np.ndarray, references: np.ndarray) -> None:
+    """Ĉ(y) is the mean of w(y, z) over the references, ties included."""
+    exact = win(rewards[:, None], references[None, :]).mean(axis=1)
+    assert calibrate(rewards, np.sort(references)) == pytest.approx(exact)
+
+
+@given(arrays(float, 8, elements=REWARDS), arrays(float, 5, elements=REWARDS))
+def test_calibration_ignores_increasing_maps_of_the_reward(rewards: np.ndarray, references: np.ndarray) -> None:
+    """Ĉ is invariant under strictly increasing maps of the reward."""
+
+    def warp(r: np.ndarray) -> np.ndarray:
+        return np.sort(r) if r is references else r
+
+    def increasing(r: np.ndarray) -> np.ndarray:
+        return np.exp(r / 25) + r
+
+    one = calibrate(rewards, warp(references))
+    assert calibrate(increasing(rewards), increasing(warp(references))) == pytest.approx(one)
+
+
+def test_a_fresh_base_sample_has_a_uniform_rank() -> None:
+    """The rank of a fresh sample among K references has mean 1/2 and variance (1 + 2/K)/12 for a continuous reward."""
+    rng = np.random.default_rng(0)
+    u = calibrate(rng.normal(size=(40_000, 1)), np.sort(rng.normal(size=(40_000, 10)), axis=1))
+    assert u.mean() == pytest.approx(0.5, abs=0.005)
+    assert u.var() == pytest.approx((1 + 2 / 10) / 12, rel=0.02)
+
+
+def test_a_rollout_among_its_own_set_gets_its_mid_rank() -> None:
+    """Ranked among a set that contains it, the i-th smallest of K gets (i − 1/2)/K."""
+    assert calibrate([3.0, 1.0, 2.0], [1.0, 2.0, 3.0]) == pytest.approx([5 / 6, 1 / 6, 3 / 6])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
+    """NaN would rank as the best response, so it is an error on either side, with its place."""
+    with pytest.raises(DataError, match=r"reward \(1,\) is"):
+        calibrate([0.0, bad], [0.0, 1.0])
+    with pytest.raises(DataError, match="reference reward"):
+        calibrate([0.0], sorted([0.0, bad]))
+
+
+def test_unusable_references_are_refused() -> None:
+    """One reference gives no rank; unsorted references would give a wrong one; other prompts' none at all."""
+    with pytest.raises(DataError, match="at least 2 reference rewards"):
+        calibrate([0.0], [1.0])
+    with pytest.raises(DataError, match="sorted in ascending order"):
+        calibrate([0.0], [1.0, 0.0])
+    with pytest.raises(DataError, match="2 prompts of rewards do not go with 3"):
+        calibrate(np.zeros((2, 4)), np.zeros((3, 4)))
+
+
+def test_log_is_finite_below_all_rollouts() -> None:
+    """A response worse than all K has rank 0; log is taken at 1/(2K) there, and nothing else changes."""
+    phi = transformed(Log(), np.array([0.0, 0.5]), 10)
+    assert phi == pytest.approx([np.log(1 / 20), np.log(0.5)])
+    assert transformed(Exponential(10), np.array([0.0, 1.0]), 10) == pytest.approx([np.exp(-10), 1.0])
+
+
+def lengths(prompts: list[object], responses: list[str]) -> list[float]:
+    """Score a response by its length."""
+    return [float(len(r)) for r in responses]
+
+
+def test_the_reward_function_ranks_each_completion_among_its_own_prompt() -> None:
+    """Text and message completions alike become Φ of their rank among their own prompt's references, logged as such."""
+    logged: dict[str, float] = {}
+    reward = CalibratedReward(lengths, Identity())
+    values = reward(
+        ["p", "q"],
+        ["aaa", [{"role": "assistant", "content": "aaa"}]],
+        reference_rewards=[[1.0, 2.0, 3.0, 4.0], [3.0, 3.0]],
+        log_metric=lambda name, value: logged.update({name: value}),
+        another_column=[1, 2],
+    )
+    assert values == pytest.approx([2.5 / 4, 0.5])
+    assert logged == {"win_rate": pytest.approx((2.5 / 4 + 0.5) / 2), "reward_model": 3.0}
+
+
+def test_the_reward_function_refuses_what_trl_would_train_on() -> None:
+    """A missing column, a NaN reward and a wrong number of rewards are errors, where TRL would go on in silence."""
+    with pytest.raises(DataError, match="no column reference_rewards"):
+        CalibratedReward(lengths, Identity())(["p"], ["a"])
+    with pytest.raises(DataError, match="is nan"):
+        CalibratedReward(lambda p, r: [np.nan], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
+    with pytest.raises(DataError, match=r"shape \(2,\) for 1 responses"):
+        CalibratedReward(lambda p, r: [0.0, 0.0], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])

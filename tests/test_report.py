@@ -1,0 +1,330 @@
+"""The report of a run whose answer is known: what it says, and how a browser shows it."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from infalign import report
+from infalign.config import Recipe
+from infalign.data import MESSAGES, prompt_id, write_table, write_text
+from infalign.errors import ConfigError
+from infalign.results import read_results, summarise
+from infalign.stages import Layout, reward_names
+from infalign.theory import law_at_kl
+from infalign.transforms import parse_transform
+
+PROMPTS, SAMPLES, K = 24, 32, 16
+ATTACK = "<script>alert(1)</script>"
+QRPO = {"transform": "exp:10", "kl_budget": 0.5, "solver": "qrpo"}
+RLOO = {"transform": "identity", "kl_budget": 0.5, "solver": "rloo"}
+
+
+def make_recipe(root: Path, *, policies: dict, gold: bool = True) -> Recipe:
+    """Return a recipe for a run directory whose tables the test writes."""
+    function = {"function": "infalign.world:gold"}
+    return Recipe.model_validate(
+        {
+            "run_dir": str(root),
+            "data": {"sources": [{"world": 10}]},
+            "policy": {"model": "some/model"},
+            "reward": {"fit": {}},
+            "judge": function,
+            "gold": function if gold else None,
+            "rollout": {"prompts": PROMPTS, "k": K, "max_new_tokens": 8},
+            "policies": policies,
+            "evaluate": {"prompts": PROMPTS, "samples": SAMPLES, "max_n": 5, "rewind": "rewind:0.85:8"},
+        }
+    )
+
+
+def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None:
+    """Write what a finished evaluation leaves: every policy follows the theory's law at KL 0.5, judges hear noise.
+
+    With ``levels`` the reward takes only so many values.
+    """
+    layout, rng = Layout(root), np.random.default_rng(0)
+    layout.data.mkdir(parents=True)
+    prompts = [[{"role": "user", "content": f"Question {i}?"}] for i in range(PROMPTS)]
+    ids = [prompt_id(prompt) for prompt in prompts]
+    write_table(
+        layout.data / "test_prompts.parquet", pa.table({"prompt_id": ids, "prompt": pa.array(prompts, MESSAGES)})
+    )
+    shift = rng.normal(size=(PROMPTS, 1))
+
+    def rewards(ranks):
+        rewards = shift + np.tan(3 * (ranks - 0.5))
+        return rewards if levels is None else np.round(ranks * levels)
+
+    references = np.sort(rewards(rng.random((PROMPTS, K))), axis=1)
+    write_table(layout.calibrated, pa.table({"reference_rewards": references.tolist()}))
+    for name in ("reference", *recipe.policies):
+        ranks = rng.random((PROMPTS, SAMPLES))
+        if name != "reference":
+            law = law_at_kl(parse_transform(recipe.policies[name].transform), kl=0.5)
+            ranks = np.interp(ranks, law.cdf.ravel(), law.u.ravel())
+        columns = {"prompt_id": np.repeat(ids, SAMPLES), "index": np.tile(np.arange(SAMPLES, dtype=np.int32), PROMPTS)}
+        texts = [f"{name} says {ATTACK} {i}" for i in range(PROMPTS * SAMPLES)]
+        samples = layout.evaluation(name) / "samples"
+        samples.mkdir(parents=True)
+        finish = ["length"] * len(texts)
+        write_table(samples / "part-00000.parquet", pa.table(columns | {"text": texts, "finish": finish}))
+        noisy = {source: (ranks + rng.normal(size=ranks.shape)).ravel() for source in reward_names(recipe)}
+        scores = noisy | {"reward": rewards(ranks).ravel(), "length": rng.integers(1, 9, PROMPTS * SAMPLES)}
+        if name != "reference":
+            scores["kl"] = rng.gamma(5, 0.1, PROMPTS * SAMPLES)
+        write_table(layout.evaluation(name) / "scores.parquet", pa.table(columns | scores))
+    summarise(recipe, root, report=lambda *_: None)
+
+    steps = [{"step": step, "loss": 1 / step} for step in range(1, 6)]
+    online = [row | {"win_rate": 0.5 + 0.05 * row["step"], "kl": 0.01, "reward": 0.1} for row in steps]
+    record(root, "data", "data", {"examples": 100, "skipped": 3, "train_prompts_too_long": 2})
+    accuracy = {"mean": 0.71, "low": 0.65, "high": 0.77}
+    record(root, "reward", "reward-model", {"pairs": 50, "history": steps, "test_accuracy": accuracy})
+    record(root, "score-0", "score", {"responses": PROMPTS * K, "cut_off": 0.25})
+    record(root, "calibrate", "calibrate", {"prompts": PROMPTS, "k": K, "tied": 0.0, "degenerate_prompts": 0})
+    for name, policy in recipe.policies.items():
+        held_out = [*steps, {"step": 5, "eval_loss": 0.3}]
+        record(root, f"train-{name}", "train", {"history": online if policy.solver == "rloo" else held_out})
+        record(root, f"evaluate-{name}", "evaluate", {"samples": PROMPTS * SAMPLES, "cut_off": 0.5})
+
+
+def record(root: Path, name: str, stage: str, summary: dict) -> None:
+    """Write the record of one finished step."""
+    content = {"key": "0", "stage": stage, "seconds": 1.5, "summary": summary, "versions": {"numpy": np.__version__}}
+    (root / "stages").mkdir(exist_ok=True)
+    write_text(root / "stages" / f"{name}.json", json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the recipe and the root of a reported run with a policy of each solver."""
+    root = tmp_path_factory.mktemp("run")
+    recipe = make_recipe(root, policies={"aware": QRPO, "plain": RLOO})
+    finish_run(root, recipe)
+    record(root, "train-gone", "train", {"history": [{"step": 1, "loss": 1.0}]})
+    report.write(recipe, root)
+    return recipe, root
+
+
+def html_of(root: Path) -> str:
+    """Return the page."""
+    return (root / "report.html").read_text(encoding="utf-8")
+
+
+def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
+    """Every win rate and KL of results.json stands in the page with both ends of its interval."""
+    recipe, root = run
+    text = re.sub(r"<[^>]+>", "", html_of(root))
+    for policy in read_results(root)["policies"].values():
+        assert report.amount(policy["kl"]) in text
+        for judge in ("reward", "judge", "gold"):
+            for procedure in ("standard", recipe.procedure, recipe.evaluate.rewind):
+                assert report.share(policy["win_rates"][judge][procedure]) in text
+
+
+def test_policies_that_follow_the_law_lie_on_the_theory(run):
+    """The gain by the reward agrees with the gain that theory gives at the KL where the samples were drawn."""
+    matched = read_results(run[1])["matched"]
+    wins = {
+        name: law_at_kl(parse_transform(name), kl=0.5).win_rate(report.BestOfN(4)) for name in ("exp:10", "identity")
+    }
+    measured = matched["judges"]["reward"]["gain_over"]["identity (rloo)"]
+    assert measured["low"] - 0.01 < wins["exp:10"] - wins["identity"] < measured["high"] + 0.01
+    rows = [row for row in report.compare(read_results(run[1])) if row["judge"] == "reward"]
+    assert [row["method"] for row in rows] == ["exp:10 (qrpo)", "identity (rloo)"]
+    assert rows[1]["gain"] == report.gain(measured)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.01, 0.03, "finds it better than identity (rloo) by +2.0 points (+1.0 to +3.0)"),
+        (-0.03, -0.01, "finds it worse than identity (rloo) by −2.0 points (−3.0 to −1.0)"),
+        (
+            -0.01,
+            0.03,
+            "sees it differ from identity (rloo) by +1.0 points (−1.0 to +3.0), but the interval includes zero",
+        ),
+    ],
+)
+def test_verdict_follows_the_interval(run, low, high, said):
+    """The verdict on a gain says better, worse or undecided by where zero lies in its interval."""
+    results = read_results(run[1])
+    gains = {"mean": (low + high) / 2, "low": low, "high": high}
+    results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"] = gains
+    assert f"The judge {said}." in report.verdict(results)
+
+
+def test_model_text_is_text(run):
+    """A response that holds markup appears as its characters and the page has no script."""
+    html = html_of(run[1])
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<script" not in html
+
+
+def test_served_example_is_the_best_of_the_first_n(run):
+    """An example's response has the highest reward of the model's first four samples for that prompt."""
+    recipe, root = run
+    rewards = report.samples_of(recipe, root, "aware", "reward")
+    for p, example in enumerate(report.examples(recipe, root)):
+        served = next(r for r in example["responses"] if r["model"] == "aware")
+        assert served["rewards"]["reward"] == rewards[p, :4].max()
+        index = p * SAMPLES + int(rewards[p, :4].argmax())
+        assert served["text"] == f"aware says {ATTACK} {index}"
+
+
+def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
+    """Fresh base samples beat all K calibrating ones with probability 1/(K + 1), which the interval covers."""
+    found = report.saturation(*run)
+    assert found["reference"]["low"] <= 1 / (SAMPLES // 2 + 1) <= found["reference"]["high"]
+    assert found["aware"]["low"] > found["reference"]["high"]
+
+
+def test_figures_are_files_that_parse(run):
+    """Each figure of the page is an SVG that parses as XML and a PNG; none is of a policy that left the recipe."""
+    root = run[1]
+    names = set(re.findall(r"figures/([\w.-]+)\.svg", html_of(root)))
+    assert {"win-rate-by-kl-reward", "best-of-n-judge", "calibration", "training-plain", "training-reward"} <= names
+    assert "training-gone" not in names
+    assert names == {path.stem for path in (root / "figures").iterdir()}
+    for name in names:
+        assert ElementTree.parse(root / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
+        assert (root / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_same_run_gives_the_same_report(run):
+    """Writing again changes no byte of the page."""
+    recipe, root = run
+    before = html_of(root)
+    report.write(recipe, root)
+    assert html_of(root) == before
+
+
+@pytest.mark.parametrize(
+    ("policies", "gold", "levels"),
+    [
+        pytest.param({"only": QRPO}, False, None, id="one policy, no gold"),
+        pytest.param({"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}, True, 3, id="one method, ties"),
+    ],
+)
+def test_smaller_runs_have_a_report(tmp_path, policies, gold, levels):
+    """Without a second method there is no comparison, without gold no gold, and ties are no obstacle."""
+    recipe = make_recipe(tmp_path, policies=policies, gold=gold)
+    finish_run(tmp_path, recipe, levels=levels)
+    report.write(recipe, tmp_path)
+    html = html_of(tmp_path)
+    assert "At the same KL" not in html
+    assert ("the gold" in html) == gold
+    assert printed(tmp_path, 80).count("theory") == 0
+
+
+def printed(root: Path, width: int) -> str:
+    """Return what the terminal shows."""
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        report.print_table(root, console)
+    return capture.get()
+
+
+def test_table_fits_the_terminal(run):
+    """At 80 columns every policy, interval and gain stands whole on one line, and the path is last."""
+    results, shown = read_results(run[1]), printed(run[1], 80)
+    *lines, path = shown.rstrip().split("\n")
+    assert max(map(len, lines)) <= 80
+    for policy in results["policies"].values():
+        for wins in policy["win_rates"].values():
+            assert report.share(wins["best-of-4"]) in shown
+    assert report.gain(results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"]) in shown
+    assert path == f"Report: {run[1] / 'report.html'}"
+
+
+def test_missing_libraries_are_named(run, monkeypatch):
+    """Without jinja2 the error says what to install."""
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(ConfigError, match=r"pip install 'infalign\[report\]'"):
+        report.write(*run)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Return a headless Chromium that keeps its console and network logs."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("chromium and chromedriver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()
+
+
+def show(browser, root: Path, width: int, scheme: str = "light") -> None:
+    """Open the report in a window of that width."""
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get((root / "report.html").as_uri())
+
+
+def test_report_opens_offline_and_silently(run, browser):
+    """The page asks for nothing but itself and the console stays empty."""
+    browser.get_log("performance")
+    show(browser, run[1], 1200)
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith("data:")] == [(run[1] / "report.html").as_uri()]
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_phone_scrolls_down_only(run, browser, opened):
+    """At 375 pixels the page is no wider than the screen, with every box closed and with every box open."""
+    show(browser, run[1], 375)
+    browser.execute_script(f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
+
+
+def test_examples_wait_for_a_click(run, browser):
+    """Model text is hidden, behind a warning, until its summary is clicked."""
+    show(browser, run[1], 1200)
+    details = browser.find_element("css selector", "#examples")
+    assert "offensive" in details.text
+    assert ATTACK not in details.text
+    details.find_element("css selector", "summary").click()
+    assert f"aware says {ATTACK}" in details.text
+
+
+def test_figures_follow_the_dark_scheme(run, browser):
+    """The axis labels of a figure have the colour of the page's text in both schemes."""
+    seen = set()
+    for scheme in ("light", "dark"):
+        show(browser, run[1], 1200, scheme)
+        ink, label = browser.execute_script(
+            "const color = (q, of) => getComputedStyle(document.querySelector(q))[of];"
+            "return [color('body', 'color'), color('figure svg text', 'fill')]"
+        )
+        assert ink == label
+        seen.add(ink)
+    assert len(seen) == 2
+
+
+def test_figures_have_words(run, browser):
+    """Every figure is an image with a text in its place and a caption."""
+    show(browser, run[1], 1200)
+    figures = browser.find_elements("css selector", "figure")
+    assert len(figures) >= 10
+    for figure in figures:
+        assert len(figure.find_element("css selector", "[role=img]").get_attribute("aria-label")) > 30
+        assert figure.find_element("css selector", "figcaption").get_attribute("textContent").strip()

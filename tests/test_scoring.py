@@ -1,0 +1,299 @@
+"""Reward sources against a real classifier, TRL's own reward trainer, and rewards that are none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from infalign.data import prompt_id
+from infalign.errors import ConfigError, DataError
+from infalign.scoring import ClassifierReward, function_reward, score
+
+torch.set_num_threads(1)
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+PROMPTS = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why is the sky blue? " * 3}],
+    [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Sûr ?"},
+    ],
+]
+RESPONSES = ["Hello!", "", "Yes, I am quite sure about that one."]
+
+
+def tiny_tokenizer(**changes: object) -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer with a chat template, padding on the left unless told otherwise."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<pad>", "<eos>", *alphabet]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    settings = {"pad_token": "<pad>", "eos_token": "<eos>", "chat_template": TEMPLATE, "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **(settings | changes))
+
+
+def tiny_config(**changes: object) -> LlamaConfig:
+    """Return the configuration of a small Llama with dropout, so that only evaluation mode repeats its numbers."""
+    settings = {
+        "vocab_size": 258,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "initializer_range": 0.3,
+        "attention_dropout": 0.5,
+        "max_position_embeddings": 256,
+        "num_labels": 1,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+    }
+    return LlamaConfig(**(settings | changes))
+
+
+def tiny_classifier(**changes: object) -> LlamaForSequenceClassification:
+    """Return a random classifier."""
+    torch.manual_seed(0)
+    return LlamaForSequenceClassification(tiny_config(**changes))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> ClassifierReward:
+    """Return the random classifier as a reward."""
+    return ClassifierReward(tiny_classifier(), tiny_tokenizer())
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Return a folder with the random classifier and its tokenizer."""
+    tiny_classifier().save_pretrained(tmp_path / "reward")
+    tiny_tokenizer().save_pretrained(tmp_path / "reward")
+    return tmp_path / "reward"
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")  # TRL's own default
+def test_token_ids_are_those_of_trl(classifier, tmp_path):
+    """Each conversation becomes exactly the ids that TRL's RewardTrainer trains on, for chosen and rejected alike."""
+    from datasets import Dataset
+    from trl import RewardConfig, RewardTrainer
+
+    rejected = ["No.", "Rayleigh\n\nscattering", " "]
+    pairs = Dataset.from_dict(
+        {
+            "prompt": PROMPTS,
+            "chosen": [[{"role": "assistant", "content": response}] for response in RESPONSES],
+            "rejected": [[{"role": "assistant", "content": response}] for response in rejected],
+        }
+    )
+    settings = RewardConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False)
+    trainer = RewardTrainer(tiny_classifier(), settings, train_dataset=pairs, processing_class=tiny_tokenizer())
+    assert classifier.tokenize(PROMPTS, RESPONSES) == list(trainer.train_dataset["chosen_ids"])
+    assert classifier.tokenize(PROMPTS, rejected) == list(trainer.train_dataset["rejected_ids"])
+
+
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+@pytest.mark.parametrize("pad_token_id", [0, None])
+def test_a_reward_does_not_depend_on_its_batch(padding_side, pad_token_id):
+    """One row at a time or all at once, padding on either side, padding token or EOS as padding: the same reward."""
+    pad_token = None if pad_token_id is None else "<pad>"
+    tokenizer = tiny_tokenizer(padding_side=padding_side, pad_token=pad_token)
+    reward = ClassifierReward(tiny_classifier(pad_token_id=pad_token_id), tokenizer)
+    together = reward(PROMPTS, RESPONSES)
+    alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    small = ClassifierReward(reward.model, tokenizer, batch_tokens=150)(PROMPTS, RESPONSES)
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    np.testing.assert_allclose(small, alone, atol=1e-5)
+    assert np.ptp(alone) > 0.01
+
+
+def test_a_bidirectional_classifier_does_not_see_padding():
+    """A BERT, whose tokens could attend to padding on the right, gives each row the reward that it has alone."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=258,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+        num_labels=1,
+    )
+    reward = ClassifierReward(BertForSequenceClassification(config), tiny_tokenizer())
+    alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    np.testing.assert_allclose(reward(PROMPTS, RESPONSES), alone, atol=1e-5)
+
+
+def test_the_reward_is_the_head_at_the_last_token(classifier):
+    """The reward is the score head applied to the hidden state of the row's last token, by hand and without padding."""
+    model = classifier.model
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        ids = torch.tensor(classifier.tokenize([prompt], [response]))
+        with torch.no_grad():
+            expected = model.score(model.model.eval()(ids).last_hidden_state[0, -1]).item()
+        assert classifier([prompt], [response])[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_saved_classifier_gives_the_same_rewards(classifier, checkpoint):
+    """Loading a folder restores the classifier: same rewards, in float32 whatever the caller's mode."""
+    loaded = ClassifierReward.load(checkpoint)
+    loaded.model.train()
+    np.testing.assert_allclose(loaded(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=1e-6)
+    assert loaded([], []) == []
+
+
+def test_bfloat16_rewards_are_close(classifier, checkpoint):
+    """A classifier loaded in bfloat16 gives the rewards of float32 up to its rounding."""
+    loaded = ClassifierReward.load(checkpoint, dtype="bfloat16")
+    assert loaded.model.dtype == torch.bfloat16
+    np.testing.assert_allclose(loaded(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=0.2)
+
+
+@pytest.mark.parametrize(("max_length", "limit"), [(None, 256), (40, 40), (1000, 256)])
+def test_rows_that_are_too_long_name_their_prompt(max_length, limit):
+    """A row beyond max_length or the model's context is refused with its prompt's id and both lengths, never cut."""
+    reward = ClassifierReward(tiny_classifier(), tiny_tokenizer(), max_length=max_length)
+    with pytest.raises(DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens and .* reads {limit};"):
+        reward(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
+
+
+def test_a_missing_folder_is_a_config_error(tmp_path):
+    """A path that is not there, as in a typo, is named."""
+    with pytest.raises(ConfigError, match=r"rewrad: there is no such folder"):
+        ClassifierReward.load(tmp_path / "rewrad")
+
+
+def test_a_language_model_is_no_reward_model(tmp_path):
+    """A checkpoint without the score head is refused, since its rewards would be random."""
+    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"is no trained classifier: score.weight is not in the checkpoint"):
+        ClassifierReward.load(tmp_path)
+
+
+def test_two_outputs_are_no_reward(tmp_path):
+    """A classifier with two outputs is refused with the number found."""
+    tiny_classifier(num_labels=2).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"has 2 outputs; a reward model has one"):
+        ClassifierReward.load(tmp_path)
+
+
+def test_pickled_weights_are_not_read(checkpoint):
+    """A folder whose weights are a pickle is refused, because unpickling runs code."""
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(tiny_classifier().state_dict(), checkpoint / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"cannot be loaded .*no file named model.safetensors"):
+        ClassifierReward.load(checkpoint)
+
+
+def test_a_tokenizer_must_be_able_to_render_and_pad():
+    """No chat template, or neither a padding nor an EOS token, is a ConfigError that names what is missing."""
+    with pytest.raises(ConfigError, match=r"LlamaForSequenceClassification has no chat template"):
+        ClassifierReward(tiny_classifier(), tiny_tokenizer(chat_template=None))
+    with pytest.raises(ConfigError, match=r"neither a padding nor an EOS token"):
+        ClassifierReward(tiny_classifier(pad_token_id=None), tiny_tokenizer(pad_token=None, eos_token=None))
+
+
+def test_a_folder_without_tokenizer_is_a_config_error(checkpoint):
+    """A model saved without its tokenizer is refused, with the folder's name."""
+    for file in checkpoint.glob("tokenizer*"):
+        file.unlink()
+    (checkpoint / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"reward"):
+        ClassifierReward.load(checkpoint)
+
+
+def test_functions_are_found_by_name(tmp_path, monkeypatch):
+    """``module:function`` imports the user's function, which scores like any other source."""
+    (tmp_path / "my_rewards.py").write_text(
+        "def length(prompts, responses):\n    return [len(r) for r in responses]\nbest = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = function_reward("my_rewards:length")
+    assert score(reward, PROMPTS, RESPONSES, name="length").tolist() == [6, 0, 36]
+    with pytest.raises(ConfigError, match=r"my_rewards has no function best"):
+        function_reward("my_rewards:best")
+    with pytest.raises(ConfigError, match=r"my_rewards has no function worst"):
+        function_reward("my_rewards:worst")
+    with pytest.raises(ConfigError, match=r"cannot import my_penalties .*PYTHONPATH"):
+        function_reward("my_penalties:length")
+
+
+@pytest.mark.parametrize("spec", ["my_rewards", "my_rewards:", ":length", ".my_rewards:length", "a b:c", ""])
+def test_badly_written_names_say_how_to_write_them(spec):
+    """A name without module, colon or function is refused with the spelling that works."""
+    with pytest.raises(ConfigError, match=r"write it as package\.module:function"):
+        function_reward(spec)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_scores_come_in_row_order_whatever_the_chunk(chunk):
+    """Rewards are float64 in the order of the rows, and progress counts the rows up to the last."""
+    responses = ["x" * n for n in np.random.default_rng(0).permutation(10)]
+    seen: list[int] = []
+    rewards = score(
+        lambda _, chunk: np.array([len(r) for r in chunk], np.float32) / 4,
+        PROMPTS[:1] * 10,
+        responses,
+        name="length",
+        chunk=chunk,
+        on_progress=seen.append,
+    )
+    assert rewards.dtype == np.float64
+    assert rewards.tolist() == [len(r) / 4 for r in responses]
+    assert seen == [*range(chunk, 10, chunk), 10]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (float("nan"), "found nan"),
+        (np.float32("inf"), "found inf"),
+        (-np.inf, "found -inf"),
+        (None, "found a NoneType"),
+        (True, "found a bool"),
+        (np.True_, "found a bool"),
+        ("1.5", "found a str"),
+        (np.array([1.0]), "found a ndarray"),
+        (1j, "found a complex"),
+    ],
+)
+def test_a_reward_that_is_no_finite_number_is_refused_with_its_place(value, found):
+    """The error names the source, the row, the prompt's id and what came, but not the prompt's text."""
+    with pytest.raises(DataError) as caught:
+        score(
+            lambda _, responses: [1.0 if r else value for r in responses], PROMPTS, RESPONSES, name="mine:fn", chunk=1
+        )
+    assert f"reward mine:fn, row 1 (prompt {prompt_id(PROMPTS[1])}): {found}" in str(caught.value)
+    assert "sky" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"), [([1.0], "1 rewards"), ([], "0 rewards"), (None, "NoneType"), (2.0, "float")]
+)
+def test_the_wrong_number_of_rewards_is_refused(values, found):
+    """Too few rewards, or none at all, is an error with the rows that were asked for."""
+    with pytest.raises(DataError, match=rf"reward mine: returned {found} for the 2 responses of rows 0 to 1"):
+        score(lambda *_: values, PROMPTS, RESPONSES, name="mine", chunk=2)
+
+
+def test_prompts_and_responses_must_pair_up():
+    """A response without a prompt is refused before anything is scored."""
+    with pytest.raises(DataError, match=r"3 prompts do not go with 2 responses"):
+        score(lambda _, responses: [0.0] * len(responses), PROMPTS, RESPONSES[:2], name="mine")
