@@ -6,7 +6,7 @@ import pytest
 
 from infalign.errors import ConfigError
 from infalign.procedures import BestOfN, Standard, WorstOfN
-from infalign.theory import aligned_law, curve, law_at_kl
+from infalign.theory import aligned_law, curve, law_at_kl, training_beta
 from infalign.transforms import Exponential, Identity, Log, Transformation, normalised_beta, parse_transform
 
 TRANSFORMS = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10"]
@@ -133,6 +133,7 @@ def test_beta_converts_between_raw_and_normalised() -> None:
     beta = law_at_kl(Exponential(10), kl=1.0).beta
     assert beta == pytest.approx(5315.25, abs=0.01)
     assert normalised_beta(Exponential(10), beta) == pytest.approx(0.2413, abs=1e-4)
+    assert training_beta(Exponential(10), kl=1.0) == normalised_beta(Exponential(10), beta)
 
 
 @pytest.mark.parametrize("beta", [0.0, -1.0, np.inf, np.nan])

@@ -3,6 +3,7 @@
 import difflib
 import shlex
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
@@ -302,7 +303,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     place: Any = settings
     for depth, parent in enumerate([*parents, last]):
         if isinstance(place, list):
-            if not parent.isdigit() or int(parent) >= len(place):
+            if not parent.isdecimal() or int(parent) >= len(place):
                 raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} is a list of {len(place)}; use its number")
             step: Any = int(parent)
         elif isinstance(place, dict):
@@ -312,8 +313,8 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         if depth == len(parents):
             place[step] = value
         else:
-            if isinstance(place, dict) and place.get(step) is None:
-                place[step] = {}
+            inner = {} if isinstance(place, dict) and place.get(step) is None else place[step]
+            place[step] = copy(inner)  # a YAML alias stands in several places, and only this one changes
             place = place[step]
 
 

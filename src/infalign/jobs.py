@@ -62,7 +62,8 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self.console.is_terminal:
+            self._bars.stop()
 
     def start(self, name: str) -> None:
         """Show that job ``name`` runs; how long it takes is not known before its first report."""

@@ -19,6 +19,7 @@ from infalign.config import Recipe, dump_recipe
 from infalign.data import write_text
 from infalign.errors import ConfigError
 from infalign.jobs import Display, Job, Report, run_jobs
+from infalign.report import write
 from infalign.results import summarise
 from infalign.stages import STAGES, Layout
 
@@ -112,8 +113,13 @@ def units(recipe: Recipe, root: Path) -> list[Unit]:
         evaluated += [evaluate(name, [trained])]
     keys = part_of("evaluate", "procedure")
     results = add("evaluate", "results", evaluated, keys, layout.results, summarise)
-    add("report", "report", [results], {}, root / "report.html", stages.write_report)
+    add("report", "report", [results], {}, root / "report.html", _write_report)
     return found
+
+
+def _write_report(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
+    write(recipe, root)
+    return {}
 
 
 def _digest(path: Path) -> str | None:
@@ -162,7 +168,9 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
     def finish(name: str, summary: dict[str, Any], seconds: float) -> None:
         record = {"key": todo[name], "stage": by_name[name].stage, "seconds": round(seconds, 2), "summary": summary}
         write_text(_record_path(root, name), json.dumps(record | {"versions": _versions()}, indent=1))
-        console.print(f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
+        )
 
     keys = _keys(wanted)
     jobs = [

@@ -1,12 +1,13 @@
 """What a run would do and what it would cost, checked as far as that goes without loading a model."""
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from infalign.config import Model, Recipe, Scratch, Source
@@ -14,19 +15,12 @@ from infalign.errors import ConfigError
 from infalign.pipeline import pending, units
 from infalign.procedures import RewindAndRepeat, Standard, parse_procedure
 from infalign.scoring import function_reward
-from infalign.stages import load_tokenizer, policy_law, read_examples, reward_names, reward_source
+from infalign.stages import STAGES, load_tokenizer, policy_law, read_examples, reward_names, reward_source
 
 ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
 TOKEN_BYTES = 8  # of a token in a table: its id and its text
-STEP_BYTES = 16  # of a parameter in a checkpoint: weight, two moments of Adam, rounded up; weights are kept besides
-
-
-@dataclass(frozen=True, slots=True)
-class Responses:
-    """How many responses are generated, and for what."""
-
-    purpose: str
-    count: int
+WEIGHT_BYTES = 4
+CHECKPOINT_BYTES = 3 * WEIGHT_BYTES  # the weight and two moments of Adam
 
 
 def print_plan(recipe: Recipe, console: Console) -> None:
@@ -90,50 +84,49 @@ def _print_work(recipe: Recipe, console: Console) -> None:
     wanted = units(recipe, root)
     todo = pending(wanted, root)
     table = _table("stage", "done already", "to do")
-    for stage in dict.fromkeys(unit.stage for unit in wanted):
+    for stage in STAGES:
         names = [unit.name for unit in wanted if unit.stage == stage]
-        done = [name for name in names if name not in todo]
-        table.add_row(stage, " ".join(done), " ".join(name for name in names if name in todo))
-    _print(console, f"Work in {root}, with {recipe.compute.processes} processes", table)
+        if names:
+            done = [name for name in names if name not in todo]
+            table.add_row(stage, " ".join(done), " ".join(name for name in names if name in todo))
+    _print(console, f"Work in {root}, at most {recipe.compute.processes} jobs at a time", table)
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
     served = parse_procedure(recipe.procedure)
     assert not isinstance(served, RewindAndRepeat)
-    table = _table("policy", "solver", "transform", "KL, nats", "β", "standard, %", f"{served.name}, %")
+    procedures = dict.fromkeys([Standard(), served])
+    table = _table("policy", "solver", "transform", "KL, nats", "β", *(f"{p.name}, %" for p in procedures))
     for name, policy in recipe.policies.items():
         law = policy_law(policy)
-        wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in (Standard(), served))
+        wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
         table.add_row(name, policy.solver, policy.transform, f"{law.kl:.3g}", f"{law.beta:.4g}", *wins)
     _print(console, "Policies: the paper's β, and the win rates that theory gives at this KL", table)
 
 
 def _print_cost(recipe: Recipe, console: Console) -> None:
     rollout, evaluate, tokens = recipe.rollout, recipe.evaluate, recipe.rollout.max_new_tokens
-    generated = [
-        Responses("training rollouts", rollout.prompts * rollout.k),
-        Responses("evaluation", (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples),
-    ]
-    on_policy = sum(
-        int(policy.fit.epochs * rollout.prompts * policy.generations)
-        for policy in recipe.policies.values()
-        if policy.solver == "rloo"
-    )
+    generated = {
+        "training rollouts": rollout.prompts * rollout.k,
+        "evaluation": (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples,
+    }
+    stored = sum(generated.values()) * (tokens * TOKEN_BYTES + ROW_BYTES)
+    on_policy = [policy for policy in recipe.policies.values() if policy.solver == "rloo"]
     if on_policy:
-        generated.append(Responses("on-policy training (rloo)", on_policy))
+        epochs = sum(policy.fit.epochs * policy.generations for policy in on_policy)
+        generated["on-policy training"] = math.ceil(rollout.prompts * epochs)
     table = _table("generated", "responses", "tokens at most")
-    for responses in generated:
-        table.add_row(responses.purpose, f"{responses.count:,}", f"{responses.count * tokens:,}")
+    for purpose, responses in generated.items():
+        table.add_row(purpose, f"{responses:,}", f"{responses * tokens:,}")
     _print(console, "Generation", table)
-    stored = sum(responses.count for responses in generated[:2]) * (tokens * TOKEN_BYTES + ROW_BYTES)
     sizes = _trained_parameters(recipe)
     known = [size for size in sizes if size is not None]
-    models = 4 * sum(known)  # saved in 32 bits
-    checkpoints = 2 * STEP_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
-    unknown = "" if len(known) == len(sizes) else f", besides {len(sizes) - len(known)} models trained from hub ids"
+    models = WEIGHT_BYTES * sum(known)
+    checkpoints = 2 * CHECKPOINT_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
+    unknown = "" if len(known) == len(sizes) else f", and {len(sizes) - len(known)} models whose size the hub knows"
     console.print(
-        f"\nDisk, at most: tables {_size(stored)}, models {_size(models)}, checkpoints while training "
-        f"{_size(checkpoints)}{unknown}",
+        f"\nDisk, at most: tables {decimal(stored)}, models {decimal(models)}, checkpoints while training "
+        f"{decimal(checkpoints)}{unknown}",
         highlight=False,
         soft_wrap=True,
     )
@@ -163,28 +156,13 @@ def _elements(path: Path) -> int:
     """Return how many numbers a safetensors file holds, from its header alone."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(_product(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
-def _product(shape: Iterable[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
-def _size(count: float) -> str:
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            break
-    return f"{count:.3g} {unit}"
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=i > 0 and len(columns) > 3)  # numbers stay whole
     return table
 
 

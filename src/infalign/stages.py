@@ -476,7 +476,9 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
             model, tokenizer = load_policy(reference, device=device(recipe))
             rows = _regression_rows(recipe, root, policy, model, tokenizer)
             history = fit_qrpo(model, tokenizer, rows, policy.fit, job, folder)
-    return {"beta": beta, "history": history}
+    held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
+    watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
+    return {"beta": beta, **watched, "history": history}
 
 
 def policy_beta(policy: Policy) -> float:
@@ -603,14 +605,6 @@ def _cut_off(rollouts: pa.Table) -> float:
 
 def _last(history: list[dict[str, Any]], name: str) -> float:
     return float([row[name] for row in history if name in row][-1])
-
-
-def write_report(recipe: Recipe, root: Path, *, report: Report) -> Summary:
-    """Write ``report.html`` and the figures."""
-    from infalign.report import write
-
-    write(recipe, root)
-    return {}
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from infalign.calibration import Array
 from infalign.errors import ConfigError
 from infalign.procedures import RankProcedure, Standard
-from infalign.transforms import Transformation
+from infalign.transforms import Transformation, normalised_beta
 
 NODES = 16  # Gauss–Legendre points a panel
 SMALLEST = 1e-16  # the panels halve towards 0 and 1 down to this width
@@ -81,6 +81,11 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     if excess(low) < 0 or excess(high) > 0:
         raise ConfigError(f"{transform.name} cannot reach a KL of {kl:g} nats; choose a budget between 1e-6 and 15")
     return aligned_law(transform, beta=float(np.exp(brentq(excess, low, high, xtol=1e-13, rtol=1e-14))))
+
+
+def training_beta(transform: Transformation, *, kl: float) -> float:
+    """Return the KL weight of a trainer whose reward is the normalised Φ and whose optimum spends ``kl`` nats."""
+    return normalised_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 
 def curve(transform: Transformation, procedure: RankProcedure, kls: Array) -> tuple[Array, Array]:

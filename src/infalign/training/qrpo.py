@@ -50,7 +50,7 @@ def fit_qrpo(
     """Fit the policy to ``rows`` of prompt_ids, completion_ids, reference_logprob and target; save it, return the log.
 
     Rows come prompt by prompt. The loss is (target − log π/π_ref)², in nats²; a tenth of the prompts is held out and the
-    checkpoint with the lowest held-out loss is kept, stopping after three evaluations without a better one.
+    checkpoint with the lowest held-out loss is kept, stopping after two evaluations without a better one.
     """
     prompts = list(dict.fromkeys(row["prompt_id"] for row in rows))
     held_out = set(prompts[:: round(1 / HELD_OUT)])
@@ -58,8 +58,8 @@ def fit_qrpo(
     config = lora(fit, TaskType.CAUSAL_LM)
     settings = arguments(fit, job) | {
         "eval_strategy": "steps",
-        "eval_steps": 0.1,
-        "save_steps": 0.1,
+        "eval_steps": 0.2,
+        "save_steps": 0.2,
         "eval_on_start": True,
         "load_best_model_at_end": True,
         "metric_for_best_model": "eval_loss",
@@ -74,12 +74,17 @@ def fit_qrpo(
         train_dataset=Dataset.from_list([row for row in rows if row["prompt_id"] not in held_out]),
         eval_dataset=Dataset.from_list([row for row in rows if row["prompt_id"] in held_out]),
         data_collator=_Collator(tokenizer.pad_token_id),
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=3)],
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
     return fit_and_save(trainer, tokenizer, job, model_dir)
 
 
 class _Regression(Trainer):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Llama and others take a token count with the loss, and Trainer then leaves accumulated losses undivided.
+        self.model_accepts_loss_kwargs = False
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         logprob = completion_logprobs(model, inputs["input_ids"], inputs["attention_mask"], inputs["labels"])
         residual = inputs["target"] - (logprob - inputs["reference_logprob"])

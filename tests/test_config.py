@@ -1,0 +1,207 @@
+"""Recipes: what is read, what is changed by --set, and how each mistake is named."""
+
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infalign.config import Recipe, dump_recipe, load_recipe
+from infalign.errors import ConfigError
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Return the path of a good recipe."""
+    return micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
+
+
+def problem(path: str | Path, *overrides: str) -> str:
+    """Return what loading a recipe complains about."""
+    with pytest.raises(ConfigError) as raised:
+        load_recipe(path, list(overrides))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_that_comes_along_is_valid(recipe: Path) -> None:
+    """Each recipe of the repository loads, and what is dumped of it loads as the same."""
+    loaded = load_recipe(recipe)
+    assert Recipe.model_validate(yaml.safe_load(dump_recipe(loaded))) == loaded
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.kk=3", "unknown key `rollout.kk`; did you mean `k`?"),
+        ("data.sources.0.pth=x", "unknown key `data.sources.0.pth`; did you mean `path`?"),
+        ("policies.aware.fit.lora.rnk=3", "unknown key `policies.aware.fit.lora.rnk`; did you mean `rank`?"),
+        ("policies.fit={beta: 1, sovler: rloo}", "unknown key `policies.fit.sovler`; did you mean `solver`?"),
+        ("compute.xyz=1", "unknown key `compute.xyz`; known here: device, processes, threads"),
+        ("procdure=standard", "unknown key `procdure`; did you mean `procedure`?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: str, override: str, said: str) -> None:
+    """A misspelled key is an error that says where it is and what was probably meant."""
+    assert problem(path, override) == f"{path}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.k=many", "`rollout.k`: Input should be a valid integer"),
+        ("rollout.k=1", "`rollout.k`: Input should be greater than or equal to 2, found 1"),
+        ("rollout=3", "`rollout` takes settings: prompts, k, max_new_tokens, engine, found 3"),
+        ("policy.fit.learning_rate=.inf", "`policy.fit.learning_rate`: Input should be a finite number, found inf"),
+        ("procedure=best", "`procedure`: unknown procedure 'best'"),
+        ("evaluate.rewind=rewind:2:4", "`evaluate.rewind`: the threshold of rewind is a quantile"),
+        ("policies.aware.transform=square", "`policies.aware.transform`: unknown transformation 'square'"),
+        ("policies.aware.transform=exp:1000", "`policies.aware.transform`: exp:t needs a finite t"),
+        ("policies.aware.kl_budget=40", "`policies.aware`: exp:10 cannot reach a KL of 40 nats"),
+        ("policies.aware.beta=1", "`policies.aware`: give exactly one of kl_budget, beta"),
+        ("policies.a/b={beta: 1}", "`policies.a/b`: a name has letters, digits, - and _ only"),
+        ("policies.judge={beta: 1}", "a policy cannot be called judge"),
+        ("evaluate.max_n=9", "`evaluate`: Best-of-9 cannot be estimated from 8 samples"),
+        ("procedure=best-of-5", "evaluate.max_n is 4, below the N of best-of-5"),
+        ("procedure=rewind:0.5:4", "rewind:0.5:4 cannot be aimed at yet"),
+        ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
+        ("rollout.engine.command='vllm \"serve'", "`rollout.engine.command`: No closing quotation"),
+        ("reward={}", "`reward`: a reward model that is no `function` and no ready `model` needs `fit`"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_its_place(path: str, override: str, said: str) -> None:
+    """A wrong type, a value out of range and settings that contradict each other are found before anything runs."""
+    assert f"{path}: {said}" in problem(path, override)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    """A recipe without a judge says so."""
+    recipe = micro.settings(tmp_path)
+    del recipe["judge"]
+    assert problem(micro.write(tmp_path / "recipe.yaml", recipe)).endswith("`judge` is missing")
+
+
+def test_all_mistakes_are_told_at_once(path: str) -> None:
+    """Two mistakes give one error with both."""
+    said = problem(path, "rollout.kk=3", "seed=-1")
+    assert "rollout.kk" in said
+    assert "`seed`" in said
+
+
+def test_set_changes_nested_settings_list_entries_and_absent_parents(path: str) -> None:
+    """A dotted key reaches into mappings and lists, and makes mappings that the recipe leaves out."""
+    overrides = [
+        "rollout.k=16",
+        "data.sources.0.world=7",
+        "policy.fit.lora.rank=4",
+        "policies.new.beta=0.5",
+        "compute.threads=null",
+        "policy.fit.learning_rate=1e-4",
+    ]
+    recipe = load_recipe(path, overrides)
+    assert recipe.rollout.k == 16
+    assert recipe.data.sources[0].world == 7
+    assert recipe.policy.fit is not None
+    assert recipe.policy.fit.lora is not None
+    assert (recipe.policy.fit.lora.rank, recipe.policy.fit.learning_rate) == (4, 1e-4)
+    assert recipe.policies["new"].beta == 0.5
+    assert recipe.compute.threads is None
+
+
+def test_set_changes_one_of_the_places_of_a_yaml_alias(tmp_path: Path) -> None:
+    """Two policies may share their settings by an alias; an override of one leaves the other."""
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
+    assert "*id" in Path(path).read_text()
+    recipe = load_recipe(path, ["policies.aware.fit.epochs=3"])
+    assert recipe.policies["aware"].fit.epochs == 3
+    assert recipe.policies["plain"].fit.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.k", "--set takes key=value, found 'rollout.k'"),
+        ("=3", "--set takes key=value, found '=3'"),
+        ("data.sources.1.world=3", "--set data.sources.1.world: data.sources is a list of 1; use its number"),
+        ("data.sources.world=3", "--set data.sources.world: data.sources is a list of 1; use its number"),
+        ("seed.x=3", "--set seed.x: seed has no keys"),
+        ("rollout.k=[1", "--set rollout.k: '[1' is not a YAML value"),
+        ("rollout.k=2024-13-01", "--set rollout.k: '2024-13-01' is not a YAML value"),
+    ],
+)
+def test_an_override_that_fits_nowhere_is_refused(path: str, override: str, said: str) -> None:
+    """A --set without a value, beyond a list or into a number says so."""
+    recipe = Path(path)
+    recipe.write_text(recipe.read_text() + "seed: 1\n")
+    assert problem(path, override).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"run_dir: [", "is not valid YAML"),
+        (b"a: 2024-13-01", "is not valid YAML"),
+        (b"\xff\xfe\xff", "is not valid YAML"),
+        (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        (b"- 1", "holds no settings"),
+        (b"", "holds no settings"),
+        (b"1: 2", "`1`: Keys should be strings"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+    """Bad YAML, Python tags, other text and other values than mappings are named with the file."""
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text)
+    assert f"{path}" in problem(path)
+    assert said in problem(path)
+
+
+@pytest.mark.parametrize("name", ["absent.yaml", "."])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    """A recipe that is not there, or is a folder, says so."""
+    assert "cannot be read" in problem(tmp_path / name)
+
+
+def scalars() -> st.SearchStrategy[Any]:
+    """Return what YAML values can be, with words that mean something in recipes among them."""
+    words = ["exp:10", "best-of-2", "rewind:0.5:2", "world", "fit", "k", "rloo", "infalign.world:gold", "reference"]
+    return st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(words)
+
+
+KEYS = st.sampled_from([*Recipe.model_fields, "sources", "fit", "scratch", "model", "kl_budget", "x", ""])
+VALUES = st.recursive(
+    scalars(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    changes=st.dictionaries(KEYS, VALUES, max_size=4),
+    override=st.builds(lambda keys, value: f"{'.'.join(keys)}={value}", st.lists(KEYS, max_size=4), scalars()),
+)
+def test_whatever_a_recipe_holds_only_a_config_error_comes_out(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], override: str
+) -> None:
+    """Random settings over a good recipe, and a random override, either load or raise ConfigError."""
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    try:
+        load_recipe(micro.write(path, micro.settings(Path("run")) | changes), [override])
+    except ConfigError as error:
+        assert str(error)
+
+
+@given(text=st.text(max_size=40) | st.binary(max_size=40))
+def test_whatever_a_file_holds_only_a_config_error_comes_out(
+    tmp_path_factory: pytest.TempPathFactory, text: str | bytes
+) -> None:
+    """Random text and bytes are no recipe and are refused as such."""
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
+    with pytest.raises(ConfigError):
+        load_recipe(path)

@@ -1,0 +1,167 @@
+"""Jobs in real worker processes: order, failures of every kind, and the display."""
+
+import io
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from infalign import jobs
+from infalign.errors import ConfigError, DataError, InfalignError
+from infalign.jobs import Display, Job, Report, run_jobs
+
+
+def give(value: Any, *, report: Report) -> Any:
+    """Return ``value``."""
+    return value
+
+
+def stamp(folder: Path, name: str, seconds: float, *, report: Report) -> tuple[float, float]:
+    """Return when this job began and ended."""
+    begun = time.monotonic()
+    (folder / name).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return begun, time.monotonic()
+
+
+class RowError(DataError):
+    """An error whose constructor takes more than a message, which pickle cannot rebuild."""
+
+    def __init__(self, file: str, row: int) -> None:
+        super().__init__(f"{file} row {row} is wrong")
+
+
+def fail(kind: str, *, report: Report) -> None:
+    """Raise an error of a kind."""
+    errors = {
+        "ours": lambda: ConfigError("the recipe is wrong"),
+        "several arguments": lambda: RowError("x.jsonl", 7),
+        "another's": lambda: KeyError("key"),
+        "not picklable": lambda: ValueError("a\nb", threading.Lock()),
+        "library": lambda: ModuleNotFoundError("No module named 'x'", name="x"),
+    }
+    raise errors[kind]()
+
+
+def die(*, report: Report) -> None:
+    """End this process as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count(steps: int, *, report: Report) -> int:
+    """Report every step."""
+    for step in range(steps):
+        report(step + 1, steps, f"loss {step}")
+    return steps
+
+
+def run(work: list[Job], processes: int, console: Console | None = None) -> dict[str, Any]:
+    """Run jobs and return their results by name, in the order in which they were done."""
+    results: dict[str, Any] = {}
+    with Display(console or Console(file=io.StringIO())) as display:
+        run_jobs(
+            work,
+            processes=processes,
+            threads=1,
+            display=display,
+            on_done=lambda name, result, seconds: results.update({name: result}),
+        )
+    return results
+
+
+def job(name: str, function: Any, *arguments: Any, needs: tuple[str, ...] = ()) -> Job:
+    """Return a job that calls ``function`` with ``arguments``."""
+    from functools import partial
+
+    return Job(name, partial(function, *arguments), frozenset(needs))
+
+
+def test_a_job_starts_when_what_it_needs_is_done_and_workers_are_used_again(tmp_path: Path) -> None:
+    """Of a diamond the two sides overlap, the ends do not, and two processes do it all."""
+    diamond = [
+        job("end", stamp, tmp_path, "end", 0.0, needs=("left", "right", "done long ago")),
+        job("left", stamp, tmp_path, "left", 0.5, needs=("start",)),
+        job("right", stamp, tmp_path, "right", 0.5, needs=("start",)),
+        job("start", stamp, tmp_path, "start", 0.0),
+    ]
+    times = run(diamond, 2)
+    assert times["start"][1] <= min(times["left"][0], times["right"][0])
+    assert max(times["left"][1], times["right"][1]) <= times["end"][0]
+    assert len({(tmp_path / name).read_text() for name in times}) <= 2
+    assert all(process != str(os.getpid()) for process in ((tmp_path / name).read_text() for name in times))
+
+
+def test_with_one_process_everything_runs_here_in_order(tmp_path: Path) -> None:
+    """One process is this process."""
+    done = run([job("b", stamp, tmp_path, "b", 0.0, needs=("a",)), job("a", stamp, tmp_path, "a", 0.0)], 1)
+    assert list(done) == ["a", "b"]
+    assert (tmp_path / "a").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        ("ours", ConfigError, "the recipe is wrong"),
+        ("several arguments", DataError, "x.jsonl row 7 is wrong"),
+        ("another's", InfalignError, "job failed unexpectedly: KeyError: 'key'; run again with --debug to see where"),
+        ("not picklable", InfalignError, "job failed unexpectedly: ValueError: ('a"),
+        ("library", ConfigError, "job needs a library that is missing (No module named 'x'); pip install"),
+    ],
+)
+def test_an_error_of_a_job_is_raised_here(processes: int, kind: str, error: type[InfalignError], said: str) -> None:
+    """Our errors keep their class, exit code and message wherever the job ran; others become one that names the job."""
+    with pytest.raises(InfalignError) as raised:
+        run([job("job", fail, kind)], processes)
+    assert isinstance(raised.value, error)
+    assert raised.value.exit_code == error.exit_code
+    assert str(raised.value).startswith(said)
+    if processes == 2:
+        assert "in fail\n    raise errors[kind]()" in raised.value.__notes__[0]
+
+
+def test_a_worker_that_is_killed_is_named_within_seconds(tmp_path: Path) -> None:
+    """The error names the job and the signal, the other worker is stopped, and what was done before stays done."""
+    done: list[str] = []
+    work = [
+        job("first", give, 1),
+        job("victim", die, needs=("first",)),
+        job("sleeper", stamp, tmp_path, "sleeper", 60.0, needs=("first",)),
+    ]
+    begun = time.monotonic()
+    with (
+        Display(Console(file=io.StringIO())) as display,
+        pytest.raises(InfalignError, match=r"worker process of victim ended \(killed by SIGKILL\)"),
+    ):
+        run_jobs(
+            work, processes=2, threads=1, display=display, on_done=lambda name, result, seconds: done.append(name)
+        )
+    assert done == ["first"]
+    assert time.monotonic() - begun < 30
+    if (sleeper := tmp_path / "sleeper").exists():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(sleeper.read_text()), 0)
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain line says how much is done, and no line comes before its time."""
+    console = Console(file=io.StringIO(), width=80)
+    assert run([job("quick", count, 5)], 1, console) == {"quick": 5}
+    assert console.file.getvalue() == ""
+    monkeypatch.setattr(jobs, "LINE_EVERY", 0.0)
+    run([job("slow", count, 3)], 1, console)
+    assert [line.split()[:2] for line in console.file.getvalue().splitlines()] == [["slow:", f"{i}/3"] for i in (1, 2, 3)]
+
+
+def test_on_a_terminal_progress_is_a_bar_that_vanishes() -> None:
+    """A terminal sees a bar with its note, also from a worker, and the cursor is given back."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    assert run([job("drawing", count, 4)], 2, console) == {"drawing": 4}
+    shown = console.file.getvalue()
+    assert "drawing" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")

@@ -1,0 +1,227 @@
+"""Solvers and the TRL drop-in on real, tiny models."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from infalign.calibration import calibrate
+from infalign.procedures import Standard
+from infalign.theory import aligned_law
+from infalign.transforms import Exponential, Identity, parse_transform
+
+torch = pytest.importorskip("torch")
+
+from datasets import Dataset, load_dataset  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification  # noqa: E402
+
+from infalign.config import Fit, Policy, Scratch  # noqa: E402
+from infalign.likelihood import token_logprobs  # noqa: E402
+from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
+from infalign.training.common import Job, save_model  # noqa: E402
+from infalign.training.qrpo import fit_qrpo, regression_targets  # noqa: E402
+from infalign.training.rloo import settings  # noqa: E402
+from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
+PROMPTS = [f"say {word}" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")]
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a run directory's models and calibrated prompts, tiny and random."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("demo")
+    tokenizer = train_tokenizer([*PROMPTS, "yes no maybe"], SCRATCH)
+    save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, root / "models" / "reference")
+    classifier = LlamaForSequenceClassification(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_labels=1,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    save_model(classifier, tokenizer, root / "models" / "reward")
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "prompt_id": text,
+            "prompt": [{"role": "user", "content": text}],
+            "reference_rewards": np.sort(rng.normal(scale=0.1, size=16)).tolist(),
+        }
+        for text in PROMPTS
+    ]
+    Dataset.from_list(rows).to_parquet(root / "calibrated.parquet")
+    return root
+
+
+@pytest.mark.parametrize("transform", ["identity", "log", "exp:10", "exp:-10"])
+def test_targets_are_the_optimum_of_each_prompts_rollouts(transform: str) -> None:
+    """exp(target) averages to exactly 1 over the rollouts of a prompt, ties or not: Z is theirs."""
+    rewards = np.random.default_rng(0).integers(0, 9, size=(7, 20)).astype(float)
+    targets = regression_targets(rewards, parse_transform(transform), beta=0.7)
+    assert logsumexp(targets, axis=1) - np.log(20) == pytest.approx(np.zeros(7), abs=1e-10)  # exponents reach 3e4
+
+
+def test_a_prompt_with_one_reward_everywhere_teaches_nothing() -> None:
+    """Equal rewards have targets 0: the optimum is the reference."""
+    assert regression_targets(np.full((2, 8), 3.0), Exponential(10), beta=1.0) == pytest.approx(0.0)
+
+
+def test_targets_approach_the_continuous_log_density() -> None:
+    """With many rollouts the targets are log f(u) of the analytic law, within the step of the ranks."""
+    rewards = np.random.default_rng(1).normal(size=(1, 4000))
+    law = aligned_law(Exponential(10), beta=5315.25)
+    u = calibrate(rewards, np.sort(rewards, axis=1))[0]
+    exact = np.interp(u, law.u.ravel(), np.log(law.density).ravel())
+    assert regression_targets(rewards, Exponential(10), beta=5315.25)[0] == pytest.approx(exact, abs=2e-3)
+
+
+def rollouts_rewarded_by_token(folder: Path, k: int) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """Draw k one-token rollouts a prompt from the tiny reference; the reward is the token's id."""
+    model, tokenizer = load_policy(folder / "models" / "reference")
+    engine = SharedPrefixEngine(model, tokenizer, Sampling(1))
+    rows = []
+    for text in PROMPTS:
+        message = [{"role": "user", "content": text}]
+        prompt_ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+        responses = engine.sample(prompt_ids, text, range(k))
+        rewards = np.array([[float(r.token_ids[0]) for r in responses]])
+        for response, target in zip(responses, regression_targets(rewards, Identity(), 0.3)[0], strict=True):
+            rows.append(
+                {
+                    "prompt_id": text,
+                    "prompt_ids": list(prompt_ids),
+                    "completion_ids": list(response.token_ids),
+                    "reference_logprob": response.logprob,
+                    "target": float(target),
+                }
+            )
+    return model, tokenizer, rows
+
+
+def test_qrpo_learns_what_the_rollouts_say(folder: Path, tmp_path: Path) -> None:
+    """On a reward that one token decides, the held-out loss falls below a third and the held-out prompt's win rate nears the optimum's."""
+    model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=512)
+    fit = Fit(epochs=10, batch_size=128, learning_rate=5e-3, max_length=64)
+    job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
+    history = fit_qrpo(model, tokenizer, rows, fit, job, tmp_path / "policy")
+    held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
+    assert held_out[-1] < held_out[0] / 3
+    policy, _ = load_policy(tmp_path / "policy")
+    drawn = SharedPrefixEngine(policy, tokenizer, Sampling(1, seed=1)).sample(rows[0]["prompt_ids"], "new", range(512))
+    references = np.sort([row["completion_ids"][0] for row in rows[:512]])
+    win_rate = calibrate([r.token_ids[0] for r in drawn], references).mean()
+    assert win_rate == pytest.approx(aligned_law(Identity(), beta=0.3).win_rate(Standard()), abs=0.06)
+
+
+def test_accumulated_batches_have_the_loss_of_whole_ones(folder: Path, tmp_path: Path) -> None:
+    """The first training loss is the same with one batch of 64 and with eight of 8."""
+    losses = []
+    for device_batch_size in (64, 8):
+        model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=16)
+        fit = Fit(epochs=1, batch_size=64, device_batch_size=device_batch_size, learning_rate=1e-4, max_length=64)
+        job = Job(tmp_path / f"checkpoints-{device_batch_size}", 0, "cpu", [], quiet)
+        history = fit_qrpo(model, tokenizer, rows, fit, job, tmp_path / f"policy-{device_batch_size}")
+        losses.append(next(row["loss"] for row in history if "loss" in row))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_the_stored_log_probabilities_are_those_of_the_model_that_is_trained(folder: Path) -> None:
+    """What the sampler stored for a rollout equals the model's own log-probability of its tokens."""
+    model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=8)
+    exact = token_logprobs(
+        model,
+        [row["prompt_ids"] for row in rows],
+        [row["completion_ids"] for row in rows],
+        pad_id=tokenizer.pad_token_id,
+        batch_tokens=4096,
+    )
+    assert [row["reference_logprob"] for row in rows] == pytest.approx(exact.tolist(), abs=1e-5)
+
+
+def test_rloo_is_set_to_the_objective_of_the_theory(tmp_path: Path) -> None:
+    """KL in the reward at the given β, advantages as they are, and the policy's own distribution is sampled."""
+    job = Job(tmp_path, 0, "cpu", [], quiet)
+    made = settings(Policy(kl_budget=1.0, solver="rloo"), job, beta=0.136, max_new_tokens=8)
+    assert (made.beta, made.normalize_advantages, made.num_iterations) == (0.136, False, 1)
+    assert (made.temperature, made.top_p, made.top_k, made.repetition_penalty) == (1.0, 1.0, 0, 1.0)
+
+
+def readme_example() -> str:
+    """Return the README's Python example."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return str(example)
+
+
+def test_the_readmes_example_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The TRL example trains as it stands, and the logged win rate of a policy that has not moved is near 1/2."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(folder)
+    namespace: dict[str, Any] = {}
+    exec(readme_example(), namespace)
+    logs = namespace["trainer"].state.log_history
+    assert [row["win_rate"] for row in logs if "win_rate" in row]
+    assert all(0 < row["reward"] <= 1 for row in logs if "reward" in row)
+
+
+def test_grpo_takes_the_same_reward(folder: Path, tmp_path: Path) -> None:
+    """GRPOTrainer trains with the calibrated reward and the settings that keep Φ."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    from infalign import CalibratedReward
+    from infalign.scoring import ClassifierReward
+
+    trainer = GRPOTrainer(
+        model=str(folder / "models" / "reference"),
+        reward_funcs=CalibratedReward(ClassifierReward.load(folder / "models" / "reward"), Exponential(10)),
+        train_dataset=load_dataset("parquet", data_files=str(folder / "calibrated.parquet"), split="train"),
+        args=GRPOConfig(
+            str(tmp_path),
+            beta=0.24,
+            scale_rewards="none",
+            loss_type="dr_grpo",
+            num_generations=4,
+            per_device_train_batch_size=8,
+            max_completion_length=4,
+            max_steps=2,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+        ),
+    )
+    trainer.train()
+    assert any("reward" in row for row in trainer.state.log_history)
+
+
+def test_llama_from_scratch_reads_its_own_tokenizer() -> None:
+    """Any text round-trips through the tokenizer, a conversation ends in EOS, and the model has its vocabulary."""
+    tokenizer = train_tokenizer(PROMPTS, SCRATCH)
+    text = "naïve — 東京\n\tété \U0001f600"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ids = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    assert ids[-1] == tokenizer.eos_token_id
+    model = new_policy(SCRATCH, tokenizer, seed=0)
+    assert isinstance(model, LlamaForCausalLM)
+    assert model.get_input_embeddings().num_embeddings == len(tokenizer)
