@@ -1,11 +1,14 @@
 """A run small enough for tests: a few rows of the built-in world and models of a few thousand parameters."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+COMMAND = Path(sys.executable).with_name("infalign")
 SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "heads": 2, "context": 192}
 FIT = {"batch_size": 32, "max_length": 192}
 GOLD = {"function": "infalign.world:gold"}
@@ -48,3 +51,8 @@ def write(path: Path, recipe: Mapping[str, Any]) -> str:
 def nan_reward(prompts: list[Any], responses: list[str]) -> list[float]:
     """Return NaN for the third response of a batch."""
     return [float("nan") if i == 2 else 0.0 for i in range(len(responses))]
+
+
+def infalign(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the installed command to its end."""
+    return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)

@@ -1,5 +1,6 @@
 """Recipes: what is read, what is changed by --set, and how each mistake is named."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +191,8 @@ def test_whatever_a_recipe_holds_only_a_config_error_comes_out(
 ) -> None:
     """Random settings over a good recipe, and a random override, either load or raise ConfigError."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    try:
+    with suppress(ConfigError):
         load_recipe(micro.write(path, micro.settings(Path("run")) | changes), [override])
-    except ConfigError as error:
-        assert str(error)
 
 
 @given(text=st.text(max_size=40) | st.binary(max_size=40))

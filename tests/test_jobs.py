@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,6 @@ def run(work: list[Job], processes: int, console: Console | None = None) -> dict
 
 def job(name: str, function: Any, *arguments: Any, needs: tuple[str, ...] = ()) -> Job:
     """Return a job that calls ``function`` with ``arguments``."""
-    from functools import partial
-
     return Job(name, partial(function, *arguments), frozenset(needs))
 
 
@@ -138,9 +137,7 @@ def test_a_worker_that_is_killed_is_named_within_seconds(tmp_path: Path) -> None
         Display(Console(file=io.StringIO())) as display,
         pytest.raises(InfalignError, match=r"worker process of victim ended \(killed by SIGKILL\)"),
     ):
-        run_jobs(
-            work, processes=2, threads=1, display=display, on_done=lambda name, result, seconds: done.append(name)
-        )
+        run_jobs(work, processes=2, threads=1, display=display, on_done=lambda name, result, seconds: done.append(name))
     assert done == ["first"]
     assert time.monotonic() - begun < 30
     if (sleeper := tmp_path / "sleeper").exists():
@@ -155,7 +152,9 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.
     assert console.file.getvalue() == ""
     monkeypatch.setattr(jobs, "LINE_EVERY", 0.0)
     run([job("slow", count, 3)], 1, console)
-    assert [line.split()[:2] for line in console.file.getvalue().splitlines()] == [["slow:", f"{i}/3"] for i in (1, 2, 3)]
+    assert [line.split()[:2] for line in console.file.getvalue().splitlines()] == [
+        ["slow:", f"{i}/3"] for i in (1, 2, 3)
+    ]
 
 
 def test_on_a_terminal_progress_is_a_bar_that_vanishes() -> None:

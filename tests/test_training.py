@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from infalign.calibration import calibrate
 from infalign.procedures import Standard
-from infalign.theory import aligned_law
+from infalign.theory import aligned_law, law_at_kl
 from infalign.transforms import Exponential, Identity, parse_transform
 
 torch = pytest.importorskip("torch")
@@ -83,6 +83,17 @@ def test_targets_are_the_optimum_of_each_prompts_rollouts(transform: str) -> Non
 def test_a_prompt_with_one_reward_everywhere_teaches_nothing() -> None:
     """Equal rewards have targets 0: the optimum is the reference."""
     assert regression_targets(np.full((2, 8), 3.0), Exponential(10), beta=1.0) == pytest.approx(0.0)
+
+
+def test_targets_stop_where_the_rollouts_cannot_see(folder: Path) -> None:
+    """−e^{−10u} at one nat asks for log-ratios of −1000; the targets stop near 1/K, and only the hopeless are touched."""
+    rewards = np.arange(64.0)[None, :]
+    law = law_at_kl(Exponential(-10), kl=1.0)
+    targets = regression_targets(rewards, Exponential(-10), law.beta)[0]
+    exact = np.interp((np.arange(64) + 0.5) / 64, law.u.ravel(), np.log(np.maximum(law.density.ravel(), 1e-300)))
+    assert exact.min() < -600
+    assert targets.min() == pytest.approx(-np.log(64), abs=0.05)
+    assert targets[exact > -3] == pytest.approx(exact[exact > -3], abs=0.1)
 
 
 def test_targets_approach_the_continuous_log_density() -> None:

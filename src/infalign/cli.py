@@ -1,5 +1,6 @@
 """The command line: parse, call one library function, write one output."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -159,7 +160,7 @@ def _recipe(path: str, overrides: list[str] | None) -> "Recipe":
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console()
+    return Console(quiet=os.environ.get("RANK", "0") != "0")  # of a distributed training the first process speaks
 
 
 def _run_until(stage: str, path: str, overrides: list[str] | None) -> Path:

@@ -192,6 +192,8 @@ class Policy(Settings):
 
     @model_validator(mode="after")
     def _one_weight(self) -> "Policy":
+        if self.solver == "rloo" and self.fit.batch_size % self.generations:
+            raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
         if (self.kl_budget is None) == (self.beta is None):
             raise ValueError("give exactly one of kl_budget, beta")
         if self.kl_budget is not None:

@@ -94,17 +94,18 @@ def matched(
     policies_KP: Sequence[tuple[ArrayLike, ArrayLike]],
     kl: float,
 ) -> Array:
-    """Return each prompt's win rate at mean KL ``kl``, shape (P,), by linear interpolation along a policy's budgets.
+    """Return each prompt's win rate at mean KL ``kl``, shape (P,), by interpolation along a method's budgets.
 
     ``policies_KP``: for each budget of one method its per-prompt KL and win rates; the base (KL 0, win rate 1/2) is
-    the implied first point. Raises DataError when ``kl`` lies beyond the last point: no extrapolation.
+    the implied first point. Linear in √KL, because W − 1/2 grows like √KL from the base (a line in KL would understate
+    every method between its budgets). Raises DataError when ``kl`` lies beyond the last point: no extrapolation.
     """
     means = ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in policies_KP)
     points = sorted(means, key=lambda point: point[0])
     points.insert(0, (0.0, np.full_like(points[0][1], 0.5)))
     for (low, low_wins), (high, high_wins) in pairwise(points):
         if low <= kl <= high:
-            share = (kl - low) / (high - low) if high > low else 1.0
+            share = (np.sqrt(kl) - np.sqrt(low)) / (np.sqrt(high) - np.sqrt(low)) if high > low else 1.0
             return (1 - share) * low_wins + share * high_wins
     raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {points[-1][0]:.3f}")
 

@@ -133,15 +133,16 @@ def _digest(path: Path) -> str | None:
 def pending(wanted: list[Unit], root: Path) -> dict[str, str]:
     """Return the units still to be done, each with the key that its record will carry.
 
-    A unit is done when its output is there with a record of the same settings, extent and keys of what it needs.
+    A unit is done when its output is there with a record of the same settings, extent and keys of what it needs, and
+    what it needs is done.
     """
     keys = _keys(wanted)
     records = stages.records(root)
-    done = {
-        unit.name
-        for unit in wanted
-        if unit.output.exists() and records.get(unit.name, {}).get("key") == keys[unit.name]
-    }
+    done = set[str]()
+    for unit in wanted:
+        recorded = unit.output.exists() and records.get(unit.name, {}).get("key") == keys[unit.name]
+        if recorded and done.issuperset(unit.needs):
+            done.add(unit.name)
     return {name: key for name, key in keys.items() if name not in done}
 
 

@@ -99,7 +99,7 @@ def _theory(transform: str, kl: float, procedure: str) -> dict[str, float]:
 def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Array]]]) -> dict[str, Any] | None:
     """Return the win rates of every transformation at one KL, the largest that all reach, and their paired differences.
 
-    Along one transformation's budgets the win rate is interpolated linearly in KL.
+    Along one transformation's budgets the win rate is interpolated (`evaluation.matched`).
     """
     methods: dict[str, list[str]] = {}
     for name, policy in recipe.policies.items():

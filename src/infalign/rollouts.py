@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CDF_BLOCK = 64
 SUFFIX_BLOCK = 32
-USE_GENERIC = "; set `engine: transformers`, which is slower and takes any causal language model"
+USE_GENERIC = "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,19 @@ def regression_targets(rewards_PK: Array, transform: Transformation, beta: float
 
     Ĉ is the mid-rank among the prompt's own K rollouts, Z = mean exp(Φ(Ĉ)/β) over them, so every tie counts as it is
     and a prompt with one reward everywhere has targets 0. ``beta`` belongs to the paper's raw Φ.
+
+    Ratios below 1/K, which K rollouts cannot tell from 0, are raised to it: −e^{−10u} at a KL of one nat asks for
+    log-ratios of −1000 at the bottom, and squares of those would be all that is learned.
     """
     k = rewards_PK.shape[1]
     exponent = transformed(transform, calibrate(rewards_PK, np.sort(rewards_PK, axis=1)), k)
     exponent = exponent / normalised_beta(transform, beta)
-    return exponent - (logsumexp(exponent, axis=1, keepdims=True) - np.log(k))
+    return _log_normalised(np.maximum(_log_normalised(exponent), -np.log(k)))
+
+
+def _log_normalised(log_ratios_PK: Array) -> Array:  # noqa: N803
+    """Shift each prompt's log-ratios so that their exponentials average to 1."""
+    return log_ratios_PK - (logsumexp(log_ratios_PK, axis=1, keepdims=True) - np.log(log_ratios_PK.shape[1]))
 
 
 def fit_qrpo(

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import RLOOConfig, RLOOTrainer
 
 from infalign.config import Policy
+from infalign.errors import ConfigError
 from infalign.reward import CalibratedReward
 from infalign.transforms import normalised_beta
 
@@ -45,8 +46,13 @@ def fit_rloo(
 ) -> list[dict[str, Any]]:
     """Train from the model folder or id ``reference`` on ``rows`` of prompt and reference_rewards; save, return the log.
 
-    TRL's logged ``kl`` is a mean per token.
+    TRL's logged ``kl`` is a mean per token. Raises ConfigError if the prompts do not fill one batch.
     """
+    if len(rows) * policy.generations < policy.fit.batch_size:
+        raise ConfigError(
+            f"{len(rows)} prompts × {policy.generations} generations do not fill a batch of {policy.fit.batch_size}; "
+            "lower fit.batch_size or raise rollout.prompts"
+        )
     trainer = RLOOTrainer(
         model=reference,
         reward_funcs=reward,

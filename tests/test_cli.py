@@ -1,0 +1,265 @@
+"""The command line as users and scripts meet it: help, exit codes, one sentence for every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+import torch
+from micro import COMMAND, infalign
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from infalign import cli, stages
+from infalign.config import Scratch
+from infalign.training.scratch import new_policy, train_tokenizer
+
+torch.set_num_threads(1)
+
+HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a function that runs a command line in this process and returns exit code, stdout and stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["infalign", *map(str, words)])
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            cli.main()
+            code: Any = 0
+        except SystemExit as stopped:
+            code = stopped.code or 0
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of models: a policy, one without EOS, and a classifier with two outputs."""
+    folder = tmp_path_factory.mktemp("models")
+    scratch = Scratch(**micro.SCRATCH)
+    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
+    policy = new_policy(scratch, tokenizer, seed=0)
+    config = LlamaConfig(**policy.config.to_diff_dict() | {"num_labels": 2, "architectures": None})
+    for name, model in {"policy": policy, "mute": policy, "two": LlamaForSequenceClassification(config)}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    settings = folder / "mute" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
+    return folder
+
+
+def recipe(tmp_path: Path, models: Path, **changes: Any) -> str:
+    """Return the path of a recipe that trains one policy from the given model."""
+    return micro.write(tmp_path / "recipe.yaml", micro.given(tmp_path / "run", str(models / "policy")) | changes)
+
+
+def one_sentence(stderr: str) -> bool:
+    """Return whether all that was said is one line of ours."""
+    return stderr.startswith("infalign: ") and stderr.count("\n") == 1 and "Traceback" not in stderr
+
+
+def test_help_needs_no_heavy_library() -> None:
+    """``infalign --help`` answers before NumPy, let alone torch, could be imported."""
+    script = (
+        "import sys; sys.argv = ['infalign', '--help']\n"
+        "from infalign.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stopped: assert not stopped.code\n"
+        f"loaded = {HEAVY | {'numpy', 'scipy', 'pyarrow', 'pydantic'}} & sys.modules.keys()\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_package_needs_no_heavy_library() -> None:
+    """``import infalign`` loads nothing else, and its public names only what computes them."""
+    script = (
+        "import sys, infalign\n"
+        "assert 'numpy' not in sys.modules\n"
+        "[getattr(infalign, name) for name in [*infalign.__all__, '__version__']]\n"
+        f"loaded = {HEAVY} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+        "try: infalign.absent\n"
+        "except AttributeError: pass\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_installed_command_answers() -> None:
+    """The console script gives its version, and a mistake its exit code and one sentence."""
+    assert infalign("--version").stdout.split() == [version("infalign")]
+    mistaken = infalign("run", "absent.yaml")
+    assert mistaken.returncode == 2
+    assert one_sentence(mistaken.stderr)
+
+
+def test_help_shows_the_commands_in_the_order_of_the_work(main: Any) -> None:
+    """The stages of the command line are those of the library, in their order, and examples and exit codes follow."""
+    code, out, _ = main("--help")
+    assert code == 0
+    assert tuple(cli.STAGES) == stages.STAGES
+    places = [out.index(f"│ {stage} ") for stage in stages.STAGES]
+    assert places == sorted(places)
+    assert "Exit codes: 0 done" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_of_run_lists_the_recipes(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every recipe in the folder ``recipes`` is listed with its first line."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    _, out, _ = main("run", "--help")
+    assert all(str(path) in out for path in Path("recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["repot"], 'Did you mean "report"?'),
+        (["run", "x.yaml", "--dryrun"], "Did you mean --dry-run?"),
+        (["run"], "RECIPE requires an argument"),
+        (["run", "x.yaml", "--set"], "--set requires an argument"),
+        (["run", "absent.yaml"], "the recipe absent.yaml cannot be read"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_with_a_suggestion(main: Any, words: list[str], said: str) -> None:
+    """What cannot be parsed is answered with what was probably meant."""
+    code, out, err = main(*words)
+    assert (code, out) == (2, "")
+    assert one_sentence(err)
+    assert said in err
+
+
+def test_an_unexpected_exception_is_one_line_and_debug_shows_where(main: Any, tmp_path: Path, models: Path) -> None:
+    """A failure that nobody foresaw is exit code 1, and its traceback comes with --debug only."""
+    (tmp_path / "run" / "recipe.yaml").mkdir(parents=True)
+    path = recipe(tmp_path, models)
+    code, _, err = main("run", path)
+    assert code == 1
+    assert one_sentence(err)
+    assert "unexpected IsADirectoryError" in err
+    code, _, err = main("run", path, "--debug")
+    assert code == 1
+    assert "Traceback" in err
+    assert "in write_text" in err
+
+
+def test_a_dry_run_checks_and_writes_nothing(main: Any, tmp_path: Path, models: Path) -> None:
+    """The plan names what is to be done, what theory promises and what it costs; the run directory is not made."""
+    code, out, err = main("run", recipe(tmp_path, models), "--dry-run")
+    assert (code, err) == (0, "")
+    assert "200 preference pairs, 200 demonstrations" in out
+    assert "train-aware" in out
+    assert "93.5" in out  # win rate of best-of-4 for exp:10 at 1 nat
+    assert "training rollouts  72         864" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Path, models: Path) -> None:
+    """Data, tokenizers and reward functions are checked before anything is computed."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b"}\n')
+    code, _, err = main("run", recipe(tmp_path, models, data={"sources": [{"path": str(rows)}]}), "--dry-run")
+    assert code == 3
+    assert f"{rows} line 2: column rejected is missing" in err
+    for changes, said in (
+        ({"policy": {"model": str(models / "mute")}}, "has no EOS token"),
+        ({"policy": {"model": "./absent"}}, "there is no folder ./absent"),
+        ({"gold": {"function": "micro:absent"}}, "micro has no function absent"),
+    ):
+        code, _, err = main("run", recipe(tmp_path, models, **changes), "--dry-run")
+        assert code == 2
+        assert one_sentence(err)
+        assert said in err
+
+
+def test_a_dry_run_names_what_it_did_not_check(main: Any, tmp_path: Path, models: Path) -> None:
+    """Models and data of the hub are listed, since only a download could check them."""
+    changes = {"policy": {"model": "someone/model"}, "data": {"sources": [{"hub": "someone/data"}]}}
+    code, out, _ = main("run", recipe(tmp_path, models, **changes), "--dry-run")
+    assert code == 0
+    assert "not checked: policy.model: someone/model of the hub" in out
+    assert "not checked: data.sources.0: someone/data, split train, of the hub" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said", "absent"),
+    [
+        ({"rollout": {"k": 1}}, 2, "`rollout.k`: Input should be greater than or equal to 2, found 1", "data"),
+        ({"rolout": {}}, 2, "unknown key `rolout`; did you mean `rollout`?", "data"),
+        (
+            {"data": {"sources": [{"path": "absent.jsonl"}]}},
+            3,
+            "absent.jsonl does not exist; correct",
+            "data/train",
+        ),
+        (
+            {"policy": {"model": "MODELS/two"}},
+            2,
+            "two holds LlamaForSequenceClassification, not",
+            "rollouts/p",
+        ),
+        ({"policy": {"model": "MODELS/mute"}}, 2, "mute has no EOS token", "data/tokenizer"),
+        ({"policy": {"model": "MODELS"}}, 2, "has no tokenizer that can be loaded", "data/tokenizer"),
+        ({"reward": {"model": "MODELS/two"}}, 2, "two has 2 outputs; a reward model has one", "scores/part-0.parquet"),
+        ({"reward": {"function": "micro:nan_reward"}}, 3, "reward reward, row 2 (prompt ", "scores/part-0.parquet"),
+        (
+            {"data": {"sources": [{"world": 200}], "max_prompt_tokens": 1}},
+            3,
+            "0 train prompts of at most 1",
+            "data/train",
+        ),
+        (
+            {"policy": {"scratch": micro.SCRATCH, "fit": {"max_length": 2}}},
+            3,
+            "demonstrations exceed 2 tokens; raise policy.fit.max_length",
+            "models/reference",
+        ),
+        (
+            {"reward": {"model": "MODELS/policy", "fit": {"max_length": 2}}},
+            3,
+            "has at most 2 tokens; use more data or raise fit.max_length",
+            "models/reward",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing_half_done(
+    main: Any, tmp_path: Path, models: Path, changes: dict[str, Any], code: int, said: str, absent: str
+) -> None:
+    """Each mistake has its exit code, its place and remedy, and no unfinished output under a final name."""
+    changes = json.loads(json.dumps(changes).replace("MODELS", str(models)))
+    found, _, err = main("score", recipe(tmp_path, models, **changes))
+    assert (found, one_sentence(err)) == (code, True), err
+    assert said in err
+    left = [str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*")]
+    assert not [path for path in left if path.startswith(absent)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Within seconds no process is left, nothing is said but one sentence, and the exit code tells the signal."""
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | {"rollout": {"k": 5000}})
+    run = subprocess.Popen(
+        [COMMAND, "run", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "run" / "stages" / "sft.started").exists():
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
+    begun = time.monotonic()
+    _, err = run.communicate(timeout=30)  # returns when no process holds the pipes any more
+    assert time.monotonic() - begun < 12
+    assert (run.returncode, one_sentence(err)) == (code, True), err
+    assert "the same command continues where this one stopped" in err

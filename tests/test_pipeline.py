@@ -1,0 +1,199 @@
+"""A whole small run, and what happens when it is run again, changed, extended or killed."""
+
+import io
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from infalign import pipeline
+from infalign.calibration import win
+from infalign.config import Recipe, load_recipe
+from infalign.stages import Layout, train_prompts
+
+torch.set_num_threads(1)
+
+POLICIES = ["aware", "plain", "online"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a run that the command line did from data to report, with two worker processes."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = micro.write(folder / "recipe.yaml", micro.settings(folder / "run"))
+    ended = micro.infalign("run", path, "--debug")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    assert f"Report: {folder / 'run' / 'report.html'}" in ended.stdout
+    return folder / "run"
+
+
+@pytest.fixture
+def root(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of the finished run."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
+    """Run the recipe with changes in this process and return the names of the units that were done."""
+    path = micro.write(root / "again.yaml", micro.settings(root))
+    recipe = load_recipe(path, ["compute.processes=1", *overrides])
+    console = Console(file=io.StringIO(), width=200)
+    pipeline.run(recipe, until=until, console=console)
+    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+
+
+def recipe_of(root: Path) -> Recipe:
+    """Return the recipe that a run recorded."""
+    return load_recipe(root / "recipe.yaml")
+
+
+def rollouts(root: Path) -> list[dict[str, Any]]:
+    """Return all rollouts of a run, ordered by prompt and number."""
+    shards = sorted((root / "rollouts").glob("part-*/part-*.parquet"))
+    return (
+        pa.concat_tables([pq.read_table(shard) for shard in shards])
+        .sort_by([("prompt_id", "ascending"), ("index", "ascending")])
+        .to_pylist()
+    )
+
+
+def test_a_run_leaves_models_that_transformers_loads(finished: Path) -> None:
+    """Reference and policies are causal language models, reward and judge classifiers with one output."""
+    prompt = [{"role": "user", "content": "Hello"}]
+    for name in ("reference", *POLICIES):
+        model, info = AutoModelForCausalLM.from_pretrained(finished / "models" / name, output_loading_info=True)
+        assert not info["missing_keys"]
+        tokenizer = AutoTokenizer.from_pretrained(finished / "models" / name)
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        assert torch.isfinite(model(**ids).logits).all()
+    for name in ("reward", "judge"):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            finished / "models" / name, output_loading_info=True
+        )
+        assert not info["missing_keys"]
+        assert model.config.num_labels == 1
+    assert {path.name for path in (finished / "models").iterdir()} == {"reference", "reward", "judge", *POLICIES}
+    assert not list(finished.rglob("checkpoint-*"))
+
+
+def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
+    """Rollouts, scores, calibrated prompts and evaluations have all their rows, and calibration is a dataset column."""
+    recipe = recipe_of(finished)
+    prompts, k = recipe.rollout.prompts, recipe.rollout.k
+    assert len(rollouts(finished)) == prompts * k
+    scores = pa.concat_tables([pq.read_table(path) for path in sorted((finished / "scores").glob("*.parquet"))])
+    assert scores.num_rows == prompts * k
+    calibrated = pq.read_table(finished / "calibrated.parquet").to_pylist()
+    own: dict[str, list[float]] = {}
+    for row in scores.to_pylist():
+        own.setdefault(row["prompt_id"], []).append(row["reward"])
+    assert {row["prompt_id"]: row["reference_rewards"] for row in calibrated} == {i: sorted(r) for i, r in own.items()}
+    for name in ("reference", *POLICIES):
+        table = pq.read_table(finished / "evaluation" / name / "scores.parquet")
+        assert table.num_rows == recipe.evaluate.prompts * recipe.evaluate.samples
+        assert {"reward", "judge", "gold", "length"} <= set(table.column_names)
+
+
+def test_the_parts_share_out_the_training_prompts(finished: Path) -> None:
+    """Each of the first prompts is in one part."""
+    recipe = recipe_of(finished)
+    table = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()
+    parts = [i for part in range(4) for i in train_prompts(recipe, finished, part).prompt_ids]
+    assert sorted(parts) == sorted(table[: recipe.rollout.prompts])
+
+
+@pytest.mark.parametrize("judge", ["reward", "judge", "gold"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_win_rates_follow_from_the_table_of_scores(finished: Path, policy: str, judge: str) -> None:
+    """Standard and best-of-2 win rates and KL of results.json are recomputed by counting pairs of samples."""
+    results = json.loads((finished / "results.json").read_text())["policies"][policy]
+
+    def samples(name: str, column: str) -> np.ndarray:
+        return pq.read_table(finished / "evaluation" / name / "scores.parquet")[column].to_numpy().reshape(6, 8)
+
+    def served(name: str) -> list[np.ndarray]:
+        """Return, prompt by prompt, the judge's score of what each pair of samples serves: the better by reward."""
+        pairs = [(i, j) for i in range(8) for j in range(8) if i != j]
+        selected, judged = samples(name, "reward"), samples(name, judge)
+        # Of a tie the first is served; the pair also comes in the other order, so each is served once.
+        return [
+            np.array([q[i] if s[i] >= s[j] else q[j] for i, j in pairs]) for s, q in zip(selected, judged, strict=True)
+        ]
+
+    standard = win(samples(policy, judge)[:, :, None], samples("reference", judge)[:, None, :]).mean()
+    best = np.mean([win(a[:, None], b).mean() for a, b in zip(served(policy), served("reference"), strict=True)])
+    assert results["win_rates"][judge]["standard"]["mean"] == pytest.approx(standard)
+    assert results["win_rates"][judge]["best-of-2"]["mean"] == pytest.approx(best)
+    assert results["kl"]["mean"] == pytest.approx(samples(policy, "kl").mean())
+
+
+def test_running_again_does_nothing(root: Path) -> None:
+    """A finished run has nothing left to do, and no file of it changes."""
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
+    assert again(root) == []
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")} == before
+
+
+def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:
+    """Another KL budget leaves the rollouts and the other policies as they are."""
+    assert again(root, "policies.plain.kl_budget=0.3") == ["train-plain", "evaluate-plain", "results", "report"]
+    assert again(root, "policies.plain.kl_budget=0.3") == []
+
+
+def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:
+    """A record without its output is not believed, and what was made from that output is made again too."""
+    (root / "results.json").unlink()
+    assert again(root) == ["results", "report"]
+
+
+def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
+    """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
+    before = rollouts(root)
+    done = again(root, "rollout.k=10", "rollout.prompts=16", until="calibrate")
+    assert done == [*(f"rollout-{i}" for i in range(4)), *(f"score-{i}" for i in range(4)), "calibrate"]
+    after = rollouts(root)
+    assert len(after) == 160
+    keys = {(row["prompt_id"], row["index"]) for row in before}
+    assert [row for row in after if (row["prompt_id"], row["index"]) in keys] == before
+    calibrated = pq.read_table(root / "calibrated.parquet").to_pylist()
+    assert {len(row["reference_rewards"]) for row in calibrated} == {10}
+
+
+def test_a_run_killed_during_rollouts_ends_as_an_undisturbed_one(root: Path, tmp_path: Path) -> None:
+    """After SIGKILL the workers end by themselves, and the same command gives the rollouts that no kill would."""
+    changes = ["rollout.prompts=68", "rollout.k=300"]
+    undisturbed = Path(shutil.copytree(root, tmp_path / "undisturbed"))
+    again(undisturbed, *changes, until="rollout")
+
+    path = micro.write(tmp_path / "killed.yaml", micro.settings(root))
+    words = [micro.COMMAND, "rollout", path, *(word for change in changes for word in ("--set", change))]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    shards = len(list(root.glob("rollouts/part-*/*")))
+    while len(list(root.glob("rollouts/part-*/part-*"))) == shards:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.005)
+    run.send_signal(signal.SIGKILL)
+    run.communicate(timeout=30)  # returns when the workers are gone too
+    assert len(rollouts(root)) < 68 * 300
+    again(root, *changes, until="rollout")
+    assert rollouts(root) == rollouts(undisturbed)
+
+
+def test_a_changed_setting_removes_what_an_unfinished_attempt_left(root: Path) -> None:
+    """Rollouts of other lengths are not mixed with those that are there."""
+    again(root, "rollout.max_new_tokens=3", until="rollout")
+    assert len(rollouts(root)) == 72
+    assert max(len(row["token_ids"]) for row in rollouts(root)) == 3
+    assert Layout(root).scores(0).exists()  # not yet touched

@@ -1,0 +1,105 @@
+"""The recipes that come along: the full-size ones run with their models swapped for tiny ones of the same architectures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infalign import world
+from infalign.config import Scratch, load_recipe
+
+torch = pytest.importorskip("torch")
+
+from transformers import (  # noqa: E402
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
+
+from infalign.training.common import save_model  # noqa: E402
+from infalign.training.scratch import train_tokenizer  # noqa: E402
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+COMMAND = [sys.executable, "-m", "infalign"]
+FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
+
+
+def infalign(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command line in a process of its own."""
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make random models of the recipes' architectures and a preference file."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = train_tokenizer((d.reply for d in world.dialogues(200, seed=0)), Scratch(vocabulary=400, context=512))
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 2048,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    save_model(Qwen3ForCausalLM(Qwen3Config(**shape)), tokenizer, folder / "policy")
+    save_model(Qwen3ForSequenceClassification(Qwen3Config(**shape, num_labels=1)), tokenizer, folder / "reward")
+    save_model(LlamaForSequenceClassification(LlamaConfig(**shape, num_labels=1)), tokenizer, folder / "judge")
+    with (folder / "pairs.jsonl").open("w") as file:
+        for prompt, chosen, rejected in world.preferences(120, seed=0, temperature=1.0):
+            print(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}), file=file)
+    return folder
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_valid(path: Path) -> None:
+    """A recipe that comes along loads, and its run directory carries its name."""
+    assert load_recipe(path).run_dir == f"runs/{path.stem}"
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_a_full_size_recipe_dry_runs(name: str) -> None:
+    """The full-size recipes show their plan where neither their models nor their data are."""
+    result = infalign("run", str(RECIPES / f"{name}.yaml"), "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "Qwen/Qwen3-4B-Instruct-2507" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: Path, tmp_path: Path) -> None:
+    """With tiny models of the same architectures and a small file the recipe runs from data to report."""
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    changes = [
+        f"run_dir={tmp_path / 'run'}",
+        f"data.sources=[{{path: {tiny / 'pairs.jsonl'}}}]",
+        "data.test=[]",
+        "data.test_fraction=0.3",
+        f"policy.model={tiny / 'policy'}",
+        f"judge.model={tiny / 'judge'}",
+        "rollout.prompts=16",
+        "rollout.k=6",
+        "rollout.max_new_tokens=8",
+        "rollout.engine.kind=shared-prefix",
+        "evaluate={prompts: 6, samples: 8, max_n: 4, rewind: 'rewind:0.85:4'}",
+        "compute={device: cpu, processes: 2, threads: 1}",
+        "report_to=[]",
+    ]
+    if recipe.reward.model is not None:
+        changes.append(f"reward.model={tiny / 'reward'}")
+    if tuning == "full":
+        changes += ["policy.fit.lora=null", *(f"policies.{policy}.fit.lora=null" for policy in recipe.policies)]
+    words = [word for change in changes for word in ("--set", change)]
+    result = infalign("run", str(RECIPES / f"{name}.yaml"), *words)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "report.html").is_file()

@@ -1,0 +1,78 @@
+"""Inference servers that a recipe starts, as real processes."""
+
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from infalign.errors import ConfigError, PartialError
+from infalign.serving import serving
+
+SERVER = """
+import http.server, json, os, subprocess, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps(sys.argv[2:]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+child = subprocess.Popen(["sleep", "600"])
+open("pids", "w").write(f"{os.getpid()} {child.pid}")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process is gone, or a zombie that its new parent has yet to collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command's model and port are filled in, other braces stay, and its children are stopped with it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.py").write_text(SERVER)
+    command = f"""{sys.executable} server.py {{port}} --model {{model}} --options '{{"a": {{}}}}'"""
+    with serving(command, "some/model", "unused") as url:
+        assert httpx2.get(f"{url}/v1/models").json() == ["--model", "some/model", "--options", '{"a": {}}']
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert not any(map(ended, pids))
+    deadline = time.monotonic() + 5
+    while not all(map(ended, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(ended, pids))
+
+
+def test_without_a_command_the_running_server_is_used() -> None:
+    """A server that somebody else runs is named by its URL alone."""
+    with serving(None, "some/model", "http://127.0.0.1:1") as url:
+        assert url == "http://127.0.0.1:1"
+
+
+def test_a_command_that_cannot_be_started_is_named() -> None:
+    """A missing program is a mistake of the recipe."""
+    with (
+        pytest.raises(ConfigError, match=r"absent-program cannot be started: No such file"),
+        serving("absent-program {model}", "some/model", "unused"),
+    ):
+        pass
+
+
+def test_a_server_that_ends_before_it_answers_is_told_with_its_exit_code() -> None:
+    """What fails at start does not keep the run waiting."""
+    command = f"{sys.executable} -c 'import os; os._exit(7)'"
+    with pytest.raises(PartialError, match="exit code 7 before it answered"), serving(command, "m", "unused"):
+        pass
