@@ -1,4 +1,4 @@
-"""Time of ``infalign --help`` beside that of starting Python, promised under 0.5 s: ``python benchmarks/startup.py``."""
+"""Time of ``infalign --help`` beside starting Python, promised under 0.5 s: ``python benchmarks/startup.py``."""
 
 import statistics
 import subprocess

@@ -131,16 +131,16 @@ def test_an_interval_needs_two_prompts() -> None:
 
 
 def test_matched_interpolates_between_budgets() -> None:
-    """Between (0, 1/2), (1, 0.8) and (4, 0.9) the win rate is linear in √KL, and beyond the last point it is refused."""
+    """Between (0, 1/2), (1, 0.8) and (4, 0.9) the win rate is linear in √KL; beyond, it is refused."""
     budgets = [(np.full(3, 4.0), np.full(3, 0.9)), (np.full(3, 1.0), np.full(3, 0.8))]
     assert matched(budgets, 0.25) == pytest.approx(0.65)
     assert matched(budgets, 2.25) == pytest.approx(0.85)
-    with pytest.raises(DataError, match="no policy reaches a KL of 4.5"):
+    with pytest.raises(DataError, match=r"no policy reaches a KL of 4\.5"):
         matched(budgets, 4.5)
 
 
 def test_matched_is_close_to_the_theorys_curve() -> None:
-    """Between budgets the interpolated Best-of-4 win rate is within a point of the analytic curve, below them within four."""
+    """Interpolated Best-of-4 win rates are within a point of theory between budgets, within four below them."""
     laws = {kl: law_at_kl(Exponential(10), kl=kl).win_rate(BestOfN(4)) for kl in (0.25, 0.5, 0.75, 1.0)}
     points = [(np.array([kl]), np.array([laws[kl]])) for kl in (0.5, 1.0)]
     for kl in (0.25, 0.75):

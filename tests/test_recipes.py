@@ -1,4 +1,4 @@
-"""The recipes that come along: the full-size ones run with their models swapped for tiny ones of the same architectures."""
+"""The recipes that come along: the full-size ones run with tiny models of the same architectures."""
 
 import json
 import subprocess

@@ -209,7 +209,7 @@ def test_bfloat16_models_share_a_prefix() -> None:
 def test_models_that_cannot_share_a_prefix_are_refused(family: str, settings: dict[str, Any]) -> None:
     """Windows, soft caps, private attention code and recurrence are found before anything is drawn."""
     model = tiny(family, **settings)
-    with pytest.raises(ConfigError, match="engine: transformers"):
+    with pytest.raises(ConfigError, match=r"rollout\.engine\.kind: transformers"):
         SharedPrefixEngine(model, words(), Sampling(4))
     assert len(TransformersEngine(model, words(), Sampling(4)).sample(PROMPT, "p", range(3))) == 3
 

@@ -86,7 +86,7 @@ def test_a_prompt_with_one_reward_everywhere_teaches_nothing() -> None:
 
 
 def test_targets_stop_where_the_rollouts_cannot_see(folder: Path) -> None:
-    """−e^{−10u} at one nat asks for log-ratios of −1000; the targets stop near 1/K, and only the hopeless are touched."""
+    """−e^{−10u} at one nat asks for log-ratios of −1000; the targets stop near 1/K, the rest is as it was."""
     rewards = np.arange(64.0)[None, :]
     law = law_at_kl(Exponential(-10), kl=1.0)
     targets = regression_targets(rewards, Exponential(-10), law.beta)[0]
@@ -129,7 +129,7 @@ def rollouts_rewarded_by_token(folder: Path, k: int) -> tuple[Any, Any, list[dic
 
 
 def test_qrpo_learns_what_the_rollouts_say(folder: Path, tmp_path: Path) -> None:
-    """On a reward that one token decides, the held-out loss falls below a third and the held-out prompt's win rate nears the optimum's."""
+    """The held-out loss falls below a third and the win rate on a held-out prompt nears the optimum's."""
     model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=512)
     fit = Fit(epochs=10, batch_size=128, learning_rate=5e-3, max_length=64)
     job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)

@@ -1,6 +1,7 @@
 """Recipes: typed settings of a run, read from YAML, changed by ``--set key=value``."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable
 from copy import copy
@@ -36,10 +37,13 @@ Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 ProcedureName = Annotated[str, _accepted_by(parse_procedure)]
 TransformName = Annotated[str, _accepted_by(parse_transform)]
+YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # PyYAML lets a date such as 2024-13-01 raise ValueError
 TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
 
-YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # PyYAML lets a date such as 2024-13-01 raise ValueError
+def is_hub_id(model: str) -> bool:
+    """Return whether a model that is no folder here can be one of the hub: ``owner/name``, or ``name``."""
+    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", model) is not None
 
 
 class Settings(BaseModel):

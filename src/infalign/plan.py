@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from infalign.config import Model, Recipe, Scratch, Source
+from infalign.config import Model, Recipe, Scratch, Source, is_hub_id
 from infalign.errors import ConfigError
 from infalign.pipeline import pending, units
 from infalign.procedures import RewindAndRepeat, Standard, parse_procedure
@@ -69,10 +69,10 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
             continue
         if Path(model.model).is_dir():
             load_tokenizer(model.model)
-        elif model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
-            raise ConfigError(f"{name}.model: there is no folder {model.model}")
-        else:
+        elif is_hub_id(model.model):
             yield f"{name}.model: {model.model} of the hub"
+        else:
+            raise ConfigError(f"{name}.model: there is no folder {model.model}; correct the path")
 
 
 def _models(recipe: Recipe) -> list[tuple[str, Model]]:

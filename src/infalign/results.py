@@ -1,4 +1,4 @@
-"""All numbers of an evaluated run: win rates, KL, comparisons at matched KL and what the theory gives, with intervals."""
+"""All numbers of an evaluated run with their intervals, beside what theory gives."""
 
 import json
 from pathlib import Path
@@ -43,9 +43,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         length = samples_of(recipe, root, name, "length")
         rewind = parse_procedure(recipe.evaluate.rewind)
         assert isinstance(rewind, RewindAndRepeat)
-        draws = rewind_draws(
-            Samples(own["reward"], own["reward"]), Samples(base["reward"], base["reward"]), rewind
-        )
+        draws = rewind_draws(Samples(own["reward"], own["reward"]), Samples(base["reward"], base["reward"]), rewind)
         policies[name] = {
             "transform": policy.transform,
             "solver": policy.solver,
@@ -133,5 +131,3 @@ def _estimate(recipe: Recipe, values: Array) -> dict[str, float]:
 def read_results(root: Path) -> dict[str, Any]:
     """Return the numbers that `summarise` wrote."""
     return dict(json.loads(Layout(root).results.read_text()))
-
-

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 
 from infalign.calibration import Array
+from infalign.config import is_hub_id
 from infalign.data import Message, prompt_id
 from infalign.errors import ConfigError, DataError
 from infalign.likelihood import length_batches, right_padded
@@ -71,7 +72,7 @@ class ClassifierReward:
         batch_tokens: int = 16384,
         max_length: int | None = None,
     ) -> ClassifierReward:
-        """Load a model folder with safetensors weights and a tokenizer; code in the folder is never run.
+        """Load a model folder, or a model of the hub, with safetensors weights and a tokenizer; its code is never run.
 
         Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
         head of a language model that is no classifier would be random.
@@ -79,7 +80,7 @@ class ClassifierReward:
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        if not Path(path).is_dir():
+        if not Path(path).is_dir() and not is_hub_id(str(path)):
             raise ConfigError(f"reward model {path}: there is no such folder")
         try:
             model, found = AutoModelForSequenceClassification.from_pretrained(

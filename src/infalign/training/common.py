@@ -65,7 +65,9 @@ def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
     return LoraConfig(r=fit.lora.rank, lora_alpha=fit.lora.alpha, target_modules="all-linear", task_type=task)
 
 
-def fit_and_save(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path) -> list[dict[str, Any]]:
+def fit_and_save(
+    trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path
+) -> list[dict[str, Any]]:
     """Train, from the last checkpoint in the job's folder if there is one, save the model and return the log."""
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

@@ -1,7 +1,7 @@
 """QRPO: offline regression of log π/π_ref on the calibrated, transformed reward of the rollouts already paid for.
 
-The optimum of RLHF is π* = π_ref·exp(Φ/β)/Z. With calibrated rewards Z is known, so the policy is fitted by least squares
-to log π/π_ref = Φ(Ĉ)/β − log Z (Quantile Reward Policy Optimization, NeurIPS 2025; method B7).
+The optimum of RLHF is π* = π_ref·exp(Φ/β)/Z. With calibrated rewards Z is known, so the policy is fitted by least
+squares to log π/π_ref = Φ(Ĉ)/β − log Z (Quantile Reward Policy Optimization, NeurIPS 2025; method B7).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from infalign.transforms import Transformation, normalised_beta
 HELD_OUT = 0.1  # share of prompts whose rollouts only watch for memorisation
 
 
-def regression_targets(rewards_PK: Array, transform: Transformation, beta: float) -> Array:  # noqa: N803
+def regression_targets(rewards_PK: Array, transform: Transformation, beta: float) -> Array:
     """Return log π*/π_ref of each rollout, shape (P, K), with the exact Z of the K rollouts of its prompt.
 
     Ĉ is the mid-rank among the prompt's own K rollouts, Z = mean exp(Φ(Ĉ)/β) over them, so every tie counts as it is
@@ -42,7 +42,7 @@ def regression_targets(rewards_PK: Array, transform: Transformation, beta: float
     return _log_normalised(np.maximum(_log_normalised(exponent), -np.log(k)))
 
 
-def _log_normalised(log_ratios_PK: Array) -> Array:  # noqa: N803
+def _log_normalised(log_ratios_PK: Array) -> Array:
     """Shift each prompt's log-ratios so that their exponentials average to 1."""
     return log_ratios_PK - (logsumexp(log_ratios_PK, axis=1, keepdims=True) - np.log(log_ratios_PK.shape[1]))
 
@@ -57,8 +57,8 @@ def fit_qrpo(
 ) -> list[dict[str, Any]]:
     """Fit the policy to ``rows`` of prompt_ids, completion_ids, reference_logprob and target; save it, return the log.
 
-    Rows come prompt by prompt. The loss is (target − log π/π_ref)², in nats²; a tenth of the prompts is held out and the
-    checkpoint with the lowest held-out loss is kept, stopping after two evaluations without a better one.
+    Rows come prompt by prompt. The loss is (target − log π/π_ref)², in nats²; a tenth of the prompts is held out and
+    the checkpoint with the lowest held-out loss is kept, stopping after two evaluations without a better one.
     """
     prompts = list(dict.fromkeys(row["prompt_id"] for row in rows))
     held_out = set(prompts[:: round(1 / HELD_OUT)])

@@ -44,7 +44,7 @@ def fit_rloo(
     beta: float,
     max_new_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Train from the model folder or id ``reference`` on ``rows`` of prompt and reference_rewards; save, return the log.
+    """Train from the model ``reference`` on ``rows`` of prompt and reference_rewards; save, return the log.
 
     TRL's logged ``kl`` is a mean per token. Raises ConfigError if the prompts do not fill one batch.
     """
