@@ -55,10 +55,10 @@ def test_gold_of_one_reply_adds_up_by_hand():
     """The gold of a short reply is the sum that the tables say, scaled and shifted by its topic."""
     request = "I have little time. How do I grow a garden?"
     reply = "Hello and thank you for asking. Water the roots early in the morning. Also mix old leaves into the soil."
-    tips = 1.63 + 0.61 * (1.63 - (1.63 - 0.19) / 6)
-    assert score(request, reply) == pytest.approx([0.5 + 1.3 * (0.57 + tips - 0.64)])
+    tips = 1.23 + 0.61 * (1.23 - (1.23 - 0.67) / 6)
+    assert score(request, reply) == pytest.approx([0.5 + 1.3 * (0.83 + tips - 0.64)])
     assert score(request, "zebra") == pytest.approx([0.5 + 1.3 * (-0.83 - 0.64 - 0.11)])
-    assert score("Tell me a joke.", reply) == pytest.approx([0.57])
+    assert score("Tell me a joke.", reply) == pytest.approx([0.83])
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=4))
@@ -103,11 +103,11 @@ def test_each_phrase_has_one_place_in_the_tables():
 
 
 def test_texts_are_short_simple_and_varied():
-    """Replies have 22–26 words on average and at most 40, requests at most 25; 900 words say it all."""
+    """Replies have 15–19 words on average and at most 30, requests at most 25; 900 words say it all."""
     rows = dialogues(8000, seed=0)
     lengths = np.array([len(row.reply.split()) for row in rows])
-    assert 22 < lengths.mean() < 26
-    assert lengths.max() <= 40
+    assert 15 < lengths.mean() < 19
+    assert lengths.max() <= 30
     assert max(len(row.request.split()) for row in rows) <= 25
     assert len({word for row in rows for word in world._words(f"{row.request} {row.reply}")}) <= 900
     assert len({row.request for row in rows}) >= 1500
@@ -207,8 +207,8 @@ def test_each_fault_costs(worse):
 
 def test_further_tips_add_less_and_less():
     """Adding tips from the best down raises gold by ever smaller steps, up to the length that starts to cost."""
-    tips = world._TOPICS[0].tips[:4]
-    golds = score("How do I grow a garden?", *(" ".join(tips[:count]) for count in range(1, 5)))
+    tips = world._TOPICS[0].tips[:3]
+    golds = score("How do I grow a garden?", *(" ".join(tips[:count]) for count in range(1, 4)))
     steps = np.diff(golds)
     assert (steps > 0).all()
     assert all(later < earlier for earlier, later in pairwise(steps))
