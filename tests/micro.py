@@ -18,7 +18,7 @@ def settings(root: Path) -> dict[str, Any]:
     """Return the recipe of a whole run with every stage and both solvers, as `load_recipe` reads it."""
     return {
         "run_dir": str(root),
-        "data": {"sources": [{"world": 200}]},
+        "data": {"sources": [{"world": 200}], "max_prompt_tokens": 180},
         "policy": {"scratch": SCRATCH, "fit": FIT},
         "reward": {"fit": FIT},
         "judge": {"scratch": SCRATCH, "fit": FIT},

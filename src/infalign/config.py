@@ -263,6 +263,12 @@ class Recipe(Settings):
             raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {self.procedure}")
         if not isinstance(procedure, (BestOfN, WorstOfN, Standard)):
             raise ValueError(f"{self.procedure} cannot be aimed at yet; choose standard, best-of-N or worst-of-N")
+        longest = self.data.max_prompt_tokens + self.rollout.max_new_tokens
+        if self.policy.scratch is not None and longest > self.policy.scratch.context:
+            raise ValueError(
+                f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and policy.scratch.context only "
+                f"{self.policy.scratch.context}"
+            )
         if taken := TAKEN & self.policies.keys():
             raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
         return self
