@@ -249,7 +249,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_half_done(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """Within seconds no process is left, nothing is said but one sentence, and the exit code tells the signal."""
-    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | {"rollout": {"k": 5000, "max_new_tokens": 12}})
+    path = micro.write(
+        tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | {"rollout": {"k": 5000, "max_new_tokens": 12}}
+    )
     run = subprocess.Popen(
         [COMMAND, "run", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

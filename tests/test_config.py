@@ -57,7 +57,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: 
     [
         ("rollout.k=many", "`rollout.k`: Input should be a valid integer"),
         ("rollout.k=1", "`rollout.k`: Input should be greater than or equal to 2, found 1"),
-        ("policy.scratch.context=50", "data.max_prompt_tokens + rollout.max_new_tokens is 192, and policy.scratch.context"),
+        ("policy.scratch.context=50", "data.max_prompt_tokens + rollout.max_new_tokens is 192"),
         ("rollout=3", "`rollout` takes settings: prompts, k, max_new_tokens, engine, found 3"),
         ("policy.fit.learning_rate=.inf", "`policy.fit.learning_rate`: Input should be a finite number, found inf"),
         ("procedure=best", "`procedure`: unknown procedure 'best'"),
