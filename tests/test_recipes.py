@@ -18,7 +18,6 @@ from transformers import (  # noqa: E402
     LlamaForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
 )
 
 from infalign.training.common import save_model  # noqa: E402
@@ -52,7 +51,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eos_token_id": tokenizer.eos_token_id,
     }
     save_model(Qwen3ForCausalLM(Qwen3Config(**shape)), tokenizer, folder / "policy")
-    save_model(Qwen3ForSequenceClassification(Qwen3Config(**shape, num_labels=1)), tokenizer, folder / "reward")
     save_model(LlamaForSequenceClassification(LlamaConfig(**shape, num_labels=1)), tokenizer, folder / "judge")
     with (folder / "pairs.jsonl").open("w") as file:
         for prompt, chosen, rejected in world.preferences(120, seed=0, temperature=1.0):
@@ -95,8 +93,6 @@ def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: 
         "compute={device: cpu, processes: 2, threads: 1}",
         "report_to=[]",
     ]
-    if recipe.reward.model is not None:
-        changes.append(f"reward.model={tiny / 'reward'}")
     if tuning == "full":
         changes += ["policy.fit.lora=null", *(f"policies.{policy}.fit.lora=null" for policy in recipe.policies)]
     words = [word for change in changes for word in ("--set", change)]

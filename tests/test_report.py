@@ -88,6 +88,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None
     accuracy = {"mean": 0.71, "low": 0.65, "high": 0.77}
     record(root, "reward", "reward-model", {"pairs": 50, "history": steps, "test_accuracy": accuracy})
     record(root, "score-0", "score", {"responses": PROMPTS * K, "cut_off": 0.25})
+    record(root, "evaluate-reference", "evaluate", {"samples": PROMPTS * SAMPLES, "cut_off": 0.5})
     record(root, "calibrate", "calibrate", {"prompts": PROMPTS, "k": K, "tied": 0.0, "degenerate_prompts": 0})
     for name, policy in recipe.policies.items():
         held_out = [*steps, {"step": 5, "eval_loss": 0.3}]

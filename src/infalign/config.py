@@ -170,7 +170,8 @@ class Engine(Settings):
     kind: Literal["shared-prefix", "transformers", "server"] = "shared-prefix"
     url: str = Field("http://127.0.0.1:8000", description="an OpenAI-compatible server (kind: server)")
     command: Annotated[str, Field(min_length=1), AfterValidator(_splits)] | None = Field(
-        None, description="starts the server for a model and is stopped afterwards; {model} and {port} are filled in"
+        None,
+        description="starts the server for a model and is stopped afterwards; {model}, {port} and {seed} are filled in",
     )
     api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
 
@@ -224,6 +225,8 @@ class Evaluate(Settings):
         rewind = parse_procedure(self.rewind)
         if not isinstance(rewind, RewindAndRepeat):
             raise ValueError(f"`rewind` is spelled rewind:QUANTILE:N, found {self.rewind}")
+        if rewind.name != self.rewind:
+            raise ValueError(f"write {self.rewind} as {rewind.name}")
         if 2 * rewind.n > self.samples:  # half of the base samples set the threshold
             raise ValueError(f"{self.rewind} needs {2 * rewind.n} samples, found {self.samples}")
         return self
@@ -259,6 +262,9 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         procedure = parse_procedure(self.procedure)
+        if self.procedure != procedure.name or self.procedure in ("best-of-1", "worst-of-1"):
+            known = "standard" if self.procedure.endswith("-of-1") else procedure.name
+            raise ValueError(f"write the procedure {self.procedure} as {known}")
         if isinstance(procedure, (BestOfN, WorstOfN)) and procedure.n > self.evaluate.max_n:
             raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {self.procedure}")
         if not isinstance(procedure, (BestOfN, WorstOfN, Standard)):

@@ -1,8 +1,7 @@
 """Inference-time win rates from samples, for every N at once, with intervals over prompts (method B5)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -66,9 +65,12 @@ def win_rates(policy: Samples, base: Samples, procedure: Procedure) -> Array:
 
 
 def rewind_draws(policy: Samples, base: Samples, procedure: RewindAndRepeat) -> Array:
-    """Return each prompt's expected number of draws under Rewind-and-Repeat, shape (P,)."""
-    thresholds, _ = _rewind_thresholds(base, procedure)
-    return procedure.draws(policy.selected, thresholds)
+    """Return each prompt's expected number of draws under Rewind-and-Repeat, shape (P,).
+
+    For the base itself give ``base`` twice: the half that did not set the threshold is counted.
+    """
+    thresholds, rest = _rewind_thresholds(base, procedure)
+    return procedure.draws((rest if policy is base else policy).selected, thresholds)
 
 
 def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Estimate:
@@ -91,23 +93,32 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
 
 
 def matched(
-    policies_KP: Sequence[tuple[ArrayLike, ArrayLike]],
+    budgets: Sequence[tuple[ArrayLike, ArrayLike]],
     kl: float,
+    gain: Callable[[float], float],
 ) -> Array:
     """Return each prompt's win rate at mean KL ``kl``, shape (P,), by interpolation along a method's budgets.
 
-    ``policies_KP``: for each budget of one method its per-prompt KL and win rates; the base (KL 0, win rate 1/2) is
-    the implied first point. Linear in √KL, because W − 1/2 grows like √KL from the base (a line in KL would understate
-    every method between its budgets). Raises DataError when ``kl`` lies beyond the last point: no extrapolation.
+    ``budgets``: for each budget of one method its per-prompt KL and win rates. ``gain(kl)`` is the shape of the curve,
+    theory's W − 1/2 of the same transformation and procedure: what is interpolated, linearly in KL, is the share of it
+    that the method reaches, and below the first budget that share is taken as constant. (A straight line from the base
+    would lose many points: theory's curves rise like √KL.) Raises DataError when ``kl`` lies beyond the last budget.
     """
-    means = ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in policies_KP)
-    points = sorted(means, key=lambda point: point[0])
-    points.insert(0, (0.0, np.full_like(points[0][1], 0.5)))
-    for (low, low_wins), (high, high_wins) in pairwise(points):
-        if low <= kl <= high:
-            share = (np.sqrt(kl) - np.sqrt(low)) / (np.sqrt(high) - np.sqrt(low)) if high > low else 1.0
-            return (1 - share) * low_wins + share * high_wins
-    raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {points[-1][0]:.3f}")
+    points = sorted(
+        ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in budgets), key=lambda point: point[0]
+    )
+    above = next((i for i, (mean, _) in enumerate(points) if mean >= kl), None)
+    if above is None:
+        raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {points[-1][0]:.3f}")
+    high, wins = points[above]
+    if high == kl:
+        return wins
+    share = (wins - 0.5) / gain(high)
+    if above > 0:
+        low, low_wins = points[above - 1]
+        weight = (kl - low) / (high - low)
+        share = weight * share + (1 - weight) * (low_wins - 0.5) / gain(low)
+    return 0.5 + share * gain(kl)
 
 
 def _rewind_thresholds(base: Samples, procedure: RewindAndRepeat) -> tuple[Array, Samples]:
@@ -116,7 +127,9 @@ def _rewind_thresholds(base: Samples, procedure: RewindAndRepeat) -> tuple[Array
         raise DataError(
             f"{procedure.name} needs {2 * procedure.n} base samples a prompt, found {base.selected.shape[1]}"
         )
-    thresholds = np.quantile(base.selected[:, :half], procedure.quantile, axis=1)
+    thresholds = np.quantile(
+        base.selected[:, :half], procedure.quantile, axis=1, method="weibull"
+    )  # its mean rank is exact
     return thresholds, Samples(base.selected[:, half:], base.judged[:, half:])
 
 

@@ -20,7 +20,7 @@ from infalign.errors import ConfigError
 from infalign.evaluation import estimate, uniformity
 from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
 from infalign.results import read_results
-from infalign.stages import Layout, policy_beta, records, reward_names, samples_of
+from infalign.stages import Layout, parts, policy_beta, records, reward_names, reward_source, samples_of
 from infalign.theory import curve, law_at_kl
 from infalign.transforms import parse_transform
 
@@ -557,6 +557,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         for name, summary in summaries.items()
         if name.startswith("evaluate-")
     }
+    test_prompts = summaries["evaluate-reference"]["samples"] // test.samples
     rollouts = [summary for name, summary in summaries.items() if name.startswith("score-")]
     if total := sum(summary["responses"] for summary in rollouts):
         share_cut = sum(summary["cut_off"] * summary["responses"] for summary in rollouts) / total
@@ -566,8 +567,8 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         "Sampling": {
             "temperature": "1, nothing truncated",
             "engine": rollout.engine.kind,
-            "training": f"{rollout.prompts} prompts × {rollout.k} rollouts",
-            "evaluation": f"{test.prompts} prompts × {test.samples} samples",
+            "training": f"{summaries['calibrate']['prompts']} prompts × {rollout.k} rollouts",
+            "evaluation": f"{test_prompts} prompts × {test.samples} samples",
             "seed": str(recipe.seed),
         },
         f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
@@ -576,14 +577,20 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
 
 
 def _made(recipe: Recipe, root: Path) -> dict[str, Numbers]:
-    """Return the records that belong to the recipe: not the report's own, nor those of policies it no longer has."""
+    """Return the records that belong to the recipe: not the report's own, nor those of what it no longer has."""
     models = {"reference", *recipe.policies}
+    fitted = {name for name in reward_names(recipe) if reward_source(recipe, name).fit is not None}
+    numbers = {str(part) for part in range(parts(recipe))}
 
-    def belongs(name: str) -> bool:
+    def belongs(name: str, stage: str) -> bool:
         work, _, model = name.partition("-")
-        return name != "report" and (work not in ("train", "evaluate") or model in models)
+        if work in ("train", "evaluate"):
+            return model in models
+        if work in ("rollout", "score"):
+            return model in numbers
+        return work in fitted if stage == "reward-model" else name != "report"
 
-    return {name: record for name, record in records(root).items() if belongs(name)}
+    return {name: record for name, record in records(root).items() if belongs(name, record["stage"])}
 
 
 def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:

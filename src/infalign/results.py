@@ -1,6 +1,7 @@
 """All numbers of an evaluated run with their intervals, beside what theory gives."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
     """
     sources = reward_names(recipe)
     base = {source: samples_of(recipe, root, "reference", source) for source in sources}
+    reference = Samples(base["reward"], base["reward"])
+    rewind = parse_procedure(recipe.evaluate.rewind)
+    assert isinstance(rewind, RewindAndRepeat)
     policies: dict[str, Any] = {}
     wins: dict[str, dict[str, dict[str, Array]]] = {}
     for step, (name, policy) in enumerate(recipe.policies.items()):
@@ -41,9 +45,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         }
         kl = samples_of(recipe, root, name, "kl")
         length = samples_of(recipe, root, name, "length")
-        rewind = parse_procedure(recipe.evaluate.rewind)
-        assert isinstance(rewind, RewindAndRepeat)
-        draws = rewind_draws(Samples(own["reward"], own["reward"]), Samples(base["reward"], base["reward"]), rewind)
+        draws = rewind_draws(Samples(own["reward"], own["reward"]), reference, rewind)
         policies[name] = {
             "transform": policy.transform,
             "solver": policy.solver,
@@ -72,6 +74,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         "matched": _matched(recipe, root, wins),
         "base": {
             "length": _estimate(recipe, samples_of(recipe, root, "reference", "length").mean(axis=1)),
+            "rewind_draws": _estimate(recipe, rewind_draws(reference, reference, rewind)),
             "calibrated_mean": _estimate(recipe, check.mean(axis=1)),
             "distance_from_uniform": uniformity(check),
         },
@@ -94,6 +97,10 @@ def _theory(transform: str, kl: float, procedure: str) -> dict[str, float]:
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure: law.win_rate(served)}
 
 
+def _theoretical_gain(transform: str, procedure: str, kl: float) -> float:
+    return _theory(transform, kl, procedure)[procedure] - 0.5
+
+
 def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Array]]]) -> dict[str, Any] | None:
     """Return the win rates of every transformation at one KL, the largest that all reach, and their paired differences.
 
@@ -106,10 +113,14 @@ def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Arr
         return None
     kls = {name: samples_of(recipe, root, name, "kl").mean(axis=1) for name in recipe.policies}
     kl = min(max(float(kls[name].mean()) for name in names) for names in methods.values())
+    gains = {
+        method: partial(_theoretical_gain, recipe.policies[names[0]].transform, recipe.procedure)
+        for method, names in methods.items()
+    }
     rows: dict[str, Any] = {}
     for judge in reward_names(recipe):
         values = {
-            method: matched([(kls[name], wins[name][judge][recipe.procedure]) for name in names], kl)
+            method: matched([(kls[name], wins[name][judge][recipe.procedure]) for name in names], kl, gains[method])
             for method, names in methods.items()
         }
         first, *others = values

@@ -123,17 +123,19 @@ class ClassifierReward:
                     f"reward model reads {self.max_length}; drop the prompt or generate shorter responses"
                 )
         pad_id = self.model.config.get_text_config().pad_token_id
-        rewards = [math.nan] * len(token_ids)
         self.model.eval()
-        for rows in length_batches([len(ids) for ids in token_ids], self.batch_tokens):
+        # Each text once: rounding depends on the batch, and equal texts must tie.
+        distinct = list({tuple(ids): ids for ids in token_ids}.values())
+        rewards: dict[tuple[int, ...], float] = {}
+        for rows in length_batches([len(ids) for ids in distinct], self.batch_tokens):
             # Always padded on the right, whatever the tokenizer's side: so positions are those of the row alone.
-            input_ids = right_padded([token_ids[row] for row in rows], pad_id, self.model.device)
-            attention_mask = right_padded([[1] * len(token_ids[row]) for row in rows], 0, self.model.device)
+            input_ids = right_padded([distinct[row] for row in rows], pad_id, self.model.device)
+            attention_mask = right_padded([[1] * len(distinct[row]) for row in rows], 0, self.model.device)
             with torch.inference_mode():
                 logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
             for row, reward in zip(rows, logits.squeeze(-1).float().tolist(), strict=True):
-                rewards[row] = reward
-        return rewards
+                rewards[tuple(distinct[row])] = reward
+        return [rewards[tuple(ids)] for ids in token_ids]
 
 
 def function_reward(spec: str) -> RewardFunction:

@@ -1,6 +1,7 @@
 """Start an inference server from its own environment for as long as it is needed."""
 
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import reduce
 
 from infalign.errors import ConfigError, PartialError
 
@@ -19,15 +21,17 @@ STOPS_WITHIN = 5.0  # less than a worker that is told to stop has itself
 def serving(command: str | None, model: str, url: str) -> Iterator[str]:
     """Yield the URL of a server for ``model``: the one at ``url``, or one that ``command`` starts, stopped afterwards.
 
-    ``{model}`` and ``{port}`` in the command are filled in; it runs without a shell and is stopped with all processes
-    that it started. Raises ConfigError if the command cannot be started, PartialError if the server ends or does not
-    answer within half an hour.
+    In the command ``{model}``, ``{port}`` and ``{seed}`` are filled in, the seed anew at every start: vLLM otherwise
+    begins every start with one stream, and what is drawn later would repeat what is there. It runs without a shell and
+    is stopped with all processes that it started. Raises ConfigError if the command cannot be started, PartialError if
+    the server ends or does not answer within half an hour.
     """
     if command is None:
         yield url
         return
     port = _free_port()
-    words = [word.replace("{model}", model).replace("{port}", str(port)) for word in shlex.split(command)]
+    values = {"{model}": model, "{port}": str(port), "{seed}": str(secrets.randbelow(2**31))}
+    words = [reduce(lambda text, name: text.replace(name, values[name]), values, w) for w in shlex.split(command)]
     try:
         process = subprocess.Popen(words, start_new_session=True)
     except OSError as error:

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.stats import binomtest
 
-from infalign.calibration import Array
+from infalign.calibration import Array, win
 from infalign.config import Fit, Model, Policy, Recipe, RewardSource, Source
 from infalign.data import (
     MESSAGES,
@@ -34,6 +33,7 @@ from infalign.data import (
     write_text,
 )
 from infalign.errors import ConfigError, DataError
+from infalign.evaluation import estimate
 from infalign.jobs import Report
 from infalign.theory import Law, aligned_law, law_at_kl
 from infalign.transforms import parse_transform
@@ -114,7 +114,7 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         fraction = recipe.data.test_fraction
         parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=recipe.seed)
         train, test, overlapping = parts["train"], parts["test"], 0
-    fraction = recipe.data.judge_fraction
+    fraction = recipe.data.judge_fraction if recipe.judge.fit is not None else 0.0  # a ready judge needs no rows
     parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=recipe.seed + 1)
 
     tokenizer = _tokenizer(recipe, train, layout)
@@ -134,8 +134,10 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
     pairs = {
         "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
         "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
-        "test_pairs": [e for e in test if e.rejected is not None][:HELD_OUT_PAIRS],
+        # One of each conversation start, so that pairs are independent, in an order that depends on their text alone.
+        "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
     }
+    pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
     for name, rows in pairs.items():
         _write_examples(layout.data / f"{name}.parquet", rows)
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
@@ -148,6 +150,10 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         **{f"{name}_prompts": len(fitting) for name, (fitting, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
     }
+
+
+def _place(example: Example) -> str:
+    return example.group + example.prompt_id
 
 
 def read_examples(recipe: Recipe, sources: Sequence[Source]) -> tuple[list[Example], list[str]]:
@@ -300,6 +306,7 @@ def fine_tune_policy(recipe: Recipe, root: Path, *, report: Report) -> Summary:
 
 def fit_reward(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
     """Fit the reward model or the judge (``name``) on its own share of the preference pairs."""
+    from infalign.scoring import ClassifierReward, score
     from infalign.training.common import save_model
     from infalign.training.scratch import new_policy
     from infalign.training.supervised import fit_reward_model
@@ -316,13 +323,15 @@ def fit_reward(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summ
     test, _ = _pairs(layout, "test", tokenizer, source.fit)
     with _training(recipe, layout, name, report) as (job, folder):
         history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
-    accuracy = _last(history, "eval_accuracy")
-    interval = binomtest(round(accuracy * len(test)), len(test)).proportion_ci(method="wilson")
+    # Once more and pair by pair: TRL's eval_accuracy is a mean over batches, also where the last one is a single pair.
+    prompts, chosen, rejected = map(list, zip(*test, strict=True))
+    reward = ClassifierReward.load(str(layout.model(name)), device=device(recipe))
+    right = win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
     return {
         "pairs": len(train),
         "pairs_too_long": long,
         "history": history,
-        "test_accuracy": {"mean": accuracy, "low": float(interval.low), "high": float(interval.high)},
+        "test_accuracy": estimate(right, confidence=recipe.evaluate.confidence, seed=recipe.seed).as_dict(),
     }
 
 
@@ -496,6 +505,8 @@ def policy_law(policy: Policy) -> Law:
 
 
 def _regression_rows(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    import torch
+
     from infalign.likelihood import token_logprobs
     from infalign.rollouts import read_rollouts
     from infalign.training.qrpo import regression_targets
@@ -509,9 +520,10 @@ def _regression_rows(recipe: Recipe, root: Path, policy: Policy, model: Any, tok
         targets = regression_targets(rewards_PK, parse_transform(policy.transform), policy_beta(policy)).ravel()
         prompt_ids, completion_ids = _repeated(prompts.token_ids, k), _list(rollouts, "token_ids")
         logprobs = _list(rollouts, "logprob")
-        if recipe.rollout.engine.kind == "server":  # its kernels round differently from the model that is trained
+        if recipe.rollout.engine.kind == "server" or policy.fit.bf16:  # else they round as in training already
             pad_id = tokenizer.pad_token_id
-            found = token_logprobs(model, prompt_ids, completion_ids, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
+            with torch.autocast(device(recipe), torch.bfloat16, enabled=policy.fit.bf16):
+                found = token_logprobs(model, prompt_ids, completion_ids, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
             logprobs = found.tolist()
         columns = (_list(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, targets.tolist())
         names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob", "target")
@@ -614,11 +626,14 @@ def _one_line(error: BaseException) -> str:
 @contextmanager
 def _training(recipe: Recipe, layout: Layout, name: str, report: Report) -> Iterator[tuple[Any, Path]]:
     """Yield the training job and a folder to save to, which gets its final name only when all went well."""
+    from transformers import set_seed
+
     from infalign.training.common import Job
 
     checkpoints, saved = layout.checkpoints(name), layout.model(name).with_name(f"{name}.unfinished")
     shutil.rmtree(saved, ignore_errors=True)
     checkpoints.mkdir(parents=True, exist_ok=True)
+    set_seed(recipe.seed)  # reward heads and adapters are drawn before the trainer sets it
     yield Job(checkpoints, recipe.seed, device(recipe), list(recipe.report_to), report), saved
     if not int(os.environ.get("RANK", "0")):
         shutil.rmtree(layout.model(name), ignore_errors=True)

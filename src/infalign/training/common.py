@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from infalign.config import Fit
-from infalign.errors import InfalignError
+from infalign.errors import ConfigError, InfalignError
 
 Report = Callable[[int, int, str], None]  # (done, total, note)
 
@@ -32,7 +32,13 @@ class Job:
 
 def arguments(fit: Fit, job: Job) -> dict[str, Any]:
     """Return the keyword arguments that every trainer's configuration takes."""
-    per_device = fit.device_batch_size or fit.batch_size
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    per_device = fit.device_batch_size or fit.batch_size // processes
+    if per_device == 0 or fit.batch_size % (per_device * processes):
+        raise ConfigError(
+            f"fit.batch_size {fit.batch_size} is no multiple of {processes} processes × {per_device} sequences each; "
+            "change fit.batch_size or fit.device_batch_size"
+        )
     return {
         "output_dir": str(job.folder),
         "run_name": job.folder.name,
@@ -40,7 +46,7 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "num_train_epochs": fit.epochs,
         "per_device_train_batch_size": per_device,
         "per_device_eval_batch_size": per_device,
-        "gradient_accumulation_steps": fit.batch_size // per_device,
+        "gradient_accumulation_steps": fit.batch_size // (per_device * processes),
         "learning_rate": fit.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,
@@ -50,6 +56,7 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "use_cpu": job.device == "cpu",
         "report_to": job.report_to,
         "logging_steps": 0.02,
+        "logging_nan_inf_filter": False,  # it would log an earlier loss for a NaN
         "save_strategy": "steps",
         "save_steps": 0.25,
         "save_total_limit": 1,
