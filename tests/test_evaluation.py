@@ -72,7 +72,7 @@ def test_samples_of_a_known_law_reach_its_analytic_win_rate(procedure: Standard 
 
 
 def test_rewind_serves_and_counts_as_the_closed_form_says() -> None:
-    """With uniform rewards W and the draws of Rewind-and-Repeat equal method B2's closed forms within three errors."""
+    """With uniform rewards W and the draws of Rewind-and-Repeat equal their closed forms within three errors."""
     rng = np.random.default_rng(1)
     procedure = RewindAndRepeat(0.75, 4)
     base = rng.random((4000, 512))

@@ -1,4 +1,4 @@
-"""Inference-time win rates from samples, for every N at once, with intervals over prompts (method B5)."""
+"""Inference-time win rates from samples, for every N at once, with intervals over prompts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,6 +1,6 @@
 """Inference-time procedures: what is served when the model is sampled several times.
 
-A rank-based procedure is a *distortion* h of the CDF (method B1): a policy with CDF F over calibrated reward is served
+A rank-based procedure is a *distortion* h of the CDF: a policy with CDF F over calibrated reward is served
 with CDF h(F). Each also weighs the samples of a finite set so that the weighted law is an unbiased estimate of what
 would be served.
 """
@@ -61,7 +61,7 @@ class BestOfN:
         return self.n * np.asarray(p, float) ** (self.n - 1)
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
-        """Weigh the i-th smallest of M by C(i−1, N−1)/C(M, N), shared evenly within ties (method B5)."""
+        """Weigh the i-th smallest of M by C(i−1, N−1)/C(M, N), shared evenly within ties."""
         rewards = _samples(rewards_PM, self.n, self.name)
         return _weights_from_counts(rewards, _subsets_within(rewards.shape[1], self.n))
 
@@ -89,7 +89,7 @@ class WorstOfN:
         return self.n * (1.0 - np.asarray(p, float)) ** (self.n - 1)
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
-        """Weigh the i-th smallest of M by C(M−i, N−1)/C(M, N), shared evenly within ties (method B5)."""
+        """Weigh the i-th smallest of M by C(M−i, N−1)/C(M, N), shared evenly within ties."""
         rewards = _samples(rewards_PM, self.n, self.name)
         return _weights_from_counts(rewards, 1.0 - _subsets_within(rewards.shape[1], self.n)[::-1])
 

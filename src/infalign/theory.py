@@ -1,4 +1,4 @@
-"""Analytic curves: win rate and KL of the aligned policy, which depend on (procedure, Φ, β) alone (paper, A4).
+"""Analytic curves: win rate and KL of the aligned policy, which depend on (procedure, Φ, β) alone.
 
 The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy. Mass concentrates
 near the ends (within β/Φ' of them), so the grid is graded towards both and u and 1 − u are kept apart.

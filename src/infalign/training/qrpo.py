@@ -1,7 +1,7 @@
 """QRPO: offline regression of log π/π_ref on the calibrated, transformed reward of the rollouts already paid for.
 
 The optimum of RLHF is π* = π_ref·exp(Φ/β)/Z. With calibrated rewards Z is known, so the policy is fitted by least
-squares to log π/π_ref = Φ(Ĉ)/β − log Z (Quantile Reward Policy Optimization, NeurIPS 2025; method B7).
+squares to log π/π_ref = Φ(Ĉ)/β − log Z (Quantile Reward Policy Optimization, NeurIPS 2025).
 """
 
 from dataclasses import dataclass
