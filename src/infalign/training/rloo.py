@@ -17,7 +17,7 @@ from infalign.transforms import normalised_beta
 
 
 def settings(policy: Policy, job: Job, *, beta: float, max_new_tokens: int) -> RLOOConfig:
-    """Return the RLOO configuration that optimises E[Φ(Ĉ)] − β·KL and nothing else; β is the paper's."""
+    """Return the RLOO configuration that optimises E[Φ(Ĉ)] − β·KL and nothing else; Φ normalised, and β for it."""
     return RLOOConfig(
         **arguments(policy.fit, job),
         beta=beta,
