@@ -158,6 +158,15 @@ def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:
     assert again(root) == ["results", "report"]
 
 
+def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
+    """A judge that needs no training changes the split, so the data is shared out again, all pairs to the reward."""
+    before = pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows
+    done = again(root, "judge={function: 'infalign.world:gold'}", until="data")
+    assert done == ["data"]
+    assert pq.read_table(Layout(root).data / "judge_pairs.parquet").num_rows == 0
+    assert pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows > before
+
+
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
     """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
     before = rollouts(root)

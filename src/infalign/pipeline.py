@@ -70,7 +70,8 @@ def units(recipe: Recipe, root: Path) -> list[Unit]:
     folder = Path(settings["data"].pop("folder"))  # what the files hold counts, not where they lie
     files = [_digest(folder / source.path) for source in (*recipe.data.sources, *recipe.data.test) if source.path]
     tokenizer = settings["policy"]["model"] or settings["policy"]["scratch"]
-    keys = part_of("data") | {"tokenizer": tokenizer, "files": files}
+    learns = recipe.judge.fit is not None  # a ready judge leaves its share of the rows to the reward model
+    keys = part_of("data") | {"tokenizer": tokenizer, "files": files, "judge_learns": learns}
     data = add("data", "data", [], keys, layout.data, stages.prepare_data)
     policy = [data]
     if recipe.policy.fit is not None:
