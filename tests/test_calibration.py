@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 
 from infalign.calibration import calibrate, win
 from infalign.errors import DataError
-from infalign.reward import CalibratedReward, transformed
-from infalign.transforms import Exponential, Identity, Log
+from infalign.reward import CalibratedReward
+from infalign.transforms import Exponential, Identity, Log, at_ranks
 
 REWARDS = st.integers(-50, 50).map(float)
 
@@ -69,9 +69,9 @@ def test_unusable_references_are_refused() -> None:
 
 def test_log_is_finite_below_all_rollouts() -> None:
     """A response worse than all K has rank 0; log is taken at 1/(2K) there, and nothing else changes."""
-    phi = transformed(Log(), np.array([0.0, 0.5]), 10)
+    phi = at_ranks(Log(), np.array([0.0, 0.5]), 10)
     assert phi == pytest.approx([np.log(1 / 20), np.log(0.5)])
-    assert transformed(Exponential(10), np.array([0.0, 1.0]), 10) == pytest.approx([np.exp(-10), 1.0])
+    assert at_ranks(Exponential(10), np.array([0.0, 1.0]), 10) == pytest.approx([np.exp(-10), 1.0])
 
 
 def lengths(prompts: list[object], responses: list[str]) -> list[float]:

@@ -64,7 +64,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: 
         ("evaluate.rewind=rewind:2:4", "`evaluate.rewind`: the threshold of rewind is a quantile"),
         ("policies.aware.transform=square", "`policies.aware.transform`: unknown transformation 'square'"),
         ("policies.aware.transform=exp:1000", "`policies.aware.transform`: exp:t needs a finite t"),
-        ("policies.aware.kl_budget=40", "`policies.aware`: exp:10 cannot reach a KL of 40 nats"),
+        ("policies.aware.kl_budget=800", "`policies.aware`: exp:10 cannot reach a KL of 800 nats"),
         ("policies.aware.beta=1", "`policies.aware`: give exactly one of kl_budget, beta"),
         ("policies.a/b={beta: 1}", "`policies.a/b`: a name has letters, digits, - and _ only"),
         ("policies.judge={beta: 1}", "a policy cannot be called judge"),

@@ -7,7 +7,7 @@ import pytest
 from infalign.errors import ConfigError
 from infalign.procedures import BestOfN, Standard, WorstOfN
 from infalign.theory import aligned_law, curve, law_at_kl, training_beta
-from infalign.transforms import Exponential, Identity, Log, Transformation, normalised_beta, parse_transform
+from infalign.transforms import Exponential, Function, Identity, Log, normalised_beta, parse_transform
 
 TRANSFORMS = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10"]
 
@@ -82,23 +82,13 @@ def test_win_rate_at_one_nat(transform: str, procedure: BestOfN | WorstOfN, win_
     assert law_at_kl(parse_transform(transform), kl=1.0).win_rate(procedure) == pytest.approx(win_rate, abs=5e-5)
 
 
-class Mirrored:
-    """Φ(1 − u), whose aligned density is the reflection of Φ's."""
-
-    name = "mirrored"
-
-    def __init__(self, transform: Transformation) -> None:
-        self.transform, self.scale = transform, transform.scale
-
-    def __call__(self, u: np.ndarray) -> np.ndarray:
-        return self.transform(1 - np.asarray(u))
-
-
 @pytest.mark.parametrize("n", [1, 2, 4, 16])
 @pytest.mark.parametrize("transform", ["identity", "exp:5", "exp:-10"])
 def test_reflection_swaps_best_and_worst(transform: str, n: int) -> None:
     """Reflecting the density keeps the KL and sends W of Best-of-N to 1 − W of Worst-of-N."""
-    law, mirror = (aligned_law(t, beta=0.7) for t in (parse_transform(transform), Mirrored(parse_transform(transform))))
+    phi = parse_transform(transform)
+    law = aligned_law(phi, beta=0.7 * phi.scale)
+    mirror = aligned_law(Function("mirrored", lambda u: phi(1 - u)), beta=0.7)
     assert mirror.kl == pytest.approx(law.kl, rel=1e-9)
     assert mirror.win_rate(WorstOfN(n)) == pytest.approx(1 - law.win_rate(BestOfN(n)), abs=1e-9)
 
@@ -144,9 +134,11 @@ def test_a_senseless_beta_is_refused(beta: float) -> None:
 
 
 def test_an_unreachable_budget_is_refused() -> None:
-    """A budget that the grid cannot resolve is an error, not a number."""
-    with pytest.raises(ConfigError, match="cannot reach a KL of 40"):
-        law_at_kl(Identity(), kl=40.0)
+    """A Φ that is flat on its best tenth spends at most log 10 nats, and the error says so."""
+    step = Function("step", lambda u: np.where(u > 0.9, 1.0, 0.0))
+    assert law_at_kl(step, kl=2.3).kl == pytest.approx(2.3, rel=1e-9)
+    with pytest.raises(ConfigError, match=r"cannot reach a KL of 2.31 nats; the largest in reach is 2\.303"):
+        law_at_kl(step, kl=2.31)
 
 
 @pytest.mark.parametrize("name", ["exp:", "exp:x", "exp:0", "exp:inf", "square", ""])

@@ -11,22 +11,51 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from infalign.calibration import calibrate, win
-    from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+    from infalign.finite import FiniteModel, finite_rollouts
+    from infalign.optimum import optimal
+    from infalign.procedures import (
+        BestOfN,
+        BestOfPoisson,
+        Mixture,
+        OrderStatistics,
+        RankDensity,
+        RewindAndRepeat,
+        Standard,
+        WorstOfN,
+        kth_best,
+        parse_procedure,
+        top_k,
+    )
     from infalign.reward import CalibratedReward
-    from infalign.transforms import Exponential, Identity, Log, parse_transform
+    from infalign.theory import aligned_law, law_at_kl
+    from infalign.transforms import Exponential, Function, Identity, Log, Power, Tabulated, parse_transform
 
 __all__ = [
     "BestOfN",
+    "BestOfPoisson",
     "CalibratedReward",
     "Exponential",
+    "FiniteModel",
+    "Function",
     "Identity",
     "Log",
+    "Mixture",
+    "OrderStatistics",
+    "Power",
+    "RankDensity",
     "RewindAndRepeat",
     "Standard",
+    "Tabulated",
     "WorstOfN",
+    "aligned_law",
     "calibrate",
+    "finite_rollouts",
+    "kth_best",
+    "law_at_kl",
+    "optimal",
     "parse_procedure",
     "parse_transform",
+    "top_k",
     "win",
 ]
 
@@ -40,7 +69,7 @@ def __getattr__(name: str) -> object:
 
         return version("infalign")
     if name in __all__:
-        for module in ("calibration", "procedures", "reward", "transforms"):
+        for module in ("calibration", "procedures", "transforms", "theory", "reward", "optimum", "finite"):
             found = getattr(import_module(f"infalign.{module}"), name, None)
             if found is not None:
                 return found

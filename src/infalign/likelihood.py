@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,18 +21,28 @@ if TYPE_CHECKING:
 TokenIds = Sequence[Sequence[int]]
 
 IGNORED = -100  # the label of a token that is not scored: prompt and padding, as everywhere in transformers
+LOGITS = 2**27  # elements of one model's logits in a batch: 512 MiB in float32
+CHUNK = 2**20  # elements that are in float64 at a time: 8 MiB a copy; 2**21 takes twice as long on a CPU
+ROUNDING = 1e-4  # by how much two passes of one model may disagree about the mass of a nucleus
 
 
 @dataclass(frozen=True)
 class SequenceKL:
-    """Two estimates of KL(π ‖ reference) for each sequence, in nats, both unbiased for sequences sampled from π.
+    """Three estimates of KL(π ‖ π_ref) for each sequence y ~ π, in nats, each of shape (sequences,) and unbiased.
 
-    ``rao_blackwell`` is Σ_t KL(π(·|y_<t) ‖ reference(·|y_<t)), never negative and the one to report; ``k1`` is the
-    log-ratio Σ_t log π(y_t|y_<t) − log reference(y_t|y_<t) of the sampled tokens; ``tokens`` is the length.
+    With l_t = log π(y_t|y_<t) − log π_ref(y_t|y_<t):
+
+    ``rao_blackwell`` is Σ_t KL(π(·|y_<t) ‖ π_ref(·|y_<t)), exact in every token given those before it: never negative,
+    the one to report (Amini et al., arXiv 2504.10637). For one token its variance is 0; for a sequence it is as a rule
+    far below the others', but no theorem: where log-ratios of early and late tokens cancel, ``k1`` varies less.
+    ``k1`` is Σ_t l_t. ``k3`` is Σ_t (e^{−l_t} − s_t + l_t), never negative (Schulman 2020), where s_t is the mass that
+    π_ref gives to the tokens that π can draw: 1, so the known formula, unless top-p cuts π's tail off.
+    ``tokens`` is the number of tokens summed over; ``rao_blackwell.sum() / tokens.sum()`` is the KL per token.
     """
 
     rao_blackwell: Array
     k1: Array
+    k3: Array
     tokens: NDArray[np.int64]
 
 
@@ -81,13 +92,14 @@ def token_logprobs(
     """Return Σ_t log π(y_t | x, y_<t), in nats, for each prompt x and completion y given as token ids.
 
     The sum runs over every completion token, so the EOS counts if it is there. ``batch_tokens`` bounds the padded
-    tokens of one forward pass. The model runs in evaluation mode and is put back as it was.
+    tokens of one forward pass, which takes fewer where the vocabulary is so large that its logits would need more than
+    512 MiB in float32. The model runs in evaluation mode and is put back as it was.
 
     Raises DataError if the two lists differ in length or a prompt is empty.
     """
     result = np.empty(len(prompt_ids))
     with _evaluating(model):
-        for rows, batch in _padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, model.device):
+        for rows, batch in _padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, model):
             result[rows] = completion_logprobs(model, *batch).cpu().numpy()
     return result
 
@@ -101,35 +113,114 @@ def rao_blackwell_kl(
     pad_id: int,
     batch_tokens: int,
     temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> SequenceKL:
     """Estimate KL(policy ‖ reference) from completions sampled from the policy, one estimate a sequence.
 
-    Every completion token counts, the EOS included. The estimates hold for completions sampled from the whole
-    vocabulary (no top-p, no top-k) at ``temperature``, which divides the logits of both models. Both models must be on
-    one device; memory is that of their logits, ``batch_tokens`` × V each, plus float32 copies for one sequence.
+    Every completion token counts: the EOS that ends a response is its last token, one cut at the length limit has none,
+    and nothing may follow an EOS (`rollouts.Response.token_ids` is so). ``temperature`` and ``top_p`` are those that
+    drew the completions, see `kl_from_logits`. Both models must be on one device. A batch has ``batch_tokens`` padded
+    tokens or fewer, as in `token_logprobs`.
 
-    Raises DataError if the two lists differ in length or a prompt is empty, ConfigError if the temperature is not
-    positive or the vocabularies differ in size.
+    Raises DataError if the two lists differ in length, a prompt is empty or the completions were not drawn in this way,
+    ConfigError as `kl_from_logits`.
     """
-    if not temperature > 0:
-        raise ConfigError(f"the KL needs the sampling temperature, a number above 0, found {temperature}")
-    kl, k1 = np.empty(len(prompt_ids)), np.empty(len(prompt_ids))
+    rao_blackwell, k1, k3 = np.empty((3, len(prompt_ids)))
+    tokens = np.empty(len(prompt_ids), np.int64)
     with _evaluating(policy), _evaluating(reference):
-        for rows, batch in _padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, policy.device):
+        for rows, batch in _padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, policy):
             policy_logits, targets = _scored_logits(policy, *batch)
             reference_logits, _ = _scored_logits(reference, *batch)
-            if policy_logits.shape != reference_logits.shape:
-                raise ConfigError(
-                    f"the policy has {policy_logits.shape[-1]} outputs and the reference {reference_logits.shape[-1]}; "
-                    "a KL needs two models of one vocabulary"
-                )
-            for i, row in enumerate(rows):  # by sequence, to keep the float32 copies small
-                scored = targets[i] != IGNORED
-                log_p = (_upcast(policy_logits[i, scored]) / temperature).log_softmax(-1)
-                log_ratio = log_p - (_upcast(reference_logits[i, scored]) / temperature).log_softmax(-1)
-                kl[row] = (log_p.exp() * log_ratio).sum().item()
-                k1[row] = log_ratio.gather(-1, targets[i, scored].unsqueeze(-1)).sum().item()
-    return SequenceKL(kl, k1, np.array([len(completion) for completion in completion_ids], np.int64))
+            kl = kl_from_logits(policy_logits, reference_logits, targets, temperature=temperature, top_p=top_p)
+            rao_blackwell[rows], k1[rows], k3[rows], tokens[rows] = kl.rao_blackwell, kl.k1, kl.k3, kl.tokens
+    return SequenceKL(rao_blackwell, k1, k3, tokens)
+
+
+def kl_from_logits(
+    policy_logits: torch.Tensor,
+    reference_logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> SequenceKL:
+    """Estimate KL(π ‖ π_ref) from the logits (batch, width, V) that predict the tokens ``targets`` (batch, width).
+
+    Where a target is −100 (prompt, padding, what follows the EOS) nothing counts. π is what `rollouts.Sampling` draws
+    from: softmax(logits / ``temperature``), of which only the smallest set with mass ≥ ``top_p`` is kept, renormalised.
+    π_ref is softmax(logits / ``temperature``), *whole* for every ``top_p``: a reference cut to its own nucleus gives
+    mass 0 to tokens that π draws, so that the KL is infinite, and estimates miss it where the samples do. With
+    ``top_p`` < 1 the KL therefore includes the step of truncating, and is not 0 even for a policy equal to the
+    reference. Top-k, min-p and repetition penalties are not supported.
+
+    A KL that is infinite because the reference's logit is −inf for a token that π can draw is returned as inf.
+    Computed in float64; the memory on top of the logits does not grow with the batch or with the width. Of equally
+    likely tokens at the edge of a nucleus any may be kept: their order changes its members, not its mass.
+
+    Raises ConfigError for a temperature or top_p out of range, two vocabularies, or NaN or infinite logits, DataError
+    if π cannot draw a target.
+    """
+    import torch
+
+    if not 0 < temperature < math.inf:
+        raise ConfigError(f"the KL needs the sampling temperature, a finite number above 0, found {temperature}")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"the KL needs the top_p of the sampling, in (0, 1] (1 keeps all tokens), found {top_p}")
+    if not policy_logits.shape == reference_logits.shape == (*targets.shape, policy_logits.shape[-1]):
+        raise ConfigError(
+            f"logits of shape {tuple(policy_logits.shape)} (policy) and {tuple(reference_logits.shape)} (reference) "
+            f"for targets of shape {tuple(targets.shape)}; a KL needs two models of one vocabulary on the same tokens"
+        )
+    scored = targets != IGNORED
+    positions, drawn = scored.nonzero(), targets[scored]
+    # By tokens only: one row of the largest vocabularies is 2 MB, so blocks inside of a row would save nothing.
+    rows = max(1, CHUNK // policy_logits.shape[-1])
+    with torch.no_grad():
+        chunks = [
+            _token_kl(policy_logits[at.unbind(1)], reference_logits[at.unbind(1)], tokens, temperature, top_p)
+            for at, tokens in zip(torch.split(positions, rows), torch.split(drawn, rows), strict=True)
+        ]
+    terms = torch.cat(chunks, dim=1)
+    impossible = terms[1] == -math.inf
+    if impossible.any():
+        raise DataError(
+            f"a completion has token {drawn[impossible][0]} where the policy never draws it at temperature "
+            f"{temperature} and top_p {top_p}; pass the temperature, the top_p and the model that drew the completions"
+        )
+    if terms.isnan().any():
+        raise ConfigError("a model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint")
+    rao_blackwell, k1, k3 = terms.new_zeros(3, len(targets)).index_add_(1, positions[:, 0], terms).cpu().numpy()
+    return SequenceKL(rao_blackwell, k1, k3, scored.sum(1).cpu().numpy())
+
+
+def _token_kl(
+    policy_logits: torch.Tensor, reference_logits: torch.Tensor, drawn: torch.Tensor, temperature: float, top_p: float
+) -> torch.Tensor:
+    """Return the exact KL, l and e^{−l} − s + l of each drawn token (3 × tokens), from logits (tokens × V).
+
+    l is −∞ where π cannot draw the token.
+    """
+    import torch
+
+    log_p = (policy_logits.double() / temperature).log_softmax(-1)
+    log_q = (reference_logits.double() / temperature).log_softmax(-1)
+    log_ratio = log_p - log_q
+    p = log_p.exp_()  # in place, for memory that the system hands out anew is what takes the time here
+    p_drawn = p.gather(-1, drawn[:, None])
+    impossible = p_drawn == 0
+    if top_p < 1:
+        # Not whether the token is inside, as the pass that drew it may have rounded, or ordered equals, differently.
+        impossible |= p.masked_fill(p <= p_drawn, 0.0).sum(-1, keepdim=True) >= top_p + ROUNDING
+        ordered, order = p.sort(dim=-1, descending=True)
+        outside = torch.ones_like(p, dtype=torch.bool).scatter_(-1, order, ordered.cumsum(-1) - ordered >= top_p)
+        mass = p.masked_fill_(outside, 0.0).sum(-1, keepdim=True)
+        p /= mass
+        log_ratio -= mass.log()
+    log_ratio_drawn = log_ratio.gather(-1, drawn[:, None]).masked_fill(impossible, -math.inf)[:, 0]
+    unreachable = p == 0
+    kl = torch.linalg.vecdot(p, log_ratio.masked_fill_(unreachable, 0.0))  # 0 log 0 = 0, and a NaN stays
+    support = log_q.exp_().masked_fill_(unreachable, 0.0).sum(-1)
+    return torch.stack([kl, log_ratio_drawn, (-log_ratio_drawn).exp() - support + log_ratio_drawn])
 
 
 def _scored_logits(
@@ -162,7 +253,7 @@ def _upcast(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _padded_batches(
-    prompt_ids: TokenIds, completion_ids: TokenIds, pad_id: int, batch_tokens: int, device: torch.device
+    prompt_ids: TokenIds, completion_ids: TokenIds, pad_id: int, batch_tokens: int, model: PreTrainedModel
 ) -> Iterator[tuple[list[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
     """Yield row numbers with their input ids, attention mask and labels."""
     if len(prompt_ids) != len(completion_ids):
@@ -171,6 +262,8 @@ def _padded_batches(
         if not len(prompt):
             raise DataError(f"row {row}: the prompt has no tokens, so the first token has no context; begin with a BOS")
     sequences = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
+    batch_tokens = min(batch_tokens, LOGITS // model.config.get_text_config(decoder=True).vocab_size)
+    device = model.device
     for rows in length_batches([len(sequence) for sequence in sequences], batch_tokens):
         input_ids = right_padded([sequences[row] for row in rows], pad_id, device)
         attention_mask = right_padded([[1] * len(sequences[row]) for row in rows], 0, device)

@@ -6,18 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from infalign.calibration import Array, calibrate
+from infalign.calibration import calibrate
 from infalign.errors import DataError
-from infalign.transforms import Transformation
-
-
-def transformed(transform: Transformation, u: Array, rollouts: int) -> Array:
-    """Return Φ(u) for ranks ``u`` among ``rollouts`` references, finite everywhere.
-
-    A response worse than all K has rank 0, where log is −∞; there Φ is taken at 1/(2K), the worst rollout's mid-rank.
-    """
-    phi = transform(u)
-    return np.where(np.isfinite(phi), phi, transform(0.5 / rollouts))
+from infalign.transforms import Transformation, at_ranks
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,5 @@ class CalibratedReward:
         if log_metric is not None:
             log_metric("win_rate", float(u.mean()))
             log_metric("reward_model", float(rewards.mean()))
-        phi = [
-            transformed(self.transform, v, len(reference)) for v, reference in zip(u, reference_rewards, strict=True)
-        ]
+        phi = [at_ranks(self.transform, v, len(reference)) for v, reference in zip(u, reference_rewards, strict=True)]
         return [float(value) for value in phi]

@@ -1,86 +1,118 @@
 """Analytic curves: win rate and KL of the aligned policy, which depend on (procedure, Φ, β) alone.
 
-The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy. Mass concentrates
-near the ends (within β/Φ' of them), so the grid is graded towards both and u and 1 − u are kept apart.
+The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy. Its mass may lie
+within 1e-300 of an end, so u and 1 − u are kept apart, panels are split until every integral is resolved, and a law
+carries the error that is left.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from infalign.calibration import Array
 from infalign.errors import ConfigError
-from infalign.procedures import RankProcedure, Standard
-from infalign.transforms import Transformation, normalised_beta
+from infalign.procedures import Distortion, RankProcedure, RewindAndRepeat, Standard
+from infalign.quadrature import TOLERANCE, Panels, adapted, graded
+from infalign.transforms import Function, Tabulated, Transformation, normalised_beta
 
-NODES = 16  # Gauss–Legendre points a panel
-SMALLEST = 1e-16  # the panels halve towards 0 and 1 down to this width
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Composite Gauss–Legendre rule on [0, 1]; ``cumulative`` turns a panel's values into its running integral."""
-
-    u: Array  # (panels, NODES)
-    weight: Array  # (panels, NODES)
-    width: Array  # (panels,)
-    cumulative: Array  # (NODES, NODES): integral from the panel's start to node i of the interpolant, for width 1
+LOWEST_LOG_BETA = -690.0  # of the normalised Φ; the smallest floating-point numbers lie below
+Served = RankProcedure | RewindAndRepeat  # every procedure that theory knows
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """The law of the calibrated reward u under an aligned policy, on the nodes of the grid."""
+    """The law of the calibrated reward u under an aligned policy, at nodes ``u`` with quadrature weights ``weight``.
 
-    transform: str
+    ``error`` estimates the absolute error of its KL and of the win rates of smooth procedures; 1e-12 is usual. It
+    grows when the mass lies so near to an end that a plain function's values there are rounded.
+    """
+
+    transform: Transformation
     beta: float  # of the paper's raw Φ
     kl: float  # nats
-    u: Array
-    density: Array
-    cdf: Array
-    weight: Array
+    error: float
+    u: Array = field(repr=False)
+    v: Array = field(repr=False)  # 1 − u, exact near u = 1
+    log_density: Array = field(repr=False)
+    cdf: Array = field(repr=False)
+    weight: Array = field(repr=False)
+    panels: Panels = field(repr=False)
 
-    def win_rate(self, procedure: RankProcedure) -> float:
-        """Return W = 1 − ∫ h(F(u))·h'(u) du against the base policy under the same procedure."""
-        return float(1.0 - np.sum(self.weight * procedure.distortion(self.cdf) * procedure.density(self.u)))
+    @property
+    def density(self) -> Array:
+        """f(u) at the nodes."""
+        density: Array = np.exp(self.log_density)
+        return density
+
+    def cdf_at(self, u: ArrayLike) -> Array:
+        """Return F at any ``u``."""
+        shape = self.panels.weight.shape
+        return np.clip(self.panels.integral_to(self.density.reshape(shape), np.asarray(u, float)), 0.0, 1.0)
+
+    def win_rate(self, procedure: Served, base: Served | None = None) -> float:
+        """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default likewise."""
+        theirs = distortion(base or procedure, None)
+
+        def integrand(law: Law) -> Array:
+            return distortion(procedure, law).distortion(law.cdf) * theirs.density(law.u)
+
+        def integrands(panels: Panels) -> tuple[Array, ...]:
+            return (integrand(_law(self.transform, self.beta, panels)).reshape(panels.weight.shape),)
+
+        law = self
+        if self.panels.tails(integrand(self).reshape(self.panels.weight.shape)).sum() > TOLERANCE:
+            law = _law(self.transform, self.beta, adapted(self.panels, integrands)[0])
+        return float(1.0 - np.sum(law.weight * integrand(law)))
+
+    def draws(self, procedure: RewindAndRepeat) -> float:
+        """Return the expected number of draws of the policy; for the base it is ``expected_draws(quantile)``."""
+        return float(procedure.expected_draws(self.cdf_at(procedure.quantile)))
 
 
 def aligned_law(transform: Transformation, *, beta: float) -> Law:
     """Return the law of the optimal policy of RLHF with reward Φ(C) and KL weight ``beta`` (of the paper's raw Φ).
 
-    KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite.
+    KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
     """
-    if not (beta > 0 and np.isfinite(beta)):
-        raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
-    grid = _grid()
-    exponent = transform(grid.u) * (transform.scale / beta)
-    shifted = np.exp(exponent - exponent.max())  # e^{10}/0.01 overflows without the shift
-    total = np.sum(grid.weight * shifted)
-    density = shifted / total
-    log_density = exponent - exponent.max() - np.log(total)
-    masses = np.sum(grid.weight * density, axis=1)
-    before = np.concatenate([[0.0], np.cumsum(masses)[:-1]])
-    cdf = np.clip(before[:, None] + grid.width[:, None] * density @ grid.cumulative.T, 0.0, 1.0)
-    kl = float(np.sum(grid.weight * density * np.where(density > 0, log_density, 0.0)))
-    return Law(transform.name, beta, kl, grid.u, density, cdf, grid.weight)
+    return _resolved(transform, beta, _panels(transform))
 
 
 def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
 
-    Raises ConfigError if no β reaches that KL on the grid, which resolves laws down to a width of 1e-16 of an end.
+    Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
     """
     if not (kl > 0 and np.isfinite(kl)):
         raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
-    low, high = np.log(transform.scale) - 25.0, np.log(transform.scale) + 15.0
+    panels = _panels(transform)
+    log_scale = np.log(transform.scale)
 
+    def law(log_beta: float) -> Law:
+        nonlocal panels
+        found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
+        if len(found.panels.start) < 2 * len(_panels(transform).start):  # the next β needs similar panels
+            panels = found.panels
+        return found
+
+    @cache  # the panels of another β change the last digits, and with them perhaps the sign
     def excess(log_beta: float) -> float:
-        return aligned_law(transform, beta=float(np.exp(log_beta))).kl - kl
+        return float(np.log(max(law(log_beta).kl, 1e-300) / kl))
 
-    if excess(low) < 0 or excess(high) > 0:
-        raise ConfigError(f"{transform.name} cannot reach a KL of {kl:g} nats; choose a budget between 1e-6 and 15")
-    return aligned_law(transform, beta=float(np.exp(brentq(excess, low, high, xtol=1e-13, rtol=1e-14))))
+    inside, step = 0.0, 2.0
+    outside = inside
+    sign = np.sign(excess(inside))
+    while sign != 0 and np.sign(excess(outside)) == sign:
+        inside, outside, step = outside, outside + sign * step, 2.0 * step
+        if outside < LOWEST_LOG_BETA:
+            raise ConfigError(
+                f"{transform.name} cannot reach a KL of {kl:g} nats; "
+                f"the largest in reach is {law(LOWEST_LOG_BETA).kl:.4g}"
+            )
+    root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)
+    return aligned_law(transform, beta=float(np.exp(log_scale + root)))
 
 
 def training_beta(transform: Transformation, *, kl: float) -> float:
@@ -88,27 +120,68 @@ def training_beta(transform: Transformation, *, kl: float) -> float:
     return normalised_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 
-def curve(transform: Transformation, procedure: RankProcedure, kls: Array) -> tuple[Array, Array]:
+def curve(transform: Transformation, procedure: Served, kls: Array) -> tuple[Array, Array]:
     """Return the win rates (procedure's, standard) of the aligned policies at each of ``kls``, both of its shape."""
     laws = [law_at_kl(transform, kl=float(kl)) for kl in kls]
     return np.array([law.win_rate(procedure) for law in laws]), np.array([law.win_rate(Standard()) for law in laws])
 
 
-@cache
-def _grid() -> Grid:
-    halves = 0.5 ** np.arange(1, int(-np.log2(SMALLEST)) + 1)  # 1/2, 1/4, … SMALLEST
-    edges = np.concatenate([[0.0], halves[::-1], 1.0 - halves[1:], [1.0]])
-    edges = np.unique(np.concatenate([edges, np.linspace(0.0, 1.0, 33)]))
-    x, w = np.polynomial.legendre.leggauss(NODES)
-    x, w = (x + 1) / 2, w / 2
-    width = np.diff(edges)
-    legendre = np.polynomial.legendre.legvander(2 * x - 1, NODES - 1)
-    antiderivative = np.stack(
-        [
-            (lambda p: p(2 * x - 1) - p(-1.0))(np.polynomial.legendre.Legendre.basis(d).integ()) / 2
-            for d in range(NODES)
-        ],
-        axis=1,
-    )
-    cumulative = antiderivative @ np.linalg.inv(legendre)
-    return Grid(edges[:-1, None] + width[:, None] * x, width[:, None] * w, width, cumulative)
+def distortion(procedure: Served, law: Law | None) -> Distortion:
+    """Return what ``procedure`` does to the CDF of ``law``, or for None of the base policy."""
+    if isinstance(procedure, RewindAndRepeat):
+        below = procedure.quantile if law is None else float(law.cdf_at(procedure.quantile))
+        return procedure.given(below)
+    return procedure
+
+
+def _panels(transform: Transformation) -> Panels:
+    """Return the panels to start from; between the knots of a table they see one polynomial each."""
+    return graded(edges=transform.v) if isinstance(transform, Tabulated) else graded()
+
+
+def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
+    if not (beta > 0 and np.isfinite(beta)):
+        raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
+
+    def integrands(panels: Panels) -> tuple[Array, ...]:
+        log_density = _log_density(transform, beta, panels)
+        return np.exp(log_density), information(log_density)
+
+    panels, error = adapted(panels, integrands)
+    return _law(transform, beta, panels, error)
+
+
+def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> Law:
+    log_density = _log_density(transform, beta, panels)
+    density = np.exp(log_density)
+    if isinstance(transform, Function):
+        error += np.finfo(float).eps * float(density.max())  # u is rounded, and f varies over 1/max f
+    kl = float(np.sum(panels.weight * information(log_density)))
+    cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
+    u, v, weight = panels.u.ravel(), panels.v.ravel(), panels.weight.ravel()
+    return Law(transform, beta, kl, error, u, v, log_density.ravel(), cdf.ravel(), weight, panels)
+
+
+def _log_density(transform: Transformation, beta: float, panels: Panels) -> Array:
+    exponent = _exponent(transform, panels) * (transform.scale / beta)
+    exponent -= exponent.max()  # e^{10}/0.01 overflows without the shift
+    log_density: Array = exponent - np.log(np.sum(panels.weight * np.exp(exponent)))
+    return log_density
+
+
+def information(log_density: Array) -> Array:
+    """Return f log f − f + 1, which integrates to the KL without cancellation."""
+    f = np.exp(log_density)
+    information: Array = f * (np.where(f > 0, log_density, 0.0) - 1.0) + 1.0
+    return information
+
+
+def _exponent(transform: Transformation, panels: Panels) -> Array:
+    """Return the normalised Φ at the nodes relative to Φ(1), −∞ allowed."""
+    u = panels.u
+    top = transform(1.0)
+    phi = np.where(panels.upper[:, None], transform.drop(panels.v), transform(u) - np.where(np.isfinite(top), top, 0.0))
+    bad = np.isnan(phi) | (phi == np.inf)
+    if bad.any():
+        raise ConfigError(f"the transformation {transform.name} is {transform(u)[bad][0]:g} at u = {u[bad][0]:.17g}")
+    return phi

@@ -4,11 +4,17 @@ A transformation returns a *normalised* Φ (for training: raw e^{10u} gives grad
 read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalised; :func:`normalised_beta` is the one conversion.
 """
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.interpolate import CubicHermiteSpline
+from scipy.special import xlog1py
 
 from infalign.calibration import Array
 from infalign.errors import ConfigError
@@ -30,10 +36,22 @@ class Transformation(Protocol):
     def __call__(self, u: ArrayLike) -> Array:
         """Return the normalised Φ at calibrated rewards ``u``."""
 
+    def drop(self, v: ArrayLike) -> Array:
+        """Return Φ(1 − v) − Φ(1), normalised, with full relative accuracy where 1 − v rounds to 1."""
+
 
 def normalised_beta(transform: Transformation, beta: float) -> float:
     """Convert the paper's β, which weighs KL against raw Φ, to the β that goes with the normalised Φ."""
     return beta / transform.scale
+
+
+def at_ranks(transform: Transformation, u: ArrayLike, rollouts: int) -> Array:
+    """Return Φ(u) for ranks ``u`` among ``rollouts`` references, finite everywhere.
+
+    A response worse than all K has rank 0, where log is −∞; there Φ is taken at 1/(2K), the worst rollout's mid-rank.
+    """
+    phi = transform(u)
+    return np.where(np.isfinite(phi), phi, transform(0.5 / rollouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,10 @@ class Identity:
         """Return u."""
         return np.array(u, float)
 
+    def drop(self, v: ArrayLike) -> Array:
+        """Return −v."""
+        return -np.asarray(v, float)
+
 
 @dataclass(frozen=True, slots=True)
 class Log:
@@ -59,6 +81,12 @@ class Log:
         """Return log u."""
         with np.errstate(divide="ignore"):
             phi: Array = np.log(np.asarray(u, float))
+        return phi
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return log(1 − v)."""
+        with np.errstate(divide="ignore"):
+            phi: Array = np.log1p(-np.asarray(v, float))
         return phi
 
 
@@ -75,7 +103,7 @@ class Exponential:
     @property
     def name(self) -> str:
         """``exp:10`` for t = 10."""
-        return f"exp:{self.t:g}"
+        return f"exp:{self.t:.15g}"
 
     @property
     def scale(self) -> float:
@@ -87,17 +115,146 @@ class Exponential:
         phi: Array = np.sign(self.t) * np.exp(self.t * np.asarray(u, float) - max(self.t, 0.0))
         return phi
 
+    def drop(self, v: ArrayLike) -> Array:
+        """Return sign(t)·e^{min(t, 0)}·(e^{−tv} − 1)."""
+        phi: Array = np.sign(self.t) * np.exp(min(self.t, 0.0)) * np.expm1(-self.t * np.asarray(v, float))
+        return phi
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Φ(u) = u^m for m > 0 and −(1−u)^|m| for m < 0, its mirror.
+
+    With m = 2N−1, or −(2N−1), it is the limit of the optimal transformation for Best-of-N, or Worst-of-N, at small KL.
+    """
+
+    m: float
+
+    def __post_init__(self) -> None:
+        if not (self.m != 0 and np.isfinite(self.m)):
+            raise ConfigError(f"power:M needs a finite exponent other than 0, found {self.m:g}")
+
+    @property
+    def name(self) -> str:
+        """``power:7`` for the exponent 7."""
+        return f"power:{self.m:.15g}"
+
+    scale = 1.0
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return u^m or −(1−u)^|m|."""
+        u = np.asarray(u, float)
+        phi: Array = u**self.m if self.m > 0 else -((1.0 - u) ** -self.m)
+        return phi
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return (1−v)^m − 1 or −v^|m|."""
+        v = np.asarray(v, float)
+        if self.m < 0:
+            return np.asarray(-(v**-self.m))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.expm1(xlog1py(self.m, -v)))
+
+
+@dataclass(frozen=True, eq=False)
+class Tabulated:
+    """A transformation given by its values, for example a solved optimum, saved as JSON.
+
+    ``v`` = 1 − u ascends from 0 to 1 (ranks counted from the top, where an optimum has its fine structure), ``phi`` is
+    the paper's raw Φ there, ``slope`` its derivative by v; between the knots it is the cubic that agrees with both.
+    Two neighbouring knots make a jump. Raises ConfigError for a table that is none.
+    """
+
+    name: str
+    v: Array
+    phi: Array
+    slope: Array
+
+    def __post_init__(self) -> None:
+        columns = {"v": self.v, "phi": self.phi, "slope": self.slope}
+        for column, values in columns.items():
+            if values.ndim != 1 or values.shape != self.v.shape or not np.isfinite(values).all():
+                raise ConfigError(f"{self.name}: {column} must be a list of finite numbers, as long as v")
+        if len(self.v) < 2 or self.v[0] != 0 or self.v[-1] != 1 or (np.diff(self.v) <= 0).any():
+            raise ConfigError(f"{self.name}: v must ascend strictly from 0 to 1")
+        if np.ptp(self.phi) == 0:
+            raise ConfigError(f"{self.name}: phi is constant, which rewards nothing")
+
+    @property
+    def scale(self) -> float:
+        """The range of raw Φ."""
+        return float(np.ptp(self.phi))
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return the normalised Φ."""
+        return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return Φ(1 − v) − Φ(1), normalised."""
+        return np.asarray(self._spline(np.asarray(v, float)))
+
+    def to_json(self) -> str:
+        """Return the text of a file that ``parse_transform`` reads, and so every recipe accepts."""
+        columns = {column: getattr(self, column).tolist() for column in ("v", "phi", "slope")}
+        return json.dumps({"name": self.name, **columns}) + "\n"
+
+    @cached_property
+    def _spline(self) -> CubicHermiteSpline:
+        return CubicHermiteSpline(self.v, (self.phi - self.phi[0]) / self.scale, self.slope / self.scale)
+
+
+@dataclass(frozen=True)
+class Function:
+    """Any function of the calibrated reward as a transformation: ``Function("sqrt", np.sqrt)``.
+
+    ``phi`` works on arrays in [0, 1]; it is taken as it is (``scale`` 1). Close to u = 1 its values are rounded, so
+    theory certifies laws with it only up to a KL of some 15 nats.
+    """
+
+    name: str
+    phi: Callable[[Array], ArrayLike]
+    scale = 1.0
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return Φ(u)."""
+        return np.asarray(self.phi(np.asarray(u, float)), float)
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return Φ(1 − v) − Φ(1), or Φ(1 − v) where Φ is infinite at 1."""
+        top = self(1.0)
+        return self(1.0 - np.asarray(v, float)) - np.where(np.isfinite(top), top, 0.0)
+
 
 def parse_transform(name: str) -> Transformation:
-    """Return the transformation that ``name`` spells: ``identity``, ``log``, ``exp:10``, ``exp:-10``."""
+    """Return the transformation that ``name`` spells, or that the JSON file of that name holds.
+
+    ``identity``, ``log``, ``exp:10``, ``exp:-10``, ``power:7``, ``power:-7``, ``some/table.json``.
+    """
     kind, _, argument = name.partition(":")
     if name == "identity":
         return Identity()
     if name == "log":
         return Log()
-    if kind == "exp":
+    if name.endswith(".json"):
+        return _read_table(Path(name))
+    makers: dict[str, Callable[[float], Transformation]] = {"exp": Exponential, "power": Power}
+    if kind in makers:
         try:
-            return Exponential(float(argument))
+            return makers[kind](float(argument))
         except ValueError:
             pass
-    raise ConfigError(f"unknown transformation {name!r}; known: identity, log, exp:T (for example exp:10 or exp:-10)")
+    raise ConfigError(
+        f"unknown transformation {name!r}; known: identity, log, exp:T (for example exp:10 or exp:-10), "
+        "power:M, and a table's FILE.json"
+    )
+
+
+def _read_table(path: Path) -> Tabulated:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        columns = (np.array(table[column], float) for column in ("v", "phi", "slope"))
+        return Tabulated(str(table["name"]), *columns)
+    except OSError as error:
+        raise ConfigError(f"cannot read the transformation {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a transformation that `infalign choose` wrote: {error!r}") from error

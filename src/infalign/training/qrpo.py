@@ -21,8 +21,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from infalign.calibration import Array, calibrate
 from infalign.config import Fit
 from infalign.likelihood import completion_logprobs
-from infalign.reward import transformed
-from infalign.transforms import Transformation, normalised_beta
+from infalign.transforms import Transformation, at_ranks, normalised_beta
 
 HELD_OUT = 0.1  # share of prompts whose rollouts only watch for memorisation
 
@@ -37,7 +36,7 @@ def regression_targets(rewards_PK: Array, transform: Transformation, beta: float
     log-ratios of −1000 at the bottom, and squares of those would be all that is learned.
     """
     k = rewards_PK.shape[1]
-    exponent = transformed(transform, calibrate(rewards_PK, np.sort(rewards_PK, axis=1)), k)
+    exponent = at_ranks(transform, calibrate(rewards_PK, np.sort(rewards_PK, axis=1)), k)
     exponent = exponent / normalised_beta(transform, beta)
     return _log_normalised(np.maximum(_log_normalised(exponent), -np.log(k)))
 
