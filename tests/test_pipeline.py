@@ -21,7 +21,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from infalign import pipeline
 from infalign.calibration import win
 from infalign.config import Recipe, load_recipe
+from infalign.optimum import optimal
+from infalign.procedures import BestOfN
 from infalign.stages import Layout, train_prompts
+from infalign.transforms import parse_transform
 
 torch.set_num_threads(1)
 
@@ -150,6 +153,21 @@ def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path)
     """Another KL budget leaves the rollouts and the other policies as they are."""
     assert again(root, "policies.plain.kl_budget=0.3") == ["train-plain", "evaluate-plain", "results", "report"]
     assert again(root, "policies.plain.kl_budget=0.3") == []
+
+
+def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Path, tmp_path: Path) -> None:
+    """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
+    table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
+    table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
+    expected = ["train-plain", "evaluate-plain", "results", "report"]
+    assert again(root, f"policies.plain.transform={table}") == expected
+    kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
+    ranks = np.linspace(0, 1, 11)
+    assert (kept(ranks) == parse_transform(str(table))(ranks)).all()
+    table.rename(elsewhere)
+    assert again(root, f"policies.plain.transform={elsewhere}") == []
+    elsewhere.write_text(optimal(BestOfN(4), kl=0.4).transform.to_json())
+    assert again(root, f"policies.plain.transform={elsewhere}") == expected
 
 
 def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:

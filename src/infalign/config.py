@@ -9,12 +9,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from infalign.errors import ConfigError
-from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.errors import ConfigError, DataError
+from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
 from infalign.theory import law_at_kl
 from infalign.transforms import parse_transform
 
@@ -267,8 +268,16 @@ class Recipe(Settings):
             raise ValueError(f"write the procedure {self.procedure} as {known}")
         if isinstance(procedure, (BestOfN, WorstOfN)) and procedure.n > self.evaluate.max_n:
             raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {self.procedure}")
-        if not isinstance(procedure, (BestOfN, WorstOfN, Standard)):
-            raise ValueError(f"{self.procedure} cannot be aimed at yet; choose standard, best-of-N or worst-of-N")
+        if isinstance(procedure, RewindAndRepeat):
+            if self.procedure != self.evaluate.rewind:
+                raise ValueError(
+                    f"evaluate.rewind is {self.evaluate.rewind}; it must be the procedure, {self.procedure}"
+                )
+        else:
+            try:
+                procedure.weights(np.arange(self.evaluate.samples)[None])
+            except DataError as error:
+                raise ValueError(f"evaluate.samples: {error}") from error
         longest = self.data.max_prompt_tokens + self.rollout.max_new_tokens
         if self.policy.scratch is not None and longest > self.policy.scratch.context:
             raise ValueError(

@@ -110,6 +110,8 @@ def units(recipe: Recipe, root: Path) -> list[Unit]:
     evaluated = [evaluate("reference", policy)]
     for name in recipe.policies:
         keys = part_of() | {"policy": settings["policies"][name]}
+        if recipe.policies[name].transform.endswith(".json"):  # what the file holds counts, not where it lies
+            keys["policy"] |= {"transform": _digest(Path(recipe.policies[name].transform))}
         trained = add_model("train", f"train-{name}", [calibrated], keys, name, stages.train_policy, name)
         evaluated += [evaluate(name, [trained])]
     keys = part_of("evaluate", "procedure")

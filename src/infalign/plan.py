@@ -13,9 +13,9 @@ from rich.table import Table
 from infalign.config import Model, Recipe, Scratch, Source, is_hub_id
 from infalign.errors import ConfigError
 from infalign.pipeline import pending, units
-from infalign.procedures import RewindAndRepeat, Standard, parse_procedure
+from infalign.procedures import Standard, parse_procedure
 from infalign.scoring import function_reward
-from infalign.stages import STAGES, load_tokenizer, policy_law, read_examples, reward_names, reward_source
+from infalign.stages import STAGES, load_tokenizer, policy_betas, policy_law, read_examples, reward_names, reward_source
 
 ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
 TOKEN_BYTES = 8  # of a token in a table: its id and its text
@@ -93,15 +93,15 @@ def _print_work(recipe: Recipe, console: Console) -> None:
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
-    served = parse_procedure(recipe.procedure)
-    assert not isinstance(served, RewindAndRepeat)
-    procedures = dict.fromkeys([Standard(), served])
-    table = _table("policy", "solver", "transform", "KL, nats", "β", *(f"{p.name}, %" for p in procedures))
+    procedures = dict.fromkeys([Standard(), parse_procedure(recipe.procedure)])
+    columns = ("policy", "solver", "transform", "KL, nats", "β", "trainer's β")
+    table = _table(*columns, *(f"{p.name}, %" for p in procedures))
     for name, policy in recipe.policies.items():
         law = policy_law(policy)
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
-        table.add_row(name, policy.solver, policy.transform, f"{law.kl:.3g}", f"{law.beta:.4g}", *wins)
-    _print(console, "Policies: the paper's β, and the win rates that theory gives at this KL", table)
+        betas = (f"{beta:.4g}" for beta in policy_betas(policy))
+        table.add_row(name, policy.solver, policy.transform, f"{law.kl:.3g}", *betas, *wins)
+    _print(console, "Policies: β for the paper's raw Φ and for the trainer's, and theory's win rates at this KL", table)
 
 
 def _print_cost(recipe: Recipe, console: Console) -> None:

@@ -18,9 +18,9 @@ from infalign.config import Recipe, dump_recipe
 from infalign.data import atomic_path, read_table, write_text
 from infalign.errors import ConfigError
 from infalign.evaluation import estimate, uniformity
-from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
+from infalign.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.results import read_results
-from infalign.stages import Layout, parts, policy_beta, records, reward_names, reward_source, samples_of
+from infalign.stages import Layout, parts, policy_betas, records, reward_names, reward_source, samples_of
 from infalign.theory import curve, law_at_kl
 from infalign.transforms import parse_transform
 
@@ -115,7 +115,7 @@ def write(recipe: Recipe, root: Path) -> None:
         verdict=verdict(results),
         comparison=compare(results),
         figures=figures,
-        betas={name: policy_beta(policy) for name, policy in recipe.policies.items()},
+        betas={name: policy_betas(policy) for name, policy in recipe.policies.items()},
         saturation=saturation(recipe, root),
         examples=examples(recipe, root),
         records=made,
@@ -281,13 +281,13 @@ def win_rate_by_kl(results: Numbers, judges: list[str], looks: Mapping[str, Look
     procedure, policies = results["procedure"], results["policies"]
     figure, axes = _axes("KL to the reference, nats a response", f"win rate as {procedure}, %")
     if judges == ["reward"]:
-        most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values())), 15.0)
+        most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
         kls = most * np.linspace(0.01, 1, 60) ** 2  # the curves bend near 0
         drawn: set[str] = set()
         for name, policy in policies.items():
             if policy["transform"] not in drawn:
                 drawn.add(policy["transform"])
-                expected, _ = curve(parse_transform(policy["transform"]), _rank_procedure(procedure), kls)
+                expected, _ = curve(parse_transform(policy["transform"]), parse_procedure(procedure), kls)
                 label = f"theory, {policy['transform']}"
                 axes.plot([0, *kls], [50, *100 * expected], "--", color=looks[name].color, label=label)
     for name, policy in policies.items():
@@ -473,12 +473,6 @@ def _shade(position: float) -> Any:
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.25 + 0.6 * position)
-
-
-def _rank_procedure(name: str) -> Any:
-    procedure = parse_procedure(name)
-    assert not isinstance(procedure, RewindAndRepeat)
-    return procedure
 
 
 def _save(picture: Picture, folder: Path) -> Numbers:

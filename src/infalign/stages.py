@@ -36,7 +36,7 @@ from infalign.errors import ConfigError, DataError
 from infalign.evaluation import estimate
 from infalign.jobs import Report
 from infalign.theory import Law, aligned_law, law_at_kl
-from infalign.transforms import parse_transform
+from infalign.transforms import Tabulated, normalised_beta, parse_transform
 
 Summary = dict[str, Any]
 STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
@@ -485,14 +485,22 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
             model, tokenizer = load_policy(reference, device=device(recipe))
             rows = _regression_rows(recipe, root, policy, model, tokenizer)
             history = fit_qrpo(model, tokenizer, rows, policy.fit, job, folder)
+        if isinstance(transform, Tabulated) and not int(os.environ.get("RANK", "0")):
+            write_text(folder / "transformation.json", transform.to_json())  # a policy keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    return {"beta": beta, **watched, "history": history}
+    return {"beta": beta, "trainer_beta": normalised_beta(transform, beta), **watched, "history": history}
 
 
 def policy_beta(policy: Policy) -> float:
     """Return the paper's β of a policy: given, or the one whose optimum spends the KL budget."""
     return policy_law(policy).beta
+
+
+def policy_betas(policy: Policy) -> tuple[float, float]:
+    """Return a policy's β for the paper's raw Φ and for the normalised Φ that it is trained on."""
+    beta = policy_beta(policy)
+    return beta, normalised_beta(parse_transform(policy.transform), beta)
 
 
 def policy_law(policy: Policy) -> Law:
