@@ -4,15 +4,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.errors import InfalignError
+from infalign.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+    from infalign.choose import Point, Ranking
     from infalign.config import Recipe
 
 CONTINUES = "the same command continues where this one stopped"
@@ -28,12 +30,48 @@ Examples:
   infalign run recipes/demo.yaml              everything, from data to report
   infalign train recipes/demo.yaml            up to the policies, no evaluation
   infalign run recipes/demo.yaml --set rollout.k=128    more rollouts, none lost
+  infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
 
 The same command continues after a stop and, after a change, redoes what
 depends on it. --debug, anywhere, shows where an error came from.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, recipe or model, 3 invalid data,
 4 partial (run it again), 130 interrupted by SIGINT, 143 by SIGTERM.
+"""
+CURVE_EPILOGUE = """\
+Examples:
+  infalign curve --procedure best-of-4 --transform exp:10 --kl 1
+  infalign curve --procedure best-of-4 --transform identity \\
+    --transform exp:10 --transform optimal --sweep --plot curves.svg
+  infalign curve --procedure worst-of-4 --transform exp:-10 --beta 0.01 --json
+
+The win rate is that of the aligned policy against the base policy, ties
+counting one half; KL is in nats. β is the paper's, the weight of KL against
+raw Φ (e^{10u} for exp:10); trainers whose Φ is normalised take the other one.
+`optimal` is the best policy for the procedure at that KL or β.
+--plot draws win rates against KL with --sweep, otherwise density and CDF of
+the calibrated reward. --json has all digits and `error`, which bounds them.
+"""
+CHOOSE_EPILOGUE = """\
+Example:
+  infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
+prints what to write for a policy of a recipe, `transform` and `beta`, and
+writes the transformation to best-of-32-kl-0.5.json, which serves as
+`transform: best-of-32-kl-0.5.json`.
+
+Rewards are ranked among K rollouts, so a response can be told from others
+only to 1/K: steep transformations lose more of what theory promises them.
+Each is simulated on the same prompts (continuous rewards, KL spent on
+average). ± is one standard error of the simulation. Of those that cannot be
+told from the best, the simplest is recommended.
+"""
+REPRODUCE_EPILOGUE = """\
+Example:
+  infalign reproduce analytic --output figures
+
+analytic draws win rate against KL, both policies served by standard sampling,
+best-of-2, best-of-4, worst-of-2 or worst-of-4, for identity, log, four
+exponentials and the optimum (the paper's fixed point).
 """
 STAGES = {
     "data": "Read and split the data, make the tokenizer.",
@@ -102,6 +140,114 @@ for _stage, _text in STAGES.items():
     _add_stage(_stage, _text, _group)
 
 
+_theory = Group("Before a run: what theory says, in seconds and without data", sort_key=2)
+
+ProcedureName = Annotated[
+    str,
+    Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ..."),
+]
+BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.", show_default=False)]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
+
+
+@app.command(group=_theory, sort_key=0, help_epilogue=CURVE_EPILOGUE)
+def curve(
+    *,
+    procedure: ProcedureName,
+    transform: Annotated[
+        list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal. Repeatable.", negative=())
+    ],
+    kl: Annotated[
+        list[float] | None, Parameter(help="KL budget in nats. Repeatable.", negative=(), show_default=False)
+    ] = None,
+    beta: Annotated[
+        list[float] | None,
+        Parameter(help="The paper's β instead of --kl. Repeatable.", negative=(), show_default=False),
+    ] = None,
+    sweep: Annotated[
+        bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.", negative=(), show_default=False)
+    ] = False,
+    base: BaseName = None,
+    plot: Annotated[str | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which win rate, KL and β transformations lead to."""
+    from infalign import choose
+    from infalign.procedures import parse_procedure
+
+    if (kl is not None) + (beta is not None) + sweep != 1:
+        raise ConfigError("a curve needs either --kl or --beta or --sweep")
+    served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
+    picture = _new_file(plot, ".png", ".svg", ".pdf") if plot else None
+    points: list[Point] = []
+    for aim in map(choose.parse_aim, dict.fromkeys(transform)):
+        if sweep:
+            found, ended = choose.sweep(served, aim, base=theirs)
+            points += found
+            if ended:
+                print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
+        points += [choose.analyse(served, aim, kl=budget, base=theirs) for budget in dict.fromkeys(kl or [])]
+        points += [choose.analyse(served, aim, beta=weight, base=theirs) for weight in dict.fromkeys(beta or [])]
+    if picture:
+        from infalign import figures
+
+        (figures.write_curves if sweep else figures.write_laws)(picture, points)
+    if as_json:
+        records = [point.as_dict() for point in points]
+        _print_json(records if sweep or len(records) > 1 else records[0])
+    else:
+        _print_points(points, _console())
+
+
+@app.command(name="choose", group=_theory, sort_key=1, help_epilogue=CHOOSE_EPILOGUE)
+def choose_(
+    *,
+    procedure: ProcedureName,
+    kl: Annotated[float, Parameter(help="KL budget in nats.")],
+    rollouts: Annotated[int, Parameter(help="K, the reference rollouts a prompt that calibrate rewards.")],
+    base: BaseName = None,
+    output: Annotated[
+        str | None,
+        Parameter(help="The file for the recommended transformation [best-of-32-kl-0.5.json].", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank transformations by what they achieve with K rollouts a prompt."""
+    from infalign import choose
+    from infalign.procedures import parse_procedure
+
+    file = _new_file(output or f"{procedure.replace(':', '-')}-kl-{kl:g}.json", ".json")
+    served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
+    ranking = choose.rank(served, kl=kl, rollouts=rollouts, base=theirs)
+    from infalign.data import write_text
+    from infalign.transforms import Log
+
+    best = ranking.recommended
+    if not isinstance(best.transform, Log):  # −∞ at u = 0: a table has no room for it, and its name serves
+        write_text(file, choose.tabulated(best.transform, beta=best.beta).to_json())
+    if as_json:
+        _print_json(ranking.as_dict())
+    else:
+        _print_ranking(ranking, file, _console())
+
+
+@app.command(group=_theory, sort_key=2, help_epilogue=REPRODUCE_EPILOGUE)
+def reproduce(
+    what: Annotated[Literal["analytic"], Parameter(help="analytic: the paper's figures 2 and 8.")],
+    /,
+    *,
+    output: Annotated[str, Parameter(help="The folder for SVG, PNG and CSV.")] = "analytic",
+) -> None:
+    """Draw figures of the paper again, with the numbers behind them."""
+    from infalign.figures import write_analytic
+
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; --output names a folder")
+    points = write_analytic(folder)
+    _console().print(f"{len(points)} points: {folder / 'analytic'}.csv, .svg, .png", highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line: errors in one sentence, exit codes that scripts can use."""
     debug = "--debug" in sys.argv[1:]
@@ -160,7 +306,8 @@ def _recipe(path: str, overrides: list[str] | None) -> "Recipe":
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(quiet=os.environ.get("RANK", "0") != "0")  # of a distributed training the first process speaks
+    quiet = os.environ.get("RANK", "0") != "0"  # of a distributed training the first process speaks
+    return Console(quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
 
 
 def _run_until(stage: str, path: str, overrides: list[str] | None) -> Path:
@@ -168,3 +315,79 @@ def _run_until(stage: str, path: str, overrides: list[str] | None) -> Path:
     from infalign import pipeline
 
     return pipeline.run(recipe, until=stage, console=_console())
+
+
+def _new_file(name: str, *endings: str) -> Path:
+    """Return the path of a file that can be written. Raises ConfigError for another ending or a missing folder."""
+    path = Path(name)
+    if path.suffix not in endings:
+        raise ConfigError(f"the name of {name} must end in {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
+    return path
+
+
+def _print_json(record: Any) -> None:
+    import json
+
+    print(json.dumps(record, indent=2))
+
+
+def _table(*columns: str) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=i > 0)
+    return table
+
+
+def _print_points(points: "list[Point]", console: "Console") -> None:
+    """Print a row for each point; draws of Rewind-and-Repeat, and errors above 1e-9, have columns of their own."""
+    first = points[0]
+    alike = first.base == first.procedure
+    served = "the base policy served alike" if alike else f"a base policy served as {first.base}"
+    columns = ["transform", "KL,\nnats", "β of\nraw Φ", "β of nor-\nmalised Φ", "win\nrate, %", "standard\nwin rate, %"]
+    rough = any(point.error > 1e-9 for point in points)
+    table = _table(*columns, *(["draws"] if first.draws is not None else []), *(["error"] if rough else []))
+    for point in points:
+        cells = [f"{point.kl:.4g}", f"{point.beta:.5g}", f"{point.normalised_beta:.5g}"]
+        cells += [f"{100 * point.win_rate:.2f}", f"{100 * point.standard_win_rate:.2f}"]
+        cells += [] if point.draws is None else [f"{point.draws:.2f}"]
+        table.add_row(point.transform, *cells, *([f"{point.error:.0e}"] if rough else []))
+    console.print(f"\n[bold]{first.procedure} against {served}[/]", highlight=False)
+    console.print(table)
+    if first.base_draws is not None:
+        console.print(f"The base policy needs {first.base_draws:.2f} draws.", highlight=False)
+    if rough:
+        console.print("error: how far KL and win rates (as shares) may be off; usual is 1e-12", highlight=False)
+
+
+def _print_ranking(ranking: "Ranking", file: Path, console: "Console") -> None:
+    """Print a row for each candidate, and what to write into a recipe."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
+    say(f"\n[bold]{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt[/]")
+    table = _table("transform", "win rate, %", "behind, points", "with exact\ncalibration, %")
+    for one in ranking.candidates:
+        pairs = (one.win_rate, one.standard_error), (one.behind, one.behind_error)
+        shown = [f"{100 * mean:.2f}" + (f" ± {100 * error:.2f}" if error else "") for mean, error in pairs]
+        table.add_row(one.transform.name, *shown, f"{100 * one.limit:.2f}")
+    console.print(table)
+    if ranking.prompts:
+        say(f"± one standard error of {ranking.prompts} simulated prompts, the same for all transformations")
+    else:
+        say("Ranked by exact calibration: what finite rollouts cost this procedure is not known.")
+    for name, reason in ranking.left_out.items():
+        say(f"left out: {name}: {reason}")
+    best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
+    named = not best.transform.name.startswith("optimal")
+    say(f"\nRecommended: {best.transform.name}" + (f", the simplest of {ties} that tie" if ties > 1 else ""))
+    say(f"  transform: {best.transform.name if named else file}")
+    say(f"  beta: {best.beta:.6g}")
+    if named and best.transform.name != "log":
+        say(f"{file} holds the same transformation; a recipe accepts either.")

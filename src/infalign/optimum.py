@@ -17,19 +17,24 @@ from scipy.special import expit, logsumexp
 
 from infalign.calibration import Array
 from infalign.errors import ConfigError, InfalignError
-from infalign.procedures import BestOfN, Distortion, RankProcedure, RewindAndRepeat, WorstOfN
+from infalign.procedures import BestOfN, Distortion, RankProcedure, RewindAndRepeat, Standard, WorstOfN
 from infalign.quadrature import Panels, graded
-from infalign.theory import Law, Served, aligned_law, distortion, information
+from infalign.theory import Law, Served, aligned_law, distortion, information, law_at_kl
 from infalign.transforms import Tabulated
 
 KNOT_STEP = 0.015  # of log β between the knots of a table
 REACH = (40.0, 640.0)  # log 1/β to which Best- and Worst-of-N are solved, and solved again when a budget asks for more
+SMALLEST_KL = 1e-20  # nats; below it rounding is what would be solved for
 STARTS = 96  # values of log f(0) that the search for stationary points tries
+SMALLEST_BETA = 1e-9  # to which a budget of Rewind-and-Repeat is looked for
+LOWEST_Z = float(np.log(1e-7))
+REFINED = 17  # between two of them where a stationary point lies, three times over
 INSIDE = 1e-15  # densities are asked for from here to 1 − here: a user's may be infinite at an end
 NEWTON_STEPS = 12
 NUDGE = 1e-6
 SEEDS = 8
 ITERATIONS = 2000
+PLAIN = (Standard(), BestOfN(1), WorstOfN(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +88,18 @@ def optimal(
     theirs = procedure if base is None else base
     if isinstance(procedure, RewindAndRepeat):
         return _rewind(procedure, theirs, beta, kl, price)
-    if isinstance(procedure, BestOfN | WorstOfN) and theirs == procedure and procedure.n > 1:
+    if procedure in PLAIN and theirs in PLAIN:
+        return _plain(procedure, beta, kl)
+    if isinstance(procedure, BestOfN | WorstOfN) and theirs == procedure:
         return _order_statistic(procedure, beta, kl)
     return _shooting(procedure, theirs, beta, kl)
+
+
+def _plain(procedure: RankProcedure, beta: float | None, kl: float | None) -> Optimum:
+    """Return the optimum for one plain draw, which is the identity."""
+    table = Tabulated(f"optimal:{procedure.name}", np.array([0.0, 1.0]), np.array([0.0, -1.0]), np.array([-1.0, -1.0]))
+    law = aligned_law(table, beta=beta) if beta is not None else law_at_kl(table, kl=kl or 0.0)
+    return _certified(procedure, procedure, table, law.beta, law.kl, law.win_rate(Standard()))
 
 
 # Best- and Worst-of-N
@@ -141,6 +155,8 @@ def _order_statistic(procedure: BestOfN | WorstOfN, beta: float | None, kl: floa
             f"the optimum for {procedure.name} is known up to a KL of {path.kl[-1]:.4g} nats (β = {np.exp(-reach):.3g})"
         )
     if kl is not None:
+        if kl < SMALLEST_KL:
+            raise ConfigError(f"a KL of {kl:g} leaves the base policy as it is; give at least {SMALLEST_KL:g} nats")
         above = max(int(np.searchsorted(path.kl, kl)), 1)
         low, high = float(path.steps[above - 1]), float(path.steps[above])
         ell = float(brentq(lambda at: np.log(path.states(at)[1:].sum() / kl), low, high, xtol=1e-13))
@@ -150,9 +166,9 @@ def _order_statistic(procedure: BestOfN | WorstOfN, beta: float | None, kl: floa
             raise ConfigError(f"beta = {beta:g} leaves the base policy as it is; give one below {np.exp(36.0):.2g}")
     beta = float(np.exp(-ell))
     c, d, k = path.states(ell)
-    gain = beta / n * np.expm1(c + d)
-    spent, wins = float(d + k), float(gain if sign > 0 else 1.0 + gain)
-    identity = beta / n * (c + d - spent) - (1.0 - wins if sign > 0 else -wins)
+    gain, part = beta / n * np.expm1(c + d), beta / n * (c - k)  # W, 1 − W: each from the better conditioned identity
+    spent, wins = float(d + k), float(1.0 - part if sign > 0 else 1.0 + gain)
+    identity = wins - (gain if sign > 0 else -part)
     table = _order_statistic_table(path, ell, f"optimal:{procedure.name}")
     return _certified(procedure, procedure, table, beta, spent, wins, identity=abs(float(identity)))
 
@@ -205,7 +221,7 @@ class _Shooting:
     procedure: RankProcedure
     base: Distortion
 
-    def follow(self, z: Array, log_beta: Array, *, accurate: bool) -> Any:
+    def follow(self, z: Array, log_beta: Array, *, rtol: float = 1e-11, dense: bool = False) -> Any:
         """Return scipy's solution with the states u, log f, KL, 1 − W for every start log f(0) = −e^z."""
         beta, count = np.exp(log_beta), len(z)
 
@@ -224,8 +240,7 @@ class _Shooting:
             return np.concatenate(rises)
 
         start = np.concatenate([np.zeros(count), -np.exp(z), np.zeros(2 * count)])
-        rtol, atol = (1e-11, 1e-13) if accurate else (1e-4, 1e-7)
-        return solve_ivp(slopes, (0.0, 2.0), start, "DOP853", dense_output=accurate, rtol=rtol, atol=atol)
+        return solve_ivp(slopes, (0.0, 2.0), start, "DOP853", dense_output=dense, rtol=rtol, atol=1e-3 * rtol)
 
     def steepest(self) -> float:
         """Return the log of the largest g, which bounds Φ(1) − Φ(0)."""
@@ -234,10 +249,15 @@ class _Shooting:
     def scan(self, log_betas: Array) -> Array:
         """Return rows (z, log β, KL) near every stationary point at the given β."""
         steepest = self.steepest()
-        z = np.stack([np.linspace(np.log(1e-7), steepest - log_beta + 0.1, STARTS) for log_beta in log_betas])
-        final = self.follow(z.ravel(), np.repeat(log_betas, STARTS), accurate=False).y[:, -1].reshape(4, *z.shape)
-        gap = final[0] - 1.0
-        row, at = np.nonzero(np.sign(gap[:, 1:]) != np.sign(gap[:, :-1]))
+        z = np.stack([np.linspace(LOWEST_Z, steepest - log_beta + 0.1, STARTS) for log_beta in log_betas])
+        for refinement in range(4):
+            rtol = 1e-4 if refinement == 0 else 1e-6  # a policy that spares the bottom has log f(0) = −N/β
+            final = self.follow(z.ravel(), np.repeat(log_betas, z.shape[1]), rtol=rtol).y[:, -1].reshape(4, *z.shape)
+            gap = final[0] - 1.0
+            row, at = np.nonzero(np.sign(gap[:, 1:]) != np.sign(gap[:, :-1]))
+            if refinement == 3 or not len(row):
+                break
+            log_betas, z = log_betas[row], np.linspace(z[row, at], z[row, at + 1], REFINED, axis=1)
         share = gap[row, at] / (gap[row, at] - gap[row, at + 1])
         here, kl = ((1.0 - share) * values[row, at] + share * values[row, at + 1] for values in (z, final[2]))
         return np.stack([here, log_betas[row], kl], axis=1)
@@ -245,21 +265,25 @@ class _Shooting:
     def polish(self, seeds: Array, kl: float | None) -> Array:
         """Return rows (z, log β, KL, 1 − W): the stationary points near ``seeds`` (z, log β), each once.
 
-        Newton's method on u = 1 at the end and, where a KL budget is given, KL = budget; all seeds at a time.
+        Newton's method on u = 1 at the end and, where a KL budget is given, KL = budget; all seeds at a time. It
+        moves log(−β·log f(0)) = z + log β, which keeps its value where log β moves and log f(0) is large.
         """
         free = 2 if kl else 1
-        points = seeds.copy()
+        points = seeds + np.stack([seeds[:, 1], np.zeros(len(seeds))], axis=1)
         for _ in range(NEWTON_STEPS):
             nudged = np.repeat(points[None], free + 1, axis=0)
             for i in range(free):
                 nudged[i + 1, :, i] += NUDGE
-            end = self.follow(*nudged.reshape(-1, 2).T, accurate=True).y[:, -1].reshape(4, free + 1, -1)
+            scaled, log_beta = nudged.reshape(-1, 2).T
+            end = self.follow(scaled - log_beta, log_beta).y[:, -1].reshape(4, free + 1, -1)
             miss = np.stack([end[0] - 1.0, np.log(np.maximum(end[2], 1e-300) / (kl or 1.0))][:free])
             jacobian = np.moveaxis((miss[:, 1:] - miss[:, :1]) / NUDGE, 2, 0)
             step = -(np.linalg.pinv(jacobian) @ miss[:, 0].T[:, :, None])[:, :, 0]
             points[:, :free] += np.clip(step, -0.5, 0.5)
-        settled = np.max(np.abs(miss[:, 0]), axis=0) < 1e-9
+        rounding = np.array([0.0, 1e-14 / (kl or 1.0)])[:free, None]  # an absolute error of the KL
+        settled = (np.abs(miss[:, 0]) < 1e-9 + rounding).all(axis=0)
         rows: Array = np.concatenate([nudged[0], end[2:, 0].T], axis=1)[settled]
+        rows[:, 0] -= rows[:, 1]
         return rows[np.unique(np.round(rows[:, :2], 6), axis=0, return_index=True)[1]]
 
 
@@ -271,7 +295,7 @@ def _shooting(procedure: RankProcedure, base: Served, beta: float | None, kl: fl
         raise InfalignError(f"no stationary point was found for {procedure.name} against {base.name}")
     prices = np.exp(points[:, 1]) if beta else 0.0  # at a KL budget all have the same KL
     z, log_beta, spent, loss = points[np.argmin(points[:, 3] + prices * points[:, 2])]
-    solution = problem.follow(np.array([z]), np.array([log_beta]), accurate=True)
+    solution = problem.follow(np.array([z]), np.array([log_beta]), dense=True)
     sigma = np.concatenate([solution.t[:-1] + share * np.diff(solution.t) for share in np.arange(8) / 8])
     sigma = np.append(np.sort(sigma), 2.0)
     u, y = solution.sol(sigma)[:2]
@@ -378,7 +402,10 @@ class _Rewinding:
 def _rewind(procedure: RewindAndRepeat, base: Served, beta: float | None, kl: float | None, price: float) -> Optimum:
     theirs = base.given(base.quantile) if isinstance(base, RewindAndRepeat) else base
     q = procedure.quantile
-    problem = _Rewinding(procedure, theirs, price, graded(edges=np.array([1.0 - q])))
+    panels = graded(edges=np.array([1.0 - q]))
+    steepest = procedure.n * float(theirs.density(panels.u).max()) / (beta or SMALLEST_BETA)  # of log f
+    panels = graded(max(12, int(np.log2(steepest)) + 4), edges=np.array([1.0 - q]))
+    problem = _Rewinding(procedure, theirs, price, panels)
     if kl is not None:
         high = 0.0
         while problem.best(np.exp(high))[1] > kl:
@@ -386,8 +413,11 @@ def _rewind(procedure: RewindAndRepeat, base: Served, beta: float | None, kl: fl
         low = high - 2.0
         while problem.best(np.exp(low))[1] < kl:
             low -= 1.0
-            if low < -12.0:
-                raise ConfigError(f"no optimum for {procedure.name} spends {kl:g} nats")
+            if low < np.log(SMALLEST_BETA):
+                reached = problem.best(np.exp(low + 1.0))[1]
+                raise ConfigError(
+                    f"the optimum for {procedure.name} is known up to a KL of {reached:.4g} nats, found {kl:g}"
+                )
         beta = float(np.exp(brentq(lambda at: np.log(problem.best(np.exp(at))[1] / kl), low, high, xtol=1e-12)))
     assert beta is not None
     s, spent, wins, count = problem.best(beta)
@@ -420,7 +450,8 @@ def _certified(
     law = aligned_law(table, beta=beta)
     mine, theirs = distortion(procedure, law), distortion(base, None)
     shape = law.panels.weight.shape
-    phi = law.panels.cumulative((mine.density(law.cdf) * theirs.density(law.u)).reshape(shape)).ravel()
+    cdf = np.clip(law.cdf, INSIDE, 1.0 - INSIDE)
+    phi = law.panels.cumulative((mine.density(cdf) * theirs.density(law.u)).reshape(shape)).ravel()
     if isinstance(procedure, RewindAndRepeat):
         problem, below = _Rewinding(procedure, theirs, price, law.panels), float(law.cdf_at(procedure.quantile))
         phi += np.where(law.v <= 1.0 - procedure.quantile, problem.pull(law.cdf.reshape(shape), below), 0.0)

@@ -198,7 +198,7 @@ class BestOfPoisson:
     @property
     def name(self) -> str:
         """``best-of-poisson:4`` for μ = 4."""
-        return f"best-of-poisson:{self.mu:g}"
+        return f"best-of-poisson:{self.mu:.15g}"
 
     def distortion(self, p: ArrayLike) -> Array:
         """Return p·e^{μ(p−1)}."""
@@ -231,13 +231,21 @@ class BestOfPoisson:
 class Mixture:
     """Serve by a procedure drawn at random, for example when N is random or unknown: h = Σ_i w_i·h_i.
 
-    ``parts`` are (probability, procedure) pairs; every answer, of the policy and of the base, draws anew.
+    ``parts`` are (probability, procedure) pairs; every answer, of the policy and of the base, draws anew. Mixtures
+    among the parts are unfolded. Raises ConfigError unless the probabilities are non-negative and sum to 1, and for
+    Rewind-and-Repeat.
     """
 
     parts: tuple[tuple[float, RankProcedure], ...]
 
     def __post_init__(self) -> None:
         _check_probabilities("a mixture", tuple(weight for weight, _ in self.parts))
+        parts = [
+            (weight * inner, _ranked(part))
+            for weight, whole in self.parts
+            for inner, part in (whole.parts if isinstance(whole, Mixture) else ((1.0, whole),))
+        ]
+        object.__setattr__(self, "parts", tuple(parts))
 
     @property
     def name(self) -> str:
@@ -290,8 +298,10 @@ class RankDensity:
 
     @cached_property
     def _integral(self) -> tuple[Panels, Array, float]:
-        panels, error = adapted(graded(), lambda panels: (self._values(panels.u),))
-        values = self._values(panels.u)
+        rough = graded()  # its integral is the scale: below 1 the tolerance of quadrature is absolute
+        scale = max(float((self._values(rough.u) * rough.weight).sum()), 1e-300)
+        panels, error = adapted(rough, lambda panels: (self._values(panels.u) / scale,))
+        values, error = self._values(panels.u), error * scale
         total = float((values * panels.weight).sum())
         if not total > 0:
             raise ConfigError(f"the density of {self.name} is zero everywhere")
@@ -302,7 +312,8 @@ class RankDensity:
         return panels, values, total
 
     def _values(self, u: Array) -> Array:
-        values = np.broadcast_to(np.asarray(self.g(u), float), np.shape(u))
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            values = np.broadcast_to(np.asarray(self.g(u), float), np.shape(u))
         bad = ~(np.isfinite(values) & (values >= 0))
         if bad.any():
             raise ConfigError(
@@ -326,11 +337,13 @@ class RewindAndRepeat:
         _check_n(self.n)
         if not 0.0 < self.quantile < 1.0:
             raise ConfigError(f"the threshold of rewind is a quantile between 0 and 1, found {self.quantile}")
+        if self.serve not in ("last", "best"):
+            raise ConfigError(f"rewind serves the last or the best of its failed draws, found serve = {self.serve!r}")
 
     @property
     def name(self) -> str:
         """``rewind:0.85:32`` for the paper's setting, ``rewind:0.85:32:best`` when the best failed draw is served."""
-        return f"rewind:{self.quantile:g}:{self.n}" + (":best" if self.serve == "best" else "")
+        return f"rewind:{self.quantile:.15g}:{self.n}" + (":best" if self.serve == "best" else "")
 
     def given(self, below: float) -> "Rewound":
         """Return the distortion for a policy whose probability of falling below the threshold is ``below``."""
@@ -348,7 +361,7 @@ class RewindAndRepeat:
         like the same sample under Best-of-n.
         """
         rewards = _samples(rewards_PM, self.n, self.name)
-        fails = rewards < self._thresholds(thresholds_P)
+        fails = rewards < self._thresholds(thresholds_P, len(rewards))
         samples = rewards.shape[1]
         count = fails.sum(axis=1)
         k = np.arange(self.n)
@@ -363,14 +376,19 @@ class RewindAndRepeat:
     def draws(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike) -> Array:
         """Return the expected number of draws for each prompt, shape (P,): Σ_{k<n} P(the first k draws all fail)."""
         rewards = _samples(rewards_PM, self.n, self.name)
-        count = (rewards < self._thresholds(thresholds_P)).sum(axis=1)
+        count = (rewards < self._thresholds(thresholds_P, len(rewards))).sum(axis=1)
         draws_P: Array = _falling_ratio(count[:, None], rewards.shape[1], np.arange(self.n)).sum(axis=1)
         return draws_P
 
-    def _thresholds(self, thresholds_P: ArrayLike | None) -> Array:
+    def _thresholds(self, thresholds_P: ArrayLike | None, prompts: int) -> Array:
         if thresholds_P is None:
             raise ConfigError(f"{self.name} needs the base policy's {self.quantile:g} quantile of every prompt")
-        return np.asarray(thresholds_P, float)[:, None]
+        thresholds = np.asarray(thresholds_P, float)
+        if thresholds.shape != (prompts,):
+            raise DataError(f"{self.name} needs one threshold for each of {prompts} prompts, found {thresholds.shape}")
+        if np.isnan(thresholds).any():
+            raise DataError(f"the threshold of prompt {int(np.argmax(np.isnan(thresholds)))} is nan")
+        return thresholds[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,15 +450,18 @@ def parse_procedure(name: str) -> RankProcedure | RewindAndRepeat:
 
 def _parse_part(text: str) -> tuple[float, RankProcedure]:
     weight, _, name = text.partition("*")
-    part = parse_procedure(name)
+    return float(weight), _ranked(parse_procedure(name))
+
+
+def _ranked(part: RankProcedure | RewindAndRepeat) -> RankProcedure:
     if isinstance(part, RewindAndRepeat):
-        raise ConfigError(f"a mixture cannot contain {name}, whose threshold belongs to the base policy")
-    return float(weight), part
+        raise ConfigError(f"a mixture cannot contain {part.name}, whose threshold belongs to the base policy")
+    return part
 
 
 def _check_n(n: int) -> None:
-    if n < 1:
-        raise ConfigError(f"a procedure draws at least once, found N = {n}")
+    if not (isinstance(n, int | np.integer) and n >= 1):
+        raise ConfigError(f"a procedure draws at least once, and a whole number of times; found N = {n}")
 
 
 def _check_k(k: int, n: int) -> None:

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.interpolate import CubicHermiteSpline
 from scipy.special import xlog1py
 
 from infalign.calibration import Array
 from infalign.errors import ConfigError
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
+LARGEST_VALUE = 1e150  # of a table, so that differences and products stay finite
 
 
 class Transformation(Protocol):
@@ -173,8 +173,10 @@ class Tabulated:
     def __post_init__(self) -> None:
         columns = {"v": self.v, "phi": self.phi, "slope": self.slope}
         for column, values in columns.items():
-            if values.ndim != 1 or values.shape != self.v.shape or not np.isfinite(values).all():
-                raise ConfigError(f"{self.name}: {column} must be a list of finite numbers, as long as v")
+            if values.ndim != 1 or values.shape != self.v.shape or not (np.abs(values) <= LARGEST_VALUE).all():
+                raise ConfigError(
+                    f"{self.name}: {column} must be a list of finite numbers (at most {LARGEST_VALUE:g}), as long as v"
+                )
         if len(self.v) < 2 or self.v[0] != 0 or self.v[-1] != 1 or (np.diff(self.v) <= 0).any():
             raise ConfigError(f"{self.name}: v must ascend strictly from 0 to 1")
         if np.ptp(self.phi) == 0:
@@ -191,7 +193,13 @@ class Tabulated:
 
     def drop(self, v: ArrayLike) -> Array:
         """Return Φ(1 − v) − Φ(1), normalised."""
-        return np.asarray(self._spline(np.asarray(v, float)))
+        v = np.asarray(v, float)
+        k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
+        width, start, rise = (values[k] for values in self._pieces)
+        x = (v - self.v[k]) / width  # in each piece's own coordinate: knots may be 1e-200 apart
+        first, last = self.slope[k] / self.scale * width, self.slope[k + 1] / self.scale * width
+        cubic: Array = start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise)))
+        return cubic
 
     def to_json(self) -> str:
         """Return the text of a file that ``parse_transform`` reads, and so every recipe accepts."""
@@ -199,8 +207,9 @@ class Tabulated:
         return json.dumps({"name": self.name, **columns}) + "\n"
 
     @cached_property
-    def _spline(self) -> CubicHermiteSpline:
-        return CubicHermiteSpline(self.v, (self.phi - self.phi[0]) / self.scale, self.slope / self.scale)
+    def _pieces(self) -> tuple[Array, Array, Array]:
+        values = (self.phi - self.phi[0]) / self.scale
+        return np.diff(self.v), values, np.diff(values)
 
 
 @dataclass(frozen=True)
@@ -217,7 +226,8 @@ class Function:
 
     def __call__(self, u: ArrayLike) -> Array:
         """Return Φ(u)."""
-        return np.asarray(self.phi(np.asarray(u, float)), float)
+        u = np.asarray(u, float)
+        return np.full(u.shape, np.asarray(self.phi(u), float))
 
     def drop(self, v: ArrayLike) -> Array:
         """Return Φ(1 − v) − Φ(1), or Φ(1 − v) where Φ is infinite at 1."""
@@ -256,5 +266,7 @@ def _read_table(path: Path) -> Tabulated:
         return Tabulated(str(table["name"]), *columns)
     except OSError as error:
         raise ConfigError(f"cannot read the transformation {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not a transformation that `infalign choose` wrote: {error!r}") from error

@@ -1,0 +1,180 @@
+"""Points of the curves, rankings for K rollouts, and transformations as files, against closed forms and brute force."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infalign.choose import analyse, parse_aim, rank, sweep, tabulated
+from infalign.errors import ConfigError
+from infalign.finite import finite_rollouts
+from infalign.optimum import optimal
+from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.theory import aligned_law, law_at_kl
+from infalign.transforms import Exponential, Log, parse_transform
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+def test_a_point_of_log_is_best_of_n_itself(n: int) -> None:
+    """Φ = log at β = 1/(n−1) wins n/(n+1), with standard sampling too, and its KL is log n − (n−1)/n."""
+    point = analyse(BestOfN(8), Log(), beta=1 / (n - 1))
+    assert point.win_rate == pytest.approx(n / (n + 1), abs=1e-12)
+    assert point.standard_win_rate == pytest.approx(n / (n + 1), abs=1e-12)
+    assert point.kl == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-12)
+    assert point.error < 1e-9
+
+
+def test_a_point_has_both_betas() -> None:
+    """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's."""
+    point = analyse(BestOfN(4), Exponential(10.0), kl=1.0)
+    assert point.normalised_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
+
+
+@pytest.mark.parametrize("name", ["best-of-4", "worst-of-4", "0.5*best-of-2+0.5*standard", "rewind:0.85:8"])
+def test_the_optimum_is_above_every_transformation_at_its_kl(name: str) -> None:
+    """No transformation wins more than ``optimal`` at the same KL, and the point says how well that was solved."""
+    procedure = parse_procedure(name)
+    best = analyse(procedure, "optimal", kl=0.5)
+    assert best.transform == "optimal"
+    assert best.kl == pytest.approx(0.5, abs=1e-9)
+    assert best.error < 1e-8
+    assert best.stationary == 1
+    assert best.residual is not None
+    assert best.residual < 1e-6
+    for other in ("identity", "log", "exp:10", "exp:-10"):
+        assert analyse(procedure, parse_transform(other), kl=0.5).win_rate < best.win_rate
+
+
+def test_rewind_tells_its_draws() -> None:
+    """The base draws (1 − φ^N)/(1 − φ) times; a policy that is the base in all but 1e-6 nats draws as often."""
+    procedure = RewindAndRepeat(0.85, 32)
+    point = analyse(procedure, parse_transform("identity"), kl=1e-6)
+    assert point.base_draws == pytest.approx((1 - 0.85**32) / 0.15, rel=1e-12)
+    assert point.draws == pytest.approx(point.base_draws, rel=0.01)
+    assert analyse(procedure, parse_transform("identity"), kl=1.0).draws < 3.0  # type: ignore[operator]
+    assert "draws" not in analyse(BestOfN(2), Log(), kl=1.0).as_dict()
+
+
+def test_a_base_served_otherwise_is_another_opponent() -> None:
+    """The base policy under Best-of-4 beats its plain samples with 4/5, in the limit of no KL."""
+    assert analyse(BestOfN(4), Log(), kl=1e-9, base=Standard()).win_rate == pytest.approx(0.8, abs=1e-4)
+
+
+def test_a_point_needs_exactly_one_budget() -> None:
+    """Neither, both and impossible budgets are refused."""
+    for budget in ({}, {"beta": 1.0, "kl": 1.0}, {"beta": 0.0}, {"kl": -1.0}):
+        for aim in ("identity", "optimal"):
+            with pytest.raises(ConfigError):
+                analyse(BestOfN(2), parse_aim(aim), **budget)
+
+
+def test_a_sweep_rises() -> None:
+    """Win rates grow along a sweep, which reaches from 0.01 to 5 nats."""
+    points, ended = sweep(BestOfN(4), "optimal")
+    assert not ended
+    assert [points[0].kl, points[-1].kl] == pytest.approx([0.01, 5.0], abs=1e-9)
+    assert (np.diff([point.win_rate for point in points]) > 0).all()
+
+
+def test_finite_rollouts_turn_the_ranking_around() -> None:
+    """For Best-of-32 the exact optimum is best with exact ranks, but 100 rollouts leave more to an exponential."""
+    ranking = rank(BestOfN(32), kl=0.5, rollouts=100)
+    optimum = next(c for c in ranking.candidates if c.transform.name.startswith("optimal"))
+    assert optimum.limit == max(c.limit for c in ranking.candidates)
+    assert optimum.limit == pytest.approx(optimal(BestOfN(32), kl=0.5).win_rate, abs=1e-9)
+    assert optimum.behind > 5 * optimum.behind_error > 0
+    assert isinstance(ranking.recommended.transform, Exponential)
+    assert ranking.recommended is ranking.candidates[0]
+    assert [c.behind for c in ranking.candidates] == sorted(c.behind for c in ranking.candidates)
+
+
+def test_a_candidate_is_what_the_simulation_says() -> None:
+    """Win rate, β and errors are those of ``finite_rollouts`` on the same prompts, differences pair by pair."""
+    ranking = rank(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
+    best, other = ranking.candidates[0], ranking.candidates[-1]
+    same = [
+        finite_rollouts(c.transform, WorstOfN(4), rollouts=50, kl=0.5, prompts=ranking.prompts, seed=3)
+        for c in (best, other)
+    ]
+    assert other.win_rate == same[1].win_rate
+    assert other.beta == same[1].beta
+    assert other.standard_error == pytest.approx(same[1].standard_error, rel=1e-12)
+    paired = same[0].win_rates - same[1].win_rates
+    assert other.behind == pytest.approx(paired.mean(), rel=1e-9)
+    assert other.behind_error == pytest.approx(paired.std(ddof=1) / np.sqrt(len(paired)), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["best-of-8", "worst-of-8"])
+def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> None:
+    """Trying every t of a grid finds none better than the one searched, by more than half a thousandth."""
+    procedure = parse_procedure(name)
+    ranking = rank(procedure, kl=0.7, rollouts=40)
+    found = max(c.win_rate for c in ranking.candidates if isinstance(c.transform, Exponential))
+    tried = [
+        finite_rollouts(Exponential(sign * t), procedure, rollouts=40, kl=0.7, prompts=ranking.prompts, seed=0).win_rate
+        for t in np.geomspace(2.0, 40.0, 12)
+        for sign in (1.0, -1.0)
+    ]
+    assert found > max(tried) - 5e-4
+
+
+def test_what_ties_gives_way_to_the_simplest() -> None:
+    """Where every transformation wins always, identity is recommended, and what is out of reach is left out."""
+    ranking = rank(WorstOfN(32), kl=2.0, rollouts=100)
+    assert all(candidate.ties for candidate in ranking.candidates)
+    assert ranking.recommended.transform.name == "identity"
+    assert "100 rollouts cannot spend" in ranking.left_out["optimal"]
+
+
+def test_rewind_is_ranked_by_exact_calibration() -> None:
+    """No loss from finite rollouts is made up for Rewind-and-Repeat: nothing is simulated, the optimum is first."""
+    ranking = rank(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=100)
+    assert ranking.prompts == 0
+    assert all(c.win_rate == c.limit and c.standard_error == 0 for c in ranking.candidates)
+    assert ranking.recommended.transform.name == "optimal:rewind:0.85:8"
+
+
+def test_a_budget_that_rollouts_cannot_spend_is_refused() -> None:
+    """K rollouts tell the best response from K others, which bounds the KL."""
+    with pytest.raises(ConfigError, match="cannot spend a KL of 6"):
+        rank(BestOfN(4), kl=6.0, rollouts=100)
+    with pytest.raises(ConfigError, match="at least 1 rollout"):
+        rank(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kl"),
+    [
+        ("identity", 1.0),
+        ("exp:47", 0.5),
+        ("exp:47", 5.0),
+        ("exp:-47", 0.5),
+        ("exp:330", 1.0),
+        ("exp:-10", 3.0),
+        ("power:63", 0.5),
+        ("power:-63", 0.5),
+        ("power:7", 4.0),
+        ("power:-7", 3.0),
+    ],
+)
+def test_a_table_has_the_law_of_what_it_tabulates(tmp_path: Path, name: str, kl: float) -> None:
+    """Written to a file and read again, a transformation has the same CDF, KL and win rates at the same β to 1e-8."""
+    transform = parse_transform(name)
+    law = law_at_kl(transform, kl=kl)
+    file = tmp_path / "table.json"
+    file.write_text(tabulated(transform, beta=law.beta).to_json())
+    assert json.loads(file.read_text())["name"] == name
+    for beta in (law.beta, 10 * law.beta):
+        exact, read = aligned_law(transform, beta=beta), aligned_law(parse_transform(str(file)), beta=beta)
+        u = np.linspace(0.0, 1.0, 301)
+        assert np.abs(read.cdf_at(u) - exact.cdf_at(u)).max() < 1e-8
+        assert read.kl == pytest.approx(exact.kl, abs=1e-8)
+        for procedure in (BestOfN(32), WorstOfN(32)):
+            assert read.win_rate(procedure) == pytest.approx(exact.win_rate(procedure), abs=1e-8)
+
+
+def test_log_is_not_made_finite() -> None:
+    """log has no table: any finite value at 0 would be another transformation."""
+    with pytest.raises(ConfigError, match="log cannot be written as a table"):
+        tabulated(Log(), beta=1.0)

@@ -1,0 +1,481 @@
+"""Procedures: sample weights against enumeration in exact arithmetic, and distortions against their laws."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.polynomial.legendre import leggauss
+
+from infalign.errors import ConfigError, DataError
+from infalign.procedures import (
+    BestOfN,
+    BestOfPoisson,
+    Mixture,
+    OrderStatistics,
+    RankDensity,
+    RankProcedure,
+    RewindAndRepeat,
+    Standard,
+    WorstOfN,
+    kth_best,
+    parse_procedure,
+    top_k,
+)
+from infalign.theory import Served, aligned_law
+from infalign.transforms import Function, Identity, Log
+
+# Sample weights
+
+
+def chances(procedure: Served) -> list[Fraction]:
+    """Return the probability with which each rank of a draw of N is served, in ascending order."""
+    match procedure:
+        case Standard():
+            return [Fraction(1)]
+        case BestOfN(n):
+            return [Fraction(int(i == n - 1)) for i in range(n)]
+        case WorstOfN(n):
+            return [Fraction(int(i == 0)) for i in range(n)]
+        case OrderStatistics(_, probabilities):
+            return [Fraction(q).limit_denominator(10**6) for q in probabilities]
+    raise AssertionError(procedure)
+
+
+def enumerated(procedure: Served, rewards: list[int], threshold: float = 0.0) -> list[Fraction]:
+    """Return the exact probability that each sample is served when the procedure draws without replacement.
+
+    Every set (for Rewind-and-Repeat every order) of N of the samples is tried; equal rewards share evenly.
+    """
+    samples = range(len(rewards))
+    weights = [Fraction(0) for _ in samples]
+    match procedure:
+        case Mixture(parts):
+            for share, part in parts:
+                for i, weight in enumerate(enumerated(part, rewards)):
+                    weights[i] += Fraction(share).limit_denominator(10**6) * weight
+        case BestOfPoisson(mu):
+            odds = [Fraction(mu) ** k / math.factorial(k) for k in samples]  # of 1 + k draws, given that 1 + k ≤ M
+            for k, odd in enumerate(odds):
+                for i, weight in enumerate(enumerated(BestOfN(k + 1), rewards)):
+                    weights[i] += odd / sum(odds) * weight
+        case RewindAndRepeat(_, n, serve):
+            orders = list(permutations(samples, n))
+            for order in orders:
+                passed = [i for i in order if rewards[i] >= threshold][:1]
+                top = max(rewards[i] for i in order)
+                failed = [i for i in order if rewards[i] == top] if serve == "best" else [order[-1]]
+                for i in passed or failed:
+                    weights[i] += Fraction(1, len(orders) * len(passed or failed))
+        case _:
+            chance = chances(procedure)
+            sets = list(combinations(samples, len(chance)))
+            for drawn in sets:
+                for rank, reward in enumerate(sorted(rewards[i] for i in drawn)):
+                    tied = [i for i in drawn if rewards[i] == reward]
+                    for i in tied:
+                        weights[i] += chance[rank] / (len(tied) * len(sets))
+    return weights
+
+
+PROCEDURES = [
+    Standard(),
+    *(BestOfN(n) for n in (1, 2, 4, 7)),
+    *(WorstOfN(n) for n in (1, 3, 7)),
+    OrderStatistics("median-of-3", (0.0, 1.0, 0.0)),
+    OrderStatistics("uneven", (0.125, 0.5, 0.0, 0.375)),
+    OrderStatistics("one", (1.0,)),
+    kth_best(2, 5),
+    kth_best(7, 7),
+    top_k(2, 4),
+    top_k(5, 5),
+    Mixture(((0.25, BestOfN(5)), (0.5, WorstOfN(2)), (0.25, Standard()))),
+    Mixture(((0.5, kth_best(2, 3)), (0.5, Mixture(((0.75, BestOfN(2)), (0.25, WorstOfN(7))))))),
+]
+REWINDS = [RewindAndRepeat(0.5, n, serve) for n in (1, 2, 3, 6) for serve in ("last", "best")]
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES, ids=lambda procedure: procedure.name)
+@settings(max_examples=12)
+@given(st.lists(st.integers(0, 4), min_size=7, max_size=8))
+def test_weights_are_those_of_all_possible_draws(procedure: RankProcedure, rewards: list[int]) -> None:
+    """Each sample's weight is the share of all draws without replacement that serve it, ties shared evenly."""
+    exact = [float(weight) for weight in enumerated(procedure, rewards)]
+    assert procedure.weights([rewards])[0] == pytest.approx(exact, abs=1e-13)
+
+
+@pytest.mark.parametrize("procedure", REWINDS, ids=lambda procedure: procedure.name)
+@settings(max_examples=12)
+@given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(-1, 5))
+def test_rewind_weights_are_those_of_all_possible_orders(
+    procedure: RewindAndRepeat, rewards: list[int], threshold: int
+) -> None:
+    """Rewind-and-Repeat serves the first that passes in an order of drawing, else the last or the best, and counts."""
+    exact = [float(weight) for weight in enumerated(procedure, rewards, threshold)]
+    assert procedure.weights([rewards], [threshold])[0] == pytest.approx(exact, abs=1e-13)
+    draws = [
+        next((k for k, i in enumerate(order, 1) if rewards[i] >= threshold), procedure.n)
+        for order in permutations(range(6), procedure.n)
+    ]
+    assert procedure.draws([rewards], [threshold]) == pytest.approx([np.mean(draws)], abs=1e-13)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.25, 0.5])
+def test_poisson_weights_are_those_of_all_possible_numbers_of_draws(mu: float) -> None:
+    """Best-of-Poisson weighs like Best-of-n averaged over n, given that n is at most the number of samples."""
+    for seed in range(3):
+        rewards = np.random.default_rng(seed).integers(0, 5, size=11).tolist()
+        exact = [float(weight) for weight in enumerated(BestOfPoisson(mu), rewards)]
+        assert BestOfPoisson(mu).weights([rewards])[0] == pytest.approx(exact, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    "procedure",
+    [BestOfN(128), WorstOfN(128), kth_best(40, 128), top_k(3, 128), BestOfPoisson(100.0), RewindAndRepeat(0.9, 128)],
+    ids=lambda procedure: procedure.name,
+)
+def test_weights_of_many_samples_are_exact(procedure: Served) -> None:
+    """From 1000 samples the weights still agree with binomials of whole numbers, here at six ranks, and sum to 1."""
+    m, ranks = 1000, (1, 500, 872, 900, 901, 1000)
+    match procedure:
+        case BestOfN(n):
+            exact = [Fraction(math.comb(j - 1, n - 1), math.comb(m, n)) for j in ranks]
+        case WorstOfN(n):
+            exact = [Fraction(math.comb(m - j, n - 1), math.comb(m, n)) for j in ranks]
+        case OrderStatistics(_, probabilities):
+            exact = [
+                sum(
+                    Fraction(q) * Fraction(math.comb(j - 1, i - 1) * math.comb(m - j, 128 - i), math.comb(m, 128))
+                    for i, q in enumerate(probabilities, 1)
+                    if q
+                )
+                for j in ranks
+            ]
+        case BestOfPoisson(mu):
+            odds = [math.exp(n * math.log(mu) - mu - math.lgamma(n + 1)) for n in range(400)]
+            exact = [
+                sum(odd * (math.comb(j - 1, n) / math.comb(m, n + 1)) for n, odd in enumerate(odds)) for j in ranks
+            ]
+        case RewindAndRepeat(_, n):  # of 900 samples that fail
+            failing = Fraction(math.perm(899, n - 1), math.perm(999, n - 1) * m)
+            exact = [failing if j <= 900 else (1 - 900 * failing) / 100 for j in ranks]
+    weights = procedure.weights([np.arange(1000.0)], [900.0])[0]
+    assert weights[np.array(ranks) - 1] == pytest.approx([float(weight) for weight in exact], rel=1e-8, abs=1e-14)
+    assert weights.sum() == pytest.approx(1.0, abs=1e-11)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 4), st.integers(8, 60), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_weights_are_probabilities_that_follow_their_samples(prompts: int, samples: int, levels: int, seed: int) -> None:
+    """Weights are non-negative, sum to 1 a prompt, and do not depend on the order of the samples."""
+    rng = np.random.default_rng(seed)
+    rewards = rng.integers(0, levels, size=(prompts, samples)).astype(float)
+    thresholds = rng.integers(-1, levels + 1, size=prompts).astype(float)
+    order = rng.permutation(samples)
+    density = RankDensity("root", lambda u: u**-0.5)
+    for procedure in (*PROCEDURES, RewindAndRepeat(0.5, 7), RewindAndRepeat(0.5, 8, "best"), density):
+        weights = procedure.weights(rewards, thresholds)
+        assert weights.shape == rewards.shape
+        assert (weights >= -1e-15).all(), procedure.name
+        assert weights.sum(axis=1) == pytest.approx(np.ones(prompts), abs=1e-12), procedure.name
+        assert procedure.weights(rewards[:, order], thresholds) == pytest.approx(weights[:, order], abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "procedure",
+    [
+        *(Standard(), BestOfN(4), WorstOfN(8), kth_best(3, 8), top_k(3, 6), BestOfPoisson(0.8)),
+        Mixture(((0.5, BestOfN(12)), (0.5, WorstOfN(2)))),
+        *(RewindAndRepeat(0.85, 8), RewindAndRepeat(0.6, 12, "best")),
+    ],
+    ids=lambda procedure: procedure.name,
+)
+def test_weighted_samples_of_a_known_policy_win_what_theory_says(procedure: Served) -> None:
+    """For f ∝ e^{u/β} the mean over prompts of Σ a_i·b_j·w is within 3.5 standard errors of the law's win rate."""
+    beta, prompts, samples = 0.4, 3000, 12
+    rng = np.random.default_rng(7)
+    policy = beta * np.log1p(rng.random((prompts, samples)) * np.expm1(1 / beta))
+    base = rng.random((prompts, samples))
+    thresholds = np.full(prompts, getattr(procedure, "quantile", 0.5))
+    a, b = procedure.weights(policy, thresholds), procedure.weights(base, thresholds)
+    wins = np.einsum("pi,pj,pij->p", a, b, policy[:, :, None] > base[:, None, :])
+    error = wins.std() / np.sqrt(prompts)
+    law = aligned_law(Identity(), beta=beta)
+    assert error < 0.01
+    assert wins.mean() == pytest.approx(law.win_rate(procedure), abs=3.5 * error)
+    if isinstance(procedure, RewindAndRepeat):
+        draws = procedure.draws(policy, thresholds)
+        assert draws.mean() == pytest.approx(law.draws(procedure), abs=3.5 * draws.std() / np.sqrt(prompts))
+
+
+def test_the_plug_in_estimate_of_a_density_has_a_bias_of_order_one_over_m() -> None:
+    """RankDensity(8u⁷) from M samples differs from Best-of-8 by less than 40/M, and less for more samples."""
+    density = RankDensity("like best-of-8", lambda u: u**7)
+    for samples in (50, 400):
+        rewards = np.arange(float(samples))[None]
+        mean = (density.weights(rewards) * rewards).sum() / samples
+        exact = (BestOfN(8).weights(rewards) * rewards).sum() / samples
+        assert 0 < abs(mean - exact) < 40 / samples / 8
+
+
+# Distortions
+
+ORDER_STATISTICS = st.integers(1, 12).flatmap(
+    lambda n: st.lists(st.integers(0, 5), min_size=n, max_size=n)
+    .filter(any)
+    .map(lambda odds: OrderStatistics("any", tuple(odd / sum(odds) for odd in odds)))
+)
+KNOWN = st.one_of(
+    st.just(Standard()),
+    st.integers(1, 300).map(BestOfN),
+    st.integers(1, 300).map(WorstOfN),
+    st.floats(0.01, 100.0).map(BestOfPoisson),
+    st.integers(1, 40).flatmap(lambda n: st.integers(1, n).map(lambda k: kth_best(k, n))),
+    st.integers(1, 40).flatmap(lambda n: st.integers(1, n).map(lambda k: top_k(k, n))),
+)
+
+
+def mixed(parts: st.SearchStrategy[RankProcedure]) -> st.SearchStrategy[Mixture]:
+    """Return mixtures whose probabilities have a short spelling."""
+    odds = st.sampled_from([(1.0,), (0.5, 0.5), (0.25, 0.75), (0.1, 0.2, 0.7), (1e-7, 1 - 1e-7)])
+    return odds.flatmap(
+        lambda weights: st.tuples(*(parts for _ in weights)).map(
+            lambda found: Mixture(tuple(zip(weights, found, strict=True)))
+        )
+    )
+
+
+NAMEABLE = st.one_of(KNOWN, mixed(KNOWN), mixed(mixed(KNOWN)))
+REWOUND = st.builds(RewindAndRepeat, st.floats(0.001, 0.999), st.integers(1, 64), st.sampled_from(["last", "best"]))
+P = np.concatenate([[0.0], np.geomspace(1e-300, 0.1, 30), np.linspace(0.1, 0.9, 81)[1:], 1 - np.geomspace(0.09, 1e-16, 30)])
+P = np.append(P, 1.0)
+
+
+@given(st.one_of(NAMEABLE, ORDER_STATISTICS, st.tuples(REWOUND, st.floats(0.0, 1.0)).map(lambda x: x[0].given(x[1]))))
+def test_a_distortion_is_a_cdf(procedure: RankProcedure) -> None:
+    """h rises from h(0) = 0 to h(1) = 1, h' is not negative, and both keep the shape of their argument."""
+    served, density = procedure.distortion(P), procedure.density(P)
+    assert served[0] == pytest.approx(0.0, abs=1e-15)
+    assert served[-1] == pytest.approx(1.0, abs=1e-12)
+    assert (np.diff(served) >= -1e-13).all()
+    assert (density >= 0).all()
+    assert np.isfinite(density).all()
+    assert procedure.distortion(0.5).shape == procedure.density(0.5).shape == ()
+    assert procedure.density(np.full((2, 3), 0.5)).shape == (2, 3)
+
+
+@settings(max_examples=50)
+@given(st.one_of(NAMEABLE, ORDER_STATISTICS), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_the_density_is_the_derivative_of_the_distortion(procedure: RankProcedure, a: float, b: float) -> None:
+    """∫h' between any two points is the difference of h."""
+    x, weight = leggauss(400)  # exact for polynomials of degree 799
+    inside = (a + b) / 2 + (b - a) / 2 * x
+    integral = (b - a) / 2 * float(weight @ procedure.density(inside))
+    assert integral == pytest.approx(float(procedure.distortion(b) - procedure.distortion(a)), abs=1e-11)
+
+
+@given(REWOUND, st.floats(0.0, 1.0))
+def test_rewind_given_its_failures_is_the_papers_law(procedure: RewindAndRepeat, below: float) -> None:
+    """What rewind serves, and its draws, equal the sums over the number of failures before the first success."""
+    n, s = procedure.n, below
+    rewound = procedure.given(s)
+    tries = sum(s**k for k in range(n))
+    assert procedure.expected_draws(s) == pytest.approx(tries, rel=1e-9)
+    for p in (0.0, s / 3, s * 0.99, s, (1 + s) / 2, 1.0):
+        if p < s:
+            exact = p**n if procedure.serve == "best" else s ** (n - 1) * p
+        else:
+            exact = s**n + (p - s) * tries
+        assert float(rewound.distortion(p)) == pytest.approx(exact, abs=1e-12)
+
+
+@given(st.one_of(NAMEABLE, REWOUND))
+def test_a_name_spells_its_procedure(procedure: Served) -> None:
+    """parse_procedure(name) gives a procedure of that name that does the same."""
+    read = parse_procedure(procedure.name)
+    assert read.name == procedure.name
+    if isinstance(procedure, RewindAndRepeat):
+        assert read.given(0.7).distortion(P) == pytest.approx(procedure.given(0.7).distortion(P), abs=1e-13)  # type: ignore[union-attr]
+        assert read.quantile == pytest.approx(procedure.quantile, rel=1e-14)  # type: ignore[union-attr]
+    else:
+        assert read.distortion(P) == pytest.approx(procedure.distortion(P), abs=1e-13)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 32, 200])
+def test_an_order_statistic_at_an_end_is_best_or_worst_of_n(n: int) -> None:
+    """The 1st and the N-th best of N, and top-1-of-N, are Best- and Worst-of-N; top-N-of-N is a plain draw."""
+    for one, other in [
+        (kth_best(1, n), BestOfN(n)),
+        (top_k(1, n), BestOfN(n)),
+        (kth_best(n, n), WorstOfN(n)),
+        (top_k(n, n), Standard()),
+    ]:
+        assert one.distortion(P) == pytest.approx(other.distortion(P), abs=1e-12)
+        assert one.density(P) == pytest.approx(other.density(P), rel=1e-10, abs=1e-12)
+
+
+@given(st.integers(1, 30), st.integers(1, 30))
+def test_best_of_best_is_best_of_the_product(a: int, b: int) -> None:
+    """Best-of-a of what Best-of-b serves is Best-of-ab; likewise for the worst."""
+    for kind in (BestOfN, WorstOfN):
+        assert kind(a).distortion(kind(b).distortion(P)) == pytest.approx(kind(a * b).distortion(P), abs=1e-12)
+
+
+@given(ORDER_STATISTICS)
+def test_reversed_ranks_are_the_mirror_image(procedure: OrderStatistics) -> None:
+    """Reversed probabilities have h̃(p) = 1 − h(1 − p), and a mirrored policy then wins 1 − W."""
+    mirror = OrderStatistics("mirror", procedure.probabilities[::-1])
+    assert mirror.distortion(P) == pytest.approx(1 - procedure.distortion(1 - P), abs=1e-12)
+    up, down = aligned_law(Identity(), beta=0.3), aligned_law(Function("down", lambda u: -u), beta=0.3)
+    assert down.win_rate(mirror) == pytest.approx(1 - up.win_rate(procedure), abs=1e-11)
+
+
+@given(st.one_of(NAMEABLE, ORDER_STATISTICS, REWOUND))
+@settings(max_examples=60)
+def test_the_base_policy_wins_half_against_itself(procedure: Served) -> None:
+    """W = 1/2 for the base policy against itself, whatever the procedure."""
+    assert aligned_law(Identity(), beta=1e17).win_rate(procedure) == pytest.approx(0.5, abs=1e-11)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_best_of_n_of_best_of_m_wins_as_a_closed_form(n: int) -> None:
+    """The policy Best-of-m, served by the best of n, beats a plain base draw with probability mn/(mn+1)."""
+    for m in (2, 5):
+        law = aligned_law(Log(), beta=1 / (m - 1))
+        assert law.win_rate(BestOfN(n), Standard()) == pytest.approx(m * n / (m * n + 1), abs=1e-12)
+        worst = math.prod(k * m / (k * m + 1) for k in range(1, n + 1))  # E of the least of n draws of u^m
+        assert law.win_rate(WorstOfN(n), Standard()) == pytest.approx(worst, abs=1e-12)
+
+
+# Densities of the user's
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e200])
+def test_a_density_of_best_of_n_is_best_of_n(n: int, scale: float) -> None:
+    """g = u^{N−1} is Best-of-N, however it is scaled."""
+    procedure = RankDensity("power", lambda u: scale * u ** (n - 1))
+    assert procedure.distortion(P) == pytest.approx(BestOfN(n).distortion(P), abs=1e-12)
+    inside = P[1:-1]
+    assert procedure.density(inside) == pytest.approx(BestOfN(n).density(inside), rel=1e-11, abs=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("g", "distortion"),
+    [
+        (lambda u: u**-0.5, lambda p: np.sqrt(p)),
+        (lambda u: 1e-30 * u**-0.9, lambda p: p**0.1),
+        (lambda u: -np.log(u), lambda p: p - p * np.log(np.maximum(p, 1e-320))),
+        (lambda u: (u >= 0.9) * 1.0, lambda p: np.maximum(0, p - 0.9) / 0.1),
+        (lambda u: (u < 1 / 3) * 7.0, lambda p: np.minimum(1, p * 3)),
+        (lambda u: np.where((u > 0.3) & (u < 0.6), 0.0, 1.0), lambda p: (np.minimum(p, 0.3) + np.maximum(p - 0.6, 0)) / 0.7),
+        (lambda u: 5.0, lambda p: p),
+    ],
+    ids=["root", "tenth root", "log", "upper tail", "lower tail", "gap", "constant"],
+)
+def test_singular_and_broken_densities_integrate_exactly(g: Callable, distortion: Callable) -> None:
+    """Densities with an integrable singularity at 0, with steps and with gaps have their closed-form distortion."""
+    procedure = RankDensity("odd", g)
+    points = np.concatenate([[0.0], np.geomspace(1e-12, 0.1, 20), np.linspace(0.1, 1.0, 91)])
+    assert procedure.distortion(points) == pytest.approx(distortion(points), abs=1e-11)
+
+
+@pytest.mark.parametrize("a", [1.5, 2.0, 5.0])
+@pytest.mark.parametrize("tail", [0.5, 0.9, 0.99])
+def test_the_upper_tail_wins_as_its_closed_form(a: float, tail: float) -> None:
+    """For F = u^a and the mean of the upper tail, W has a closed form although h bends at F(u) = tail."""
+    procedure = RankDensity("upper tail", lambda u: (u >= tail) * 1.0)
+    law = aligned_law(Log(), beta=1 / (a - 1))
+    start = tail ** (1 / a)
+    exact = 1 - ((1 - start ** (a + 1)) / (a + 1) - tail * (1 - start)) / (1 - tail) ** 2
+    assert law.win_rate(procedure) == pytest.approx(exact, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("g", "message"),
+    [
+        (lambda u: -u, r"the density of odd must be non-negative and finite: g\(\d.*\) = -"),
+        (lambda u: np.where(u > 0.5, -1e-9, 1.0), r"g\(0\.5\d*\) = -1e-09"),
+        (lambda u: u * np.nan, r"g\(\d.*\) = nan"),
+        (lambda u: np.where(u > 0.99, np.nan, u), r"g\(0\.99\d*\) = nan"),
+        (lambda u: u + np.inf, r"g\(\d.*\) = inf"),
+        (lambda u: 1 / u, "must be non-negative and finite|not integrable"),
+        (lambda u: u**-2.0, "must be non-negative and finite|not integrable"),
+        (lambda u: 1 / (1 - u), "must be non-negative and finite|not integrable"),
+        (lambda u: 0 * u, "the density of odd is zero everywhere"),
+    ],
+)
+def test_a_density_that_is_none_is_refused(g: Callable, message: str) -> None:
+    """A density that is negative, NaN, infinite, not integrable or zero is a ConfigError that says where."""
+    with pytest.raises(ConfigError, match=message):
+        RankDensity("odd", g)
+
+
+# Bad arguments
+
+
+def bad_arguments() -> Iterator[tuple[str, Callable[[], object], str]]:
+    """Yield a label, a call and the message it must give."""
+    for kind in (BestOfN, WorstOfN):
+        for n in (0, -3, 2.5, math.nan, math.inf):
+            yield f"{kind.__name__}({n})", lambda kind=kind, n=n: kind(n), f"draws at least once.*found N = {n}"
+    for n in (0, 1.5):
+        yield f"rewind N {n}", lambda n=n: RewindAndRepeat(0.5, n), f"draws at least once.*found N = {n}"  # type: ignore[arg-type]
+    for quantile in (0.0, 1.0, -0.1, 1.5, math.nan, math.inf):
+        message = f"threshold of rewind is a quantile between 0 and 1, found {quantile}"
+        yield f"quantile {quantile}", lambda quantile=quantile: RewindAndRepeat(quantile, 4), message
+    yield "serve", lambda: RewindAndRepeat(0.5, 4, "first"), "last or the best.*found serve = 'first'"  # type: ignore[arg-type]
+    for make in (kth_best, top_k):
+        for k, n in ((0, 4), (5, 4), (-1, 4)):
+            message = f"k must lie between 1 and N = {n}, found k = {k}"
+            yield f"{make.__name__}{k, n}", lambda make=make, k=k, n=n: make(k, n), message
+        yield f"{make.__name__}(1, 0)", lambda make=make: make(1, 0), "found N = 0"
+    for mu in (0.0, -1.0, math.nan, math.inf):
+        yield f"mu {mu}", lambda mu=mu: BestOfPoisson(mu), f"best-of-poisson needs a positive finite.*found {mu}"
+    for odds in ((), (0.5, 0.6), (1.5, -0.5), (math.nan, 1.0), (0.5,)):
+        message = "must be non-negative and sum to 1, found " + re.escape(str(odds))
+        yield f"odds {odds}", lambda odds=odds: OrderStatistics("odd", odds), "the probabilities of odd " + message
+        parts = tuple((odd, Standard()) for odd in odds)
+        yield f"parts {odds}", lambda parts=parts: Mixture(parts), "the probabilities of a mixture " + message
+    rewind = RewindAndRepeat(0.85, 32)
+    message = "a mixture cannot contain rewind:0.85:32, whose threshold belongs to the base policy"
+    yield "mixed rewind", lambda: Mixture(((0.5, rewind), (0.5, Standard()))), message  # type: ignore[arg-type]
+    yield "spelled rewind", lambda: parse_procedure("0.5*rewind:0.85:32+0.5*standard"), message
+    for name in ("", "median", "best-of", "best-of--2", "best-of-2.5", "1*", "*standard", "x*standard", "rewind:0.5"):
+        yield f"name {name}", lambda name=name: parse_procedure(name), "unknown procedure"
+    for name in ("rewind:0.5:4:worst", "top-2", "best-of-poisson:x", "0.5*best-of-2+0.5*best", "best-of-2 "):
+        yield f"name {name}", lambda name=name: parse_procedure(name), "unknown procedure"
+
+
+@pytest.mark.parametrize(("call", "message"), [case[1:] for case in bad_arguments()], ids=[c[0] for c in bad_arguments()])
+def test_bad_arguments_are_refused_with_their_value(call: Callable[[], object], message: str) -> None:
+    """A setting that makes no sense is a ConfigError that names it and its value."""
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: BestOfN(2).weights([1.0, 2.0]), DataError, r"prompts × samples array, found shape \(2,\)"),
+        (lambda: kth_best(2, 4).weights([[1.0, 2.0]]), DataError, "2nd-best-of-4 cannot be estimated from 2 samples"),
+        (lambda: Mixture(((1.0, BestOfN(3)),)).weights([[1.0]]), DataError, "best-of-3 cannot be estimated from 1"),
+        (lambda: BestOfPoisson(4.0).weights(np.zeros((1, 8))), DataError, "draws more than 8 samples with probability"),
+        (lambda: top_k(1, 1).weights([[1.0, np.inf]]), DataError, "prompt 0, sample 1 is inf"),
+        (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]]), ConfigError, "needs the base policy's 0.5 quantile"),
+        (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]], [np.nan]), DataError, "threshold of prompt 0 is nan"),
+        (lambda: RewindAndRepeat(0.5, 2).draws(np.zeros((3, 2)), [1.0]), DataError, "one threshold for each of 3"),
+        (lambda: RewindAndRepeat(0.5, 2).weights(np.zeros((3, 2)), 1.0), DataError, "one threshold for each of 3"),
+    ],
+)
+def test_samples_that_cannot_be_weighed_are_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    """Too few samples, wrong shapes and numbers that are not finite are errors that say so."""
+    with pytest.raises(error, match=message):
+        call()

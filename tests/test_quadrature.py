@@ -1,0 +1,103 @@
+"""Quadrature against integrals in closed form, among them masses within 1e-200 of an end."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infalign.calibration import Array
+from infalign.quadrature import TOLERANCE, Panels, adapted, graded
+
+SPLITS = st.lists(st.lists(st.integers(0, 200), max_size=8), max_size=5)
+
+
+def split(chosen: list[list[int]]) -> Panels:
+    """Return the starting panels after some rounds of splitting."""
+    panels = graded()
+    for picks in chosen:
+        panels = panels.split(np.isin(np.arange(len(panels.start)), picks))
+    return panels
+
+
+@given(SPLITS)
+def test_panels_cover_the_unit_interval_once_and_in_order(chosen: list[list[int]]) -> None:
+    """However panels are split, nodes ascend, u + v = 1, weights sum to 1, and no panel is lost at either end."""
+    panels = split(chosen)
+    u, v = panels.u.ravel(), panels.v.ravel()
+    assert (np.diff(u) > 0).all()
+    assert (np.diff(v) < 0).all()
+    assert u + v == pytest.approx(np.ones(u.size), abs=1e-15)
+    assert panels.weight.sum() == pytest.approx(1.0, abs=1e-14)
+    assert u[0] < 1e-3
+    assert v[-1] < 1e-3
+
+
+@given(SPLITS, st.integers(0, 31))
+def test_polynomials_are_integrated_exactly(chosen: list[list[int]], degree: int) -> None:
+    """A rule of 16 nodes is exact up to degree 31 on any panels; running integrals up to degree 15."""
+    panels = split(chosen)
+    assert np.sum(panels.weight * panels.u**degree) == pytest.approx(1 / (degree + 1), abs=1e-14)
+    low = degree % 16
+    assert panels.cumulative(panels.u**low) == pytest.approx(panels.u ** (low + 1) / (low + 1), abs=1e-14)
+    x = np.array([[0.0, 0.3, 0.5], [0.85, 1 - 1e-9, 1.0]])
+    assert panels.integral_to(panels.u**low, x) == pytest.approx(x ** (low + 1) / (low + 1), abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("integrand", "exact"),
+    [
+        (lambda p: p.u**-0.5, 2.0),
+        (lambda p: p.v**-0.5, 2.0),
+        (lambda p: p.u**-0.9, 10.0),
+        (lambda p: np.log(p.u), -1.0),
+        (lambda p: (p.u > 0.85) * 1.0, 0.15),
+        (lambda p: np.abs(p.u - 1 / 3), 5 / 18),
+        (lambda p: p.u**1000 * 1001, 1.0),
+        (lambda p: 2e-3 / (1e-6 + (p.u - 0.5) ** 2), 4 * np.arctan(500)),
+    ],
+)
+def test_adapted_panels_reach_the_tolerance(integrand: Callable[[Panels], Array], exact: float) -> None:
+    """Integrable singularities, steps, kinks, poles nearby and masses within 1e-200 of an end cost no accuracy."""
+    panels, error = adapted(graded(), lambda panels: (integrand(panels),))
+    assert error <= TOLERANCE * max(1.0, abs(exact))
+    assert np.sum(panels.weight * integrand(panels)) == pytest.approx(exact, rel=1e-12)
+
+
+def test_every_integrand_is_resolved() -> None:
+    """Panels resolve all of several integrands, not only the first."""
+    panels, error = adapted(graded(), lambda p: (p.u, p.v**-0.5, (p.u < 0.123) * 1.0))
+    assert error <= 2 * TOLERANCE
+    assert np.sum(panels.weight * (panels.u < 0.123)) == pytest.approx(0.123, abs=1e-12)
+    assert np.sum(panels.weight * panels.v**-0.5) == pytest.approx(2.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", [lambda p: p.u, lambda p: p.v], ids=["bottom", "top"])
+@pytest.mark.parametrize("width", [1e-3, 1e-30, 1e-290])
+def test_a_normalised_density_is_found_wherever_it_lies(distance: Callable[[Panels], Array], width: float) -> None:
+    """The density ∝ e^{−x/width} of a mass within 1e-290 of an end has its mean."""
+
+    def height(panels: Panels) -> Array:
+        exponent = -distance(panels) / width
+        shifted = np.exp(exponent - exponent.max())
+        return shifted / np.sum(panels.weight * shifted)
+
+    panels, error = adapted(graded(), lambda panels: (height(panels),))
+    assert error <= TOLERANCE * 2
+    mean = np.sum(panels.weight * height(panels) * distance(panels))
+    assert mean / width == pytest.approx(1.0 - (np.exp(-1 / width) / width), rel=1e-11)
+
+
+def test_what_is_not_resolved_is_reported() -> None:
+    """A function with more waves than there may be panels has a large error, not a wrong integral."""
+    _, error = adapted(graded(), lambda panels: (1.0 + np.sin(1e8 * panels.u),))
+    assert error > 0.01
+
+
+def test_edges_separate_what_they_should() -> None:
+    """A function with jumps at given edges needs no splitting, wherever they lie."""
+    edges = np.array([1e-9, 0.15, 0.15 + 1e-12, 0.7])
+    panels = graded(edges=edges)
+    for edge in edges:
+        assert np.sum(panels.weight * (panels.v < edge)) == pytest.approx(edge, abs=1e-15)

@@ -1,0 +1,245 @@
+"""Theory on the command line: known answers as JSON, exit codes, readable figures, files that recipes accept."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from micro import given, write
+
+from infalign import cli
+from infalign.config import load_recipe
+from infalign.theory import aligned_law
+from infalign.transforms import parse_transform
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a function that runs a command line in this process and returns exit code, stdout and stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["infalign", *map(str, words)])
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            cli.main()
+            code: Any = 0
+        except SystemExit as stopped:
+            code = stopped.code or 0
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:
+    """Return what ``infalign curve --json`` prints for the space-separated transformations."""
+    named = [word for name in transforms.split() for word in ("--transform", name)]
+    code, out, err = main("curve", "--procedure", procedure, *named, *words, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def texts(file: Path) -> list[str]:
+    """Return the words in an SVG."""
+    return ["".join(text.itertext()) for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize(
+    ("procedure", "win_rates"),
+    [
+        ("best-of-4", {"identity": 0.8770, "log": 0.8631, "exp:5": 0.9192, "exp:10": 0.9351, "optimal": 0.9411}),
+        ("worst-of-4", {"identity": 0.9745, "log": 0.9859, "exp:-10": 0.9927, "optimal": 0.9929}),
+    ],
+)
+def test_win_rates_at_one_nat(main: Any, procedure: str, win_rates: dict[str, float]) -> None:
+    """Several transformations give a list, in the order asked for, with the known win rates."""
+    points = curve(main, procedure, " ".join(win_rates), "--kl", 1)
+    assert [point["transform"] for point in points] == list(win_rates)
+    assert [point["win_rate"] for point in points] == pytest.approx(list(win_rates.values()), abs=5e-5)
+    assert [point["kl"] for point in points] == pytest.approx([1.0] * len(points), abs=1e-9)
+    assert all(point["error"] < 1e-8 for point in points)
+
+
+@pytest.mark.parametrize(
+    ("procedure", "beta", "kl", "win_rate"),
+    [
+        ("best-of-2", 0.1, 1.096990, 0.90724754),
+        ("best-of-4", 0.1, 0.890859, 0.93116998),
+        ("best-of-8", 0.03, 1.203401, 0.98361295),
+        ("worst-of-2", 0.1, 1.013609, 0.95000000),
+        ("worst-of-4", 0.1, 0.683601, 0.97500000),
+    ],
+)
+def test_optima_at_a_beta(main: Any, procedure: str, beta: float, kl: float, win_rate: float) -> None:
+    """One point is one object; the optimum at a β has the known KL and win rate."""
+    point = curve(main, procedure, "optimal", "--beta", beta)
+    assert point["kl"] == pytest.approx(kl, abs=1e-6)
+    assert point["win_rate"] == pytest.approx(win_rate, abs=1e-8)
+    assert point["beta"] == pytest.approx(beta, rel=1e-12)
+    assert {"residual", "self_check", "stationary", "normalised_beta"} <= point.keys()
+
+
+def test_beta_is_the_papers(main: Any) -> None:
+    """At β = 1 of raw Φ the KLs are the known ones, with every digit of a double."""
+    points = curve(main, "standard", "identity exp:5 exp:-10", "--beta", 1)
+    assert [point["kl"] for point in points] == pytest.approx(
+        [0.040651852256, 5.595752225436, 0.014329036775], abs=1e-11
+    )
+    assert points[0]["win_rate"] == points[0]["standard_win_rate"] == pytest.approx(0.581976706869, abs=1e-12)
+
+
+def test_budgets_repeat(main: Any) -> None:
+    """Two transformations at two budgets are four points."""
+    points = curve(main, "best-of-2", "identity log", "--kl", 0.5, "--kl", 1, "--base", "standard")
+    assert [(p["transform"], round(p["kl"], 9)) for p in points] == [
+        ("identity", 0.5),
+        ("identity", 1.0),
+        ("log", 0.5),
+        ("log", 1.0),
+    ]
+    assert {point["base"] for point in points} == {"standard"}
+
+
+def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
+    """Without --json a table in per cent; Rewind-and-Repeat adds its draws and what the base draws."""
+    code, out, _ = main("curve", "--procedure", "best-of-4", "--transform", "exp:10", "--kl", 1)
+    assert (code, "93.51" in out, "5315.3" in out, "error" in out) == (0, True, True, False)
+    _, out, _ = main("curve", "--procedure", "rewind:0.85:32", "--transform", "identity", "--kl", 1)
+    assert "rewind:0.85:32 against the base policy served alike" in out
+    assert "The base policy needs 6.63 draws." in out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("curve --procedure best-of-0 --transform log --kl 1", "N = 0"),
+        ("curve --procedure best-of-four --transform log --kl 1", "unknown procedure 'best-of-four'"),
+        ("curve --procedure best-of-4 --transform lgo --kl 1", "unknown transformation 'lgo'"),
+        ("curve --procedure best-of-4 --transform log --kl -1", "must be positive and finite, found -1.0"),
+        ("curve --procedure best-of-4 --transform log --beta 0", "must be positive and finite, found 0.0"),
+        ("curve --procedure best-of-4 --transform exp:-5 --kl 1e6", "exp:-5 cannot reach a KL of 1e+06 nats"),
+        ("curve --procedure best-of-4 --transform log --kl 1 --beta 1", "either --kl or --beta or --sweep"),
+        ("curve --procedure best-of-4 --transform log", "either --kl or --beta or --sweep"),
+        ("curve --procedure best-of-4 --kl 1", "--transform"),
+        ("curve --procedure best-of-4 --transform log --kl 1 --plot x.jpg", "must end in .png or .svg or .pdf"),
+        ("curve --procedure best-of-4 --transform log --kl 1 --plot absent/x.png", "there is no folder absent"),
+        ("choose --procedure best-of-4 --kl 50 --rollouts 100", "100 rollouts cannot spend a KL of 50.0 nats"),
+        ("choose --procedure best-of-4 --kl 1 --rollouts 0", "at least 1 rollout"),
+        ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output x.yaml", "must end in .json"),
+        ("reproduce everything", 'Choose from: "analytic"'),
+    ],
+)
+def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, said: str) -> None:
+    """What cannot be answered is said in one line of stderr, and stdout stays empty."""
+    code, out, err = main(*line.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("infalign: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_help_explains_beta_and_fits_the_terminal(main: Any) -> None:
+    """Each command's help has an example of itself and lines of at most 80 characters."""
+    for command, word in (("curve", "raw Φ"), ("choose", "standard error"), ("reproduce", "fixed point")):
+        code, out, _ = main(command, "--help")
+        assert code == 0
+        assert f"infalign {command}" in out
+        assert word in out
+        assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_point_needs_no_heavy_library() -> None:
+    """``infalign curve`` imports neither torch nor tables nor plots."""
+    script = (
+        "import sys; sys.argv = 'infalign curve --procedure best-of-4 --transform exp:10 --kl 1 --json'.split()\n"
+        "from infalign.cli import main\n"
+        "main()\n"
+        "loaded = {'torch', 'transformers', 'matplotlib', 'pyarrow', 'pydantic', 'rich.table'} & sys.modules.keys()\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("procedure", ["best-of-32", "worst-of-4"])
+def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure: str) -> None:
+    """The file has the law of the recommended transformation at the β that is given, and a recipe accepts it."""
+    file = tmp_path / "best.json"
+    code, out, err = main("choose", "--procedure", procedure, "--kl", 0.5, "--rollouts", 60, "--output", file, "--json")
+    assert (code, err) == (0, "")
+    ranking = json.loads(out)
+    best, beta = ranking["recommended"], ranking["recommended"]["beta"]
+    assert best["win_rate"] > 0.9
+    assert [c["transform"] for c in ranking["candidates"] if c["ties"]] == [best["transform"]]
+    table = parse_transform(str(file))
+    assert table.name == best["transform"]
+    if not table.name.startswith("optimal"):
+        named, read = (aligned_law(one, beta=beta) for one in (parse_transform(table.name), table))
+        u = np.linspace(0, 1, 101)
+        assert np.abs(named.cdf_at(u) - read.cdf_at(u)).max() < 1e-8
+    settings = given(tmp_path / "run", str(tmp_path)) | {"policies": {"aware": {"transform": str(file), "beta": beta}}}
+    policy = load_recipe(write(tmp_path / "recipe.yaml", settings)).policies["aware"]
+    assert (policy.transform, policy.beta) == (str(file), beta)
+
+
+def test_choose_prints_what_to_write_into_a_recipe(
+    main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table ends with the two lines for a recipe; for Rewind-and-Repeat it says that nothing was simulated."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = main("choose", "--procedure", "best-of-4", "--kl", 0.5, "--rollouts", 4)
+    assert code == 0
+    assert "\n  transform: exp:" in out
+    assert "\n  beta: " in out
+    assert "2000 simulated prompts" in out
+    assert parse_transform("best-of-4-kl-0.5.json").name.startswith("exp:")
+    _, out, _ = main("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 4)
+    assert "what finite rollouts cost this procedure is not known" in out
+    assert "Recommended: optimal:rewind:0.85:4" in out
+
+
+def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:
+    """A sweep is drawn as one labelled line for each transformation, the same bytes every time."""
+    files = [tmp_path / name for name in ("a.svg", "b.svg", "c.png", "d.pdf")]
+    for file in files:
+        points = curve(main, "best-of-4", "identity power:7 optimal", "--sweep", "--plot", file)
+    assert len(points) == 75
+    assert {"identity", "power:7", "optimal", "win rate as best-of-4, %", "KL to the base policy, nats"} <= set(
+        texts(files[0])
+    )
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+    assert files[3].read_bytes().startswith(b"%PDF")
+    assert min(file.stat().st_size for file in files) > 5000
+
+
+def test_points_are_drawn_as_laws(main: Any, tmp_path: Path) -> None:
+    """Without a sweep the figure shows density and CDF, with the budgets in the legend where there are several."""
+    curve(main, "worst-of-4", "exp:-10 optimal", "--kl", 0.3, "--kl", 2, "--plot", tmp_path / "laws.svg")
+    expected = {"density of the aligned policy", "CDF", "exp:-10, 0.3 nats", "optimal, 2 nats", "base policy"}
+    assert expected <= set(texts(tmp_path / "laws.svg"))
+
+
+def test_the_analytic_figures_come_with_their_numbers(main: Any, tmp_path: Path) -> None:
+    """Five panels, seven curves each, in SVG and PNG; the table has every point and no curve above the optimum."""
+    code, out, _ = main("reproduce", "analytic", "--output", tmp_path / "figures")
+    assert code == 0
+    assert "875 points" in out
+    with (tmp_path / "figures" / "analytic.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate"]
+    wins: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        wins.setdefault(row["procedure"], {}).setdefault(row["transform"], []).append(float(row["win_rate"]))
+    for of_procedure in wins.values():
+        best = np.array(of_procedure["optimal"])
+        assert all((np.array(other) <= best + 1e-8).all() for other in of_procedure.values())
+    words = set(texts(tmp_path / "figures" / "analytic.svg"))
+    assert {*wins, *wins["standard"], "win rate, %"} <= words
+    assert (tmp_path / "figures" / "analytic.png").stat().st_size > 50_000
