@@ -1,16 +1,42 @@
 """Estimators against enumeration over all subsets, and intervals against simulation."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
+from scipy.special import expit
+from scipy.stats import beta
 
 from infalign.errors import ConfigError, DataError
-from infalign.evaluation import Samples, estimate, matched, rewind_draws, uniformity, win_rates
-from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.evaluation import (
+    Estimate,
+    Samples,
+    estimate,
+    length_controlled,
+    matched,
+    rank_error,
+    rewind_draws,
+    saturation,
+    tie_rate,
+    uniformity,
+    win_rates,
+    win_rates_of,
+)
+from infalign.procedures import (
+    BestOfN,
+    Mixture,
+    OrderStatistics,
+    Procedure,
+    RewindAndRepeat,
+    Standard,
+    WorstOfN,
+    parse_procedure,
+)
 from infalign.theory import law_at_kl
-from infalign.transforms import Exponential, parse_transform
+from infalign.transforms import parse_transform
 
 
 def served_by_enumeration(rewards: list[int], procedure: Procedure, threshold: float) -> list[Fraction]:
@@ -60,15 +86,129 @@ def test_win_rate_equals_brute_force_with_another_judge(procedure: Procedure, se
     assert win_rates(policy, base, procedure) == pytest.approx([float(exact)], abs=1e-12)
 
 
-@pytest.mark.parametrize("procedure", [Standard(), BestOfN(4), WorstOfN(4), BestOfN(16)], ids=lambda p: p.name)
-def test_samples_of_a_known_law_reach_its_analytic_win_rate(procedure: Standard | BestOfN | WorstOfN) -> None:
-    """For a policy with a known density the estimate is within three standard errors of the theory's win rate."""
-    rng = np.random.default_rng(0)
-    law = law_at_kl(Exponential(5), kl=0.7)
-    policy = np.interp(rng.random((2000, 24)), law.cdf.ravel(), law.u.ravel())
-    base = rng.random((2000, 20))
-    wins = win_rates(Samples(policy, policy), Samples(base, base), procedure)
-    assert wins.mean() == pytest.approx(law.win_rate(procedure), abs=3 * wins.std() / np.sqrt(wins.size))
+PROCEDURES = [
+    *(kind(n) for kind in (BestOfN, WorstOfN) for n in range(1, 6)),
+    *map(parse_procedure, ("standard", "2nd-best-of-3", "top-2-of-4", "0.25*best-of-5+0.75*standard")),
+]
+
+
+def probabilities(procedure: Procedure) -> list[tuple[Fraction, list[float]]]:
+    """Return (weight, probability of each rank that is served) for every part of a rank procedure."""
+    if isinstance(procedure, Mixture):
+        return [(Fraction(w), q) for w, part in procedure.parts for _, q in probabilities(part)]
+    if isinstance(procedure, OrderStatistics):
+        return [(Fraction(1), list(procedure.probabilities))]
+    n = getattr(procedure, "n", 1)
+    served = 0 if isinstance(procedure, WorstOfN) else n - 1
+    return [(Fraction(1), [float(i == served) for i in range(n)])]
+
+
+def served_over_subsets(rewards: list[int], procedure: Procedure) -> list[Fraction]:
+    """Return the exact probability that each sample is served, by enumeration of all subsets, ties shared evenly."""
+    weights = [Fraction(0)] * len(rewards)
+    for part, ranks in probabilities(procedure):
+        subsets = list(combinations(range(len(rewards)), len(ranks)))
+        for subset, (rank, probability) in product(subsets, enumerate(ranks)):
+            value = sorted(rewards[i] for i in subset)[rank]
+            ties = [i for i in subset if rewards[i] == value]
+            for i in ties:
+                weights[i] += part * Fraction(probability) / (len(subsets) * len(ties))
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_procedures_at_once_equal_brute_force_over_all_subsets(seed: int) -> None:
+    """Every prompt's win rate is the exact mean over all pairs of subsets, under other procedures on the two sides."""
+    rng = np.random.default_rng(seed)
+    policy, base = (Samples(*rng.integers(0, 4, size=(2, 3, size))) for size in (7, 5))  # many ties in both rewards
+    served = PROCEDURES[::-1]
+    exact = np.empty((len(PROCEDURES), 3))
+    for (r, (ours, theirs)), p in product(enumerate(zip(PROCEDURES, served, strict=True)), range(3)):
+        a, b = (
+            served_over_subsets(policy.selected[p].tolist(), ours),
+            served_over_subsets(base.selected[p].tolist(), theirs),
+        )
+        exact[r, p] = sum(
+            a[i] * b[j] * Fraction(int(2 * (y > z) + (y == z)), 2)
+            for (i, y), (j, z) in product(enumerate(policy.judged[p]), enumerate(base.judged[p]))
+        )
+    assert win_rates_of(policy, base, PROCEDURES, served) == pytest.approx(exact, abs=1e-12)
+
+
+def test_neither_the_order_of_samples_nor_the_scale_of_rewards_matters() -> None:
+    """Shuffled samples and any strictly increasing maps of the two rewards give the same win rates, with ties."""
+    rng = np.random.default_rng(5)
+    policy, base = (rng.integers(0, 5, size=(2, 20, size)) for size in (9, 12))
+    expected = win_rates_of(Samples(*policy), Samples(*base), PROCEDURES)
+    assert len(np.unique(expected)) > 100
+    shuffled = [Samples(*np.exp(rng.permutation(side, axis=2))) for side in (policy, base)]
+    assert win_rates_of(*shuffled, PROCEDURES) == pytest.approx(expected, abs=1e-12)
+
+
+def test_many_prompts_give_what_each_gives_alone() -> None:
+    """The prompts of an array too large for one piece of work have the win rates that they have alone."""
+    rng = np.random.default_rng(6)
+    policy, base = rng.normal(size=(2, 2, 3000, 12))
+    together = win_rates_of(Samples(*policy), Samples(*base), PROCEDURES)
+    for p in (0, 1, 777, 2999):
+        alone = [Samples(*side[:, p : p + 1]) for side in (policy, base)]
+        assert win_rates_of(*alone, PROCEDURES)[:, 0] == pytest.approx(together[:, p], abs=1e-12)
+        assert win_rates(*alone, BestOfN(4)) == pytest.approx(together[3, p], abs=1e-12)
+
+
+class Softmax:
+    """Serve a sample with a probability proportional to e^reward: a procedure that looks at more than ranks."""
+
+    name = "softmax"
+
+    def weights(self, rewards_PM: np.ndarray, thresholds_P: np.ndarray | None = None) -> np.ndarray:
+        """Return the probabilities."""
+        odds = np.exp(rewards_PM)
+        return odds / odds.sum(axis=1, keepdims=True)
+
+
+def test_a_procedure_of_ones_own_may_look_at_more_than_ranks() -> None:
+    """A procedure that weighs reward values is asked for every prompt's weights."""
+    rng = np.random.default_rng(17)
+    policy, base = (Samples(*rng.normal(size=(2, 3, size))) for size in (6, 4))
+    wins = win_rates_of(policy, base, [BestOfN(2), Softmax()], [Softmax(), BestOfN(2)])
+    pairs = policy.judged[:, :, None] > base.judged[:, None, :]
+    for found, (ours, theirs) in zip(wins, [(BestOfN(2), Softmax()), (Softmax(), BestOfN(2))], strict=True):
+        a, b = ours.weights(policy.selected), theirs.weights(base.selected)
+        assert found == pytest.approx(np.einsum("pm,pmb,pb->p", a, pairs, b))
+
+
+def test_samples_of_known_laws_reach_their_analytic_win_rates() -> None:
+    """In 50 random settings of law, procedures and numbers of samples the estimate is the theory's within 3 errors."""
+    rng = np.random.default_rng(7)
+    names = ["identity", "log", "exp:5", "exp:-5", "power:3", "power:-3"]
+    for _ in range(50):
+        law = law_at_kl(parse_transform(rng.choice(names)), kl=rng.uniform(0.05, 1.2))
+        ours, theirs = (PROCEDURES[i] for i in rng.integers(len(PROCEDURES), size=2))
+        samples, base_samples = rng.integers(5, 30, size=2)
+        u = np.interp(rng.random((1000, samples)), np.r_[0, law.cdf, 1], np.r_[0, law.u, 1])
+        v = rng.random((1000, base_samples))
+        wins = win_rates(Samples(u, u), Samples(v, v), ours, theirs)
+        error = wins.std(ddof=1) / np.sqrt(wins.size)
+        assert abs(wins.mean() - law.win_rate(ours, theirs)) < 3 * error, (law.transform.name, ours.name, theirs.name)
+
+
+@pytest.mark.parametrize("name", ["rewind:0.8:4", "rewind:0.8:4:best"])
+@pytest.mark.parametrize("base", [None, "best-of-2"])
+def test_rewind_is_theory_averaged_over_the_threshold(name: str, base: str | None) -> None:
+    """The 0.8 quantile of 19 samples has a Beta(16, 4) rank; theory averaged over it is the mean, within 3 errors."""
+    rng = np.random.default_rng(8)
+    procedure, served = parse_procedure(name), base and parse_procedure(base)
+    law = law_at_kl(parse_transform("exp:3"), kl=0.3)
+    u = np.interp(rng.random((6000, 8)), np.r_[0, law.cdf, 1], np.r_[0, law.u, 1])
+    v = rng.random((6000, 38))
+    wins = win_rates(Samples(u, u), Samples(v, v), procedure, served)
+    ranks = beta(16, 4).ppf((np.arange(60) + 0.5) / 60)
+    given = [replace(procedure, quantile=rank) for rank in ranks]
+    expected = np.mean([law.win_rate(threshold, served or threshold) for threshold in given])
+    assert abs(wins.mean() - expected) < 3 * wins.std() / np.sqrt(wins.size)
+    draws = rewind_draws(Samples(u, u), Samples(v, v), procedure)
+    assert abs(draws.mean() - np.mean([law.draws(threshold) for threshold in given])) < 3 * draws.std() / np.sqrt(6000)
 
 
 def test_rewind_serves_and_counts_as_the_closed_form_says() -> None:
@@ -106,28 +246,119 @@ def test_more_draws_than_samples_is_an_error() -> None:
         win_rates(four, four, RewindAndRepeat(0.5, 4))
 
 
-def test_a_nan_reward_is_refused_with_its_place() -> None:
-    """A reward that is not finite is named by prompt and sample."""
+def test_a_quantile_beyond_the_base_samples_is_an_error() -> None:
+    """Nineteen samples cannot show the 0.99 quantile, whatever serves the base."""
+    samples = Samples(*np.random.default_rng(0).random((2, 2, 38)))
+    with pytest.raises(DataError, match=r"rewind:0.99:2 needs 198 base samples a prompt, found 38"):
+        win_rates(samples, samples, RewindAndRepeat(0.99, 2), Standard())
+    assert win_rates(samples, samples, RewindAndRepeat(0.95, 2), Standard()).shape == (2,)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_is_refused_with_its_place(bad: float) -> None:
+    """A reward that is not finite, the judge's too, is named by prompt and sample; it would sort as the best."""
     rewards = np.zeros((3, 4))
-    rewards[1, 2] = np.nan
-    with pytest.raises(DataError, match="prompt 1, sample 2 is nan"):
+    rewards[1, 2] = bad
+    with pytest.raises(DataError, match="prompt 1, sample 2 is"):
         BestOfN(2).weights(rewards)
+    with pytest.raises(DataError, match="the selection reward of prompt 1, sample 2 is"):
+        Samples(rewards, np.zeros((3, 4)))
+    with pytest.raises(DataError, match="the judge reward of prompt 1, sample 2 is"):
+        Samples(np.zeros((3, 4)), rewards)
+    with pytest.raises(DataError, match="the length of prompt 1, sample 2 is"):
+        Samples(np.zeros((3, 4)), np.zeros((3, 4)), rewards)
 
 
-def test_intervals_cover() -> None:
-    """95 % intervals over 60 prompts cover the true mean in 91–98 % of 400 simulations."""
-    rng = np.random.default_rng(3)
+def test_rewards_of_any_number_type_are_compared_and_text_is_refused() -> None:
+    """Integers, booleans and both precisions compare; a reward stored as float32 ties with its float64 original."""
+    exact = np.array([[0.1, 0.2, 0.3]])
+    rounded = exact.astype(np.float32)
+    assert rounded[0, 0] > exact[0, 0]  # as float64 it would win
+    twins = Samples(rounded, rounded), Samples(exact, exact)
+    assert win_rates(*twins, Standard()) == pytest.approx([0.5])
+    assert tie_rate(*twins) == pytest.approx([1 / 3])
+    near = np.array([[0.1, 0.1 + 1e-12, 0.4]])  # one value as float32
+    mixed = Samples(near, near), Samples(rounded, rounded)
+    assert win_rates(*mixed, Standard()) == pytest.approx([(0.5 + 0.5 + 3) / 9])
+    won, lost = np.array([[True, True]]), np.array([[0, 0, 1]])
+    assert win_rates(Samples(won, won), Samples(lost, lost), Standard()) == pytest.approx([5 / 6])
+    text = np.array([["0.1", "0.2"]])
+    with pytest.raises(DataError, match="not numbers"):
+        Samples(text, text)
+
+
+def test_all_ties_are_one_half() -> None:
+    """Where the judge finds everything equal the win rate is 1/2 under every procedure and the tie rate says why."""
+    equal = Samples(np.arange(12.0).reshape(2, 6), np.ones((2, 6)))
+    assert win_rates_of(equal, equal, PROCEDURES) == pytest.approx(np.full((len(PROCEDURES), 2), 0.5))
+    assert tie_rate(equal, equal).tolist() == [1.0, 1.0]
+
+
+def test_one_sample_has_a_standard_win_rate_only() -> None:
+    """One sample on each side is enough for plain serving, and Best-of-2 of it does not exist."""
+    one, two = Samples(np.array([[1.0]]), np.array([[1.0]])), Samples(np.array([[2.0]]), np.array([[2.0]]))
+    assert win_rates(two, one, Standard()).tolist() == [1.0]
+    with pytest.raises(DataError, match="best-of-2 cannot be estimated from 1 samples"):
+        win_rates(two, one, BestOfN(2))
+
+
+@pytest.mark.parametrize("prompts", [20, 50, 200])
+def test_intervals_cover(prompts: int) -> None:
+    """95 % intervals of Best-of-4 win rates, a skewed law, cover the mean in 93–97 % of 600 simulations."""
+    rng = np.random.default_rng(9)
+    u, v = rng.random((20000, 12)) ** (1 / rng.gamma(4, 0.6, size=(20000, 1))), rng.random((20000, 12))
+    population = win_rates(Samples(u, u), Samples(v, v), BestOfN(4))
     covered = []
-    for seed in range(400):
-        interval = estimate(rng.beta(2, 1, size=60), seed=seed)
-        covered.append(interval.low <= 2 / 3 <= interval.high)
-    assert 0.91 <= np.mean(covered) <= 0.98
+    for seed in range(600):
+        interval = estimate(rng.choice(population, prompts), seed=seed)
+        covered.append(interval.low <= population.mean() <= interval.high)
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_an_interval_repeats_with_its_seed_and_contains_the_mean() -> None:
+    """The same seed gives the same interval, another one nearly so, a higher confidence a wider one."""
+    values = np.random.default_rng(0).beta(5, 1, size=80)
+    once = estimate(values, seed=1)
+    assert once == estimate(values, seed=1)
+    assert once != estimate(values, seed=2)
+    assert once.low == pytest.approx(estimate(values, seed=2).low, abs=0.2 * (once.high - once.low))
+    wide = estimate(values, confidence=0.99)
+    assert wide.low < once.low < once.mean < once.high < wide.high
+
+
+def test_the_interval_of_many_prompts_is_the_limit_of_the_bootstrap() -> None:
+    """Just above 10,000 prompts the interval is the one just below, for a skewed law, within the bootstrap's noise."""
+    values = np.random.default_rng(1).exponential(size=10_001) ** 2
+    below, above = estimate(values[:-1]), estimate(values)
+    width = above.high - above.low
+    assert above.low == pytest.approx(below.low, abs=0.05 * width)
+    assert above.high == pytest.approx(below.high, abs=0.05 * width)
+
+
+def test_a_paired_interval_is_narrower_than_the_difference_of_two() -> None:
+    """Two policies that find the same prompts hard differ by a paired interval that leaves the prompts out."""
+    rng = np.random.default_rng(2)
+    hard = rng.random(100)
+    one, two = 0.8 * hard + 0.1 * rng.random(100), 0.8 * hard + 0.1 * rng.random(100) + 0.05
+    paired, alone = estimate(two - one), estimate(one)
+    assert paired.low < 0.05 < paired.high
+    assert paired.high - paired.low < 0.4 * (alone.high - alone.low)
+
+
+def test_equal_values_have_an_interval_without_width() -> None:
+    """Where no prompt differs the interval is the value itself."""
+    assert estimate([0.75, 0.75, 0.75]) == Estimate(0.75, 0.75, 0.75)
 
 
 def test_an_interval_needs_two_prompts() -> None:
     """One prompt gives no interval."""
     with pytest.raises(DataError, match="at least 2 prompts, found 1"):
         estimate([0.5])
+    assert estimate([0.4, 0.6]).low == pytest.approx(0.4)
+    with pytest.raises(DataError, match="prompt 1 is not finite"):
+        estimate([0.5, np.nan])
+    with pytest.raises(ConfigError, match="found 95"):
+        estimate([0.5, 0.6], confidence=95)
 
 
 def test_matched_interpolates_the_share_of_theorys_gain() -> None:
@@ -154,6 +385,113 @@ def test_matched_is_exact_for_a_policy_on_theorys_curve(transform: str, kl: floa
 
     budgets = [(np.array([x]), np.array([0.5 + gain(x)])) for x in (0.5, 1.0)]
     assert matched(budgets, kl, gain)[0] == pytest.approx(0.5 + gain(kl), abs=1e-9)
+
+
+def swayed(prompts: int, samples: int, rng: np.random.Generator, *, sway: float = 1.0) -> tuple[Samples, Samples]:
+    """Return a policy, longer and better by 1/2, and a base; P(win) = σ(1/2 + sway·Δ), Δ in {−1, 0, 1}."""
+    longer = [(rng.random((prompts, samples)) < share).astype(float) for share in (0.7, 0.4)]
+    noise = rng.gumbel(size=(2, prompts, samples))  # a difference of two Gumbel variables is logistic
+    scores = 0.5 + sway * longer[0] + noise[0], sway * longer[1] + noise[1]
+    policy, base = (Samples(s, s, 50 + 100 * long) for s, long in zip(scores, longer, strict=True))
+    return policy, base
+
+
+def test_length_control_removes_what_length_adds() -> None:
+    """Where the model holds the mean at equal length is σ(1/2), within 3 errors; the raw win rate is points higher."""
+    policy, base = swayed(1500, 6, np.random.default_rng(10))
+    values = length_controlled([(policy, base)], Standard())
+    assert abs(values.mean() - expit(0.5)) < 3 * values.std() / np.sqrt(1500)
+    assert win_rates(policy, base, Standard()).mean() > expit(0.5) + 0.04
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(3), RewindAndRepeat(0.5, 2)], ids=lambda p: p.name)
+def test_length_control_is_the_most_likely_model_and_its_influence(procedure: Procedure) -> None:
+    """The mean is that of a direct fit to all pairs; a prompt's value is its jackknife value up to order 1/P."""
+    rng = np.random.default_rng(11)
+    lengths = rng.integers(20, 400, size=(2, 60, 8))
+    judged = rng.normal(size=(2, 60, 8)) + lengths / 150
+    policy, base = (Samples(rng.normal(size=(60, 8)), j, n) for j, n in zip(judged, lengths, strict=True))
+
+    def fitted(keep: np.ndarray) -> float:
+        if isinstance(procedure, RewindAndRepeat):
+            sides = [(base.selected[:, :4], slice(4, 8)), (base.selected[:, 4:], slice(0, 4))]
+        else:
+            sides = [(None, slice(0, 8))]
+        weight, delta, won = [], [], []
+        for references, rest in sides:
+            at = None if references is None else np.quantile(references, 0.5, axis=1, method="weibull")
+            a, b = procedure.weights(policy.selected, at), procedure.weights(base.selected[:, rest], at)
+            weight.append((a[:, :, None] * b[:, None, :])[keep].ravel())
+            delta.append((policy.lengths[:, :, None] - base.lengths[:, None, rest])[keep].ravel())
+            won.append((policy.judged[:, :, None] > base.judged[:, None, rest])[keep].ravel())
+        w, d, y = (np.concatenate(parts) for parts in (weight, delta, won))
+        x = np.tanh(d / np.sqrt(np.average(d**2, weights=w) - np.average(d, weights=w) ** 2))
+        loss = minimize(lambda t: w @ np.logaddexp(0, t[0] + t[1] * x) - (w * y) @ (t[0] + t[1] * x), [0, 0], tol=1e-9)
+        return float(expit(loss.x[0]))
+
+    values = length_controlled([(policy, base)], procedure)
+    every = np.arange(60)
+    assert values.mean() == pytest.approx(fitted(every), abs=2e-4)  # tanh is rounded to 1/100
+    jackknife = [60 * values.mean() - 59 * fitted(every[every != p]) for p in range(6)]
+    assert values[:6] == pytest.approx(jackknife, abs=0.08)
+    assert np.std(values) > 0.15
+
+
+def test_length_control_joins_blocks() -> None:
+    """Prompts in two blocks have the values they have in one."""
+    policy, base = swayed(40, 6, np.random.default_rng(12))
+    whole = length_controlled([(policy, base)], BestOfN(2))
+
+    def part(side: Samples, rows: slice) -> Samples:
+        assert side.lengths is not None
+        return Samples(side.selected[rows], side.judged[rows], side.lengths[rows])
+
+    rows = slice(0, 13), slice(13, 40)
+    assert length_controlled([(part(policy, r), part(base, r)) for r in rows], BestOfN(2)) == pytest.approx(whole)
+
+
+def test_length_control_without_length_differences_is_the_win_rate() -> None:
+    """Where all lengths are equal there is nothing to control."""
+    rng = np.random.default_rng(13)
+    policy, base = (Samples(r, r, np.full((5, 4), 37)) for r in rng.normal(size=(2, 5, 4)))
+    assert length_controlled([(policy, base)], BestOfN(2)).tolist() == win_rates(policy, base, BestOfN(2)).tolist()
+
+
+def test_length_control_says_where_it_cannot_know() -> None:
+    """Without lengths, overlap of lengths, or wins and losses at a length, no number is made up."""
+    rng = np.random.default_rng(14)
+    one, two = rng.normal(size=(2, 30, 4))
+    short, long = rng.integers(10, 50, size=(30, 4)), rng.integers(60, 90, size=(30, 4))
+    with pytest.raises(DataError, match="needs the lengths"):
+        length_controlled([(Samples(one, one, short), Samples(two, two))], Standard())
+    with pytest.raises(DataError, match="of the policy is longer"):
+        length_controlled([(Samples(one, one, long), Samples(two, two, short))], Standard())
+    with pytest.raises(DataError, match="of the policy is shorter"):
+        length_controlled([(Samples(one, one, short), Samples(two, two, long))], Standard())
+    mixed = np.where(rng.random((30, 4)) < 0.5, short, long)
+    with pytest.raises(DataError, match="every served pair is won"):
+        length_controlled([(Samples(one + 99, one + 99, mixed), Samples(two, two, mixed[::-1]))], Standard())
+    judged = mixed + 0.0  # the longer one always wins
+    with pytest.raises(DataError, match="length alone tells"):
+        length_controlled(
+            [(Samples(judged, judged, mixed), Samples(judged[::-1], judged[::-1], mixed[::-1]))], Standard()
+        )
+
+
+def test_saturation_of_the_base_is_one_in_k_plus_one() -> None:
+    """Fresh base samples beat all K references with probability 1/(K + 1); a better policy does so more often."""
+    rng = np.random.default_rng(15)
+    references, fresh = rng.random((4000, 9)), rng.random((4000, 5))
+    assert saturation(fresh, references).mean() == pytest.approx(0.1, abs=0.01)
+    assert saturation(fresh**0.1, references).mean() == pytest.approx(10 / 19, abs=0.02)  # ∫ u^9 dF, F = u^10
+
+
+def test_rank_error_holds_for_all_ranks_at_once() -> None:
+    """The largest error of a calibrated reward exceeds the band in at most 5 % of simulations, and in more than 2 %."""
+    rng = np.random.default_rng(16)
+    steps = np.sort(rng.random((4000, 40)), axis=1)
+    worst = np.maximum(np.arange(1, 41) / 40 - steps, steps - np.arange(40) / 40).max(axis=1)
+    assert 0.02 < np.mean(worst > rank_error(40)) <= 0.05
 
 
 def test_uniformity_is_the_kolmogorov_distance() -> None:

@@ -73,6 +73,18 @@ analytic draws win rate against KL, both policies served by standard sampling,
 best-of-2, best-of-4, worst-of-2 or worst-of-4, for identity, log, four
 exponentials and the optimum (the paper's fixed point).
 """
+WIN_RATE_EPILOGUE = """\
+Examples:
+  infalign win-rate --policy p.parquet --base b.parquet --procedure best-of-4
+  infalign win-rate --policy p.csv --base b.csv --procedure standard \\
+    --procedure best-of-8 --procedure worst-of-8 --json
+
+A row is one sampled response: prompt_id, reward, and optionally judge_reward,
+which then decides who wins while reward selects what is served, and length in
+tokens, which adds the win rate at equal length. Every sample is used for every
+N, ties count one half, and intervals are over prompts. The base samples must
+be fresh: not those that the rewards were calibrated with.
+"""
 STAGES = {
     "data": "Read and split the data, make the tokenizer.",
     "sft": "Fine-tune the policy on demonstrations: the reference.",
@@ -246,6 +258,40 @@ def reproduce(
         raise ConfigError(f"{folder} is a file; --output names a folder")
     points = write_analytic(folder)
     _console().print(f"{len(points)} points: {folder / 'analytic'}.csv, .svg, .png", highlight=False, soft_wrap=True)
+
+
+@app.command(name="win-rate", group=Group("Anybody's samples", sort_key=3), help_epilogue=WIN_RATE_EPILOGUE)
+def win_rate(
+    *,
+    policy: Annotated[str, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],
+    base: Annotated[str, Parameter(help="The base policy's table.")],
+    procedure: Annotated[
+        list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.", negative=())
+    ],
+    base_procedure: BaseName = None,
+    common_prompts: Annotated[
+        bool, Parameter(help="Leave out, and count, prompts that one table lacks.", negative=(), show_default=False)
+    ] = False,
+    confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
+    seed: Annotated[int, Parameter(help="Of the bootstrap.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure inference-time win rates on two tables of rewards."""
+    from infalign.tables import compare, print_comparison
+
+    rows = compare(
+        policy,
+        base,
+        list(dict.fromkeys(procedure)),
+        base_procedure=base_procedure,
+        common_prompts=common_prompts,
+        confidence=confidence,
+        seed=seed,
+    )
+    if as_json:
+        _print_json(rows if len(rows) > 1 else rows[0])
+    else:
+        print_comparison(rows, _console())
 
 
 def main() -> None:

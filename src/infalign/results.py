@@ -10,7 +10,7 @@ import numpy as np
 from infalign.calibration import Array, calibrate
 from infalign.config import Recipe
 from infalign.data import write_text
-from infalign.evaluation import Samples, estimate, matched, rewind_draws, uniformity, win_rates
+from infalign.evaluation import Samples, estimate, matched, rewind_draws, uniformity, win_rates_of
 from infalign.jobs import Report
 from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.stages import Layout, policy_beta, reward_names, samples_of
@@ -29,18 +29,20 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
     reference = Samples(base["reward"], base["reward"])
     rewind = parse_procedure(recipe.evaluate.rewind)
     assert isinstance(rewind, RewindAndRepeat)
+    served = procedures(recipe)
     policies: dict[str, Any] = {}
     wins: dict[str, dict[str, dict[str, Array]]] = {}
     for step, (name, policy) in enumerate(recipe.policies.items()):
         report(step, len(recipe.policies), name)
         own = {source: samples_of(recipe, root, name, source) for source in sources}
         wins[name] = {
-            source: {
-                procedure.name: win_rates(
-                    Samples(own["reward"], own[source]), Samples(base["reward"], base[source]), procedure
+            source: dict(
+                zip(
+                    (procedure.name for procedure in served),
+                    win_rates_of(Samples(own["reward"], own[source]), Samples(base["reward"], base[source]), served),
+                    strict=True,
                 )
-                for procedure in procedures(recipe)
-            }
+            )
             for source in sources
         }
         kl = samples_of(recipe, root, name, "kl")

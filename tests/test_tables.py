@@ -1,0 +1,273 @@
+"""Anybody's tables: what is read, what is refused with its place, and what comes out."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from infalign.errors import ConfigError, DataError
+from infalign.evaluation import Samples, estimate, length_controlled, rewind_draws, tie_rate, win_rates
+from infalign.procedures import BestOfN, RewindAndRepeat, parse_procedure
+from infalign.tables import compare, print_comparison, read_rewards
+
+
+def write(path: Path, rows: dict[str, list]) -> Path:
+    """Write columns as Parquet, CSV or JSONL, as the ending says."""
+    table = pa.table(rows)
+    if path.name.endswith(".parquet"):
+        pq.write_table(table, path)
+    elif path.name.endswith(".csv"):
+        pyarrow.csv.write_csv(table, path)
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def columns(samples: Samples, *, judge: bool = True, lengths: bool = True, prefix: str = "prompt ") -> dict[str, list]:
+    """Return the table of ``samples``, its rows in a random order."""
+    prompts, count = samples.selected.shape
+    order = np.random.default_rng(prompts).permutation(prompts * count)
+    found = {
+        "prompt_id": [f"{prefix}{i // count}" for i in order],
+        "response": [f"one, two\nand {i}" for i in order],
+        "reward": samples.selected.ravel()[order].tolist(),
+    }
+    if judge:
+        found["judge_reward"] = samples.judged.ravel()[order].tolist()
+    if lengths and samples.lengths is not None:
+        found["length"] = samples.lengths.ravel()[order].tolist()
+    return found
+
+
+def drawn(prompts: int, samples: int, seed: int, shift: float = 0.0) -> Samples:
+    """Return samples with a judge that agrees partly, ties and lengths."""
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(shift, 1, size=(2, prompts, samples)).round(1)
+    return Samples(rewards[0], rewards.sum(axis=0), rng.integers(10, 90, size=(prompts, samples)))
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Samples, Samples]:
+    """Return samples of a policy and a base."""
+    return drawn(30, 8, 0, shift=0.5), drawn(30, 12, 1)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl", "jsonl.gz"])
+def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(
+    ending: str, models: tuple[Samples, Samples], tmp_path: Path
+) -> None:
+    """Rows in any order and format give what the estimators give on the arrays, for every procedure."""
+    policy, base = models
+    paths = [write(tmp_path / f"{n}.{ending}", columns(side)) for n, side in zip("pb", models, strict=True)]
+    best, rewind = compare(*paths, ["best-of-4", "rewind:0.5:4"], confidence=0.9)
+    # Prompts come in the order of the policy's table, on which the resampling depends.
+    order = [int(p.split()[1]) for p in dict.fromkeys(columns(policy)["prompt_id"])]
+    expected = estimate(win_rates(policy, base, BestOfN(4))[order], confidence=0.9)
+    assert (best["win_rate"], best["low"], best["high"]) == pytest.approx((expected.mean, expected.low, expected.high))
+    controlled = estimate(length_controlled([models], BestOfN(4))[order], confidence=0.9)
+    assert best["length_controlled"] == pytest.approx(controlled.as_dict())
+    assert best["ties"] == pytest.approx(tie_rate(policy, base).mean())
+    assert 0.01 < best["ties"] < 0.1
+    assert best | {"prompts": 30, "policy_samples": 8, "base_samples": 12, "judge": "judge_reward"} == best
+    assert (best["draws"], best["notes"], best["base_procedure"]) == ({}, [], "best-of-4")
+    procedure = RewindAndRepeat(0.5, 4)  # the table's halves are others than the array's
+    assert rewind["win_rate"] == pytest.approx(win_rates(policy, base, procedure).mean(), abs=0.04)
+    assert rewind["draws"]["policy"]["mean"] == pytest.approx(rewind_draws(policy, base, procedure).mean(), abs=0.1)
+    assert rewind["draws"]["base"]["mean"] == pytest.approx(rewind_draws(base, base, procedure).mean(), abs=0.1)
+    assert json.loads(json.dumps([best, rewind])) == [best, rewind]
+
+
+def test_a_table_sorted_by_reward_gives_rewind_an_honest_threshold(tmp_path: Path) -> None:
+    """Sorting rows by reward does not change what Rewind-and-Repeat wins and draws beyond noise."""
+    base = np.sort(np.random.default_rng(0).random((400, 24)))
+    path = write(tmp_path / "b.parquet", columns(Samples(base, base), judge=False))
+    ordered = write(
+        tmp_path / "s.parquet",
+        {"prompt_id": [f"prompt {i // 24}" for i in range(base.size)], "reward": base.ravel().tolist()},
+    )
+    (row,) = compare(path, ordered, ["rewind:0.75:8"])
+    assert row["win_rate"] == pytest.approx(0.5, abs=0.02)
+    assert row["draws"]["base"]["mean"] == pytest.approx((1 - 0.75**8) / 0.25, rel=0.1)
+
+
+def test_without_a_judge_the_reward_judges(models: tuple[Samples, Samples], tmp_path: Path) -> None:
+    """Without judge_reward the selecting reward judges and the record says so; without lengths the notes do."""
+    paths = [
+        write(tmp_path / f"{name}.parquet", columns(side, judge=False, lengths=False))
+        for name, side in zip("pb", models, strict=True)
+    ]
+    (row,) = compare(*paths, ["best-of-2"], base_procedure="standard")
+    plain = [Samples(side.selected, side.selected) for side in models]
+    assert row["win_rate"] == pytest.approx(win_rates(*plain, BestOfN(2), parse_procedure("standard")).mean())
+    assert (row["judge"], row["base_procedure"], row["length_controlled"]) == ("reward", "standard", None)
+    assert len(row["notes"]) == 1
+    assert "no column length in" in row["notes"][0]
+
+
+def test_prompts_may_have_different_numbers_of_samples(tmp_path: Path) -> None:
+    """Every prompt counts once, whatever its number of samples, and the fewest are reported."""
+    small, large = drawn(10, 4, 2, shift=0.4), drawn(15, 9, 3, shift=0.4)
+    base_small, base_large = drawn(10, 6, 4), drawn(15, 5, 5)
+    tables = [
+        {name: one + columns(two, prefix="other ")[name] for name, one in columns(small_one).items()}
+        for small_one, two in ((small, large), (base_small, base_large))
+    ]
+    paths = [write(tmp_path / f"{n}.parquet", table) for n, table in zip("pb", tables, strict=True)]
+    (row,) = compare(*paths, ["best-of-3"])
+    blocks = [(small, base_small), (large, base_large)]
+    each = np.concatenate([win_rates(*block, BestOfN(3)) for block in blocks])
+    assert (row["prompts"], row["policy_samples"], row["base_samples"]) == (25, 4, 5)
+    assert row["win_rate"] == pytest.approx(each.mean())
+    assert row["length_controlled"]["mean"] == pytest.approx(length_controlled(blocks, BestOfN(3)).mean())
+    with pytest.raises(DataError, match=r"prompt 'prompt \d': best-of-5 cannot be estimated from 4 samples"):
+        compare(*paths, ["best-of-5"])
+
+
+def test_prompts_of_one_table_only_are_an_error_or_counted(models: tuple[Samples, Samples], tmp_path: Path) -> None:
+    """Prompts on one side only are named; with common_prompts they are left out and counted."""
+    policy, base = models
+    paths = [write(tmp_path / "p.csv", columns(policy)), write(tmp_path / "b.csv", columns(drawn(25, 12, 1)))]
+    with pytest.raises(DataError, match=r"5 prompts are only in .*p.csv, such as 'prompt 2\d'; 25 are in both"):
+        compare(*paths, ["standard"])
+    (row,) = compare(*paths, ["standard"], common_prompts=True)
+    assert (row["prompts"], row["policy_only_prompts"], row["base_only_prompts"]) == (25, 5, 0)
+    other = write(tmp_path / "o.csv", columns(base, prefix="another "))
+    with pytest.raises(DataError, match="no prompt in common"):
+        compare(paths[0], other, ["standard"], common_prompts=True)
+
+
+def test_whole_numbers_and_text_name_the_same_prompts(tmp_path: Path) -> None:
+    """Ids are compared as text: 7 in Parquet or JSONL is 7 in CSV, and 07 is another prompt."""
+    rewards = [0.0, 1.0, 2.0, 3.0]
+    whole = write(tmp_path / "a.parquet", {"prompt_id": [7, 7, 8, 8], "reward": rewards})
+    line = write(tmp_path / "b.jsonl", {"prompt_id": [7, 7, 8, 8], "reward": rewards})
+    text = write(tmp_path / "c.csv", {"prompt_id": ["7", "7", "8", "8"], "reward": rewards})
+    category = pa.table({"prompt_id": pa.array(["7", "7", "8", "8"]).dictionary_encode(), "reward": rewards})
+    pq.write_table(category, tmp_path / "d.parquet")
+    for path in (whole, line, text, tmp_path / "d.parquet"):
+        assert compare(path, whole, ["standard"])[0]["win_rate"] == 0.5
+    padded = write(tmp_path / "e.csv", {"prompt_id": ["07", "07", "8", "8"], "reward": rewards})
+    with pytest.raises(DataError, match="such as '07'"):
+        compare(padded, whole, ["standard"])
+
+
+def test_the_precision_of_a_file_does_not_decide_ties(tmp_path: Path) -> None:
+    """Rewards stored as float32 tie with the same rewards in float64 or as text; decimals too."""
+    ids, values = ["a", "a", "b", "b"], [0.1, 0.7, 0.2, 0.3]
+    double = write(tmp_path / "a.csv", {"prompt_id": ids, "reward": values})
+    for number, kind in enumerate((pa.float32(), pa.float64(), pa.decimal128(5, 2))):
+        single = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"prompt_id": ids, "reward": pa.array(values).cast(kind)}), single)
+        (row,) = compare(single, double, ["standard"])
+        assert (row["win_rate"], row["ties"]) == (0.5, 0.5)
+    whole = write(tmp_path / "w.parquet", {"prompt_id": ids, "reward": [0, 1, 0, 1]})
+    assert compare(whole, double, ["standard"])[0]["win_rate"] == 0.5
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["reward", "judge_reward", "length"])
+def test_a_number_that_is_not_finite_is_refused_with_its_place(
+    ending: str, value: float, name: str, tmp_path: Path
+) -> None:
+    """NaN and infinities are named by file, row, prompt and column in every format."""
+    table = {"prompt_id": ["a", "a", "b"]} | {n: [1.0, 2.0, 3.0] for n in ("reward", "judge_reward", "length")}
+    table[name] = [1.0, value, 3.0]
+    path = write(tmp_path / f"t.{ending}", table)
+    row = {"parquet": "row 1", "csv": "line 3", "jsonl": "line 2"}[ending]
+    with pytest.raises(
+        DataError, match=rf"t.{ending} {row}, prompt 'a': {name} is -?(nan|inf), which cannot be ranked"
+    ):
+        read_rewards(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "prompt_id,reward\na,1\na,good\n", "t.csv line 3, prompt 'a': reward is 'good', not a number"),
+        ("t.csv", "prompt_id,reward\na,1\na,NA\n", "line 3, prompt 'a': reward is 'NA', not a number"),
+        ("t.csv", "prompt_id,reward\na,\n", "line 2: column reward is missing or empty"),
+        ("t.csv", "prompt_id,reward\na,1\n,2\n", "line 3: column prompt_id is missing or empty"),
+        ("t.csv", "id,reward\na,1\n", r"line 2: column prompt_id is missing or empty; the row has \['id', 'reward'\]"),
+        ("t.csv", "prompt_id,reward,length\na,1,\nb,2,9\n", "line 2: column length is missing or empty, other rows"),
+        ("t.csv", "prompt_id,reward\na,1,2\n", "line 2: the header names 2 cells"),
+        ("t.csv", "prompt_id,reward\n", "t.csv holds no rows"),
+        ("t.csv", "", "t.csv holds no rows"),
+        ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5', not a number"),
+        ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True, not a number"),
+        ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
+        ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt', "line 2: not JSON"),
+        ("t.jsonl", '{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),
+        ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt_id": 1, "reward": 1}', "t.jsonl cannot be read"),
+        ("t.parquet", "no Parquet", "t.parquet cannot be read"),
+        ("t.txt", "a", "the ending is none of"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_place(name: str, text: str, message: str, tmp_path: Path) -> None:
+    """What is no number, absent or damaged is named by file, row and column."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_rewards(tmp_path / name)
+
+
+def test_text_for_numbers_in_parquet_is_refused(tmp_path: Path) -> None:
+    """A Parquet column of text is no column of numbers, even where the text spells one."""
+    path = write(tmp_path / "t.parquet", {"prompt_id": ["a"], "reward": ["0.5"]})
+    with pytest.raises(DataError, match=r"t.parquet row 0, prompt 'a': reward is '0.5', not a number"):
+        read_rewards(path)
+    with pytest.raises(DataError, match="does not exist"):
+        read_rewards(tmp_path / "absent.parquet")
+
+
+def test_a_judge_on_one_side_only_is_an_error(models: tuple[Samples, Samples], tmp_path: Path) -> None:
+    """One table with a judge and one without cannot be compared by either."""
+    paths = [
+        write(tmp_path / f"{name}.parquet", columns(side, judge=name == "p"))
+        for name, side in zip("pb", models, strict=True)
+    ]
+    with pytest.raises(DataError, match=r"p.parquet has the column judge_reward, .*b.parquet has not"):
+        compare(*paths, ["standard"])
+
+
+def test_what_cannot_be_estimated_is_an_error_or_a_note(tmp_path: Path) -> None:
+    """One prompt has no interval; where all pairs tie, or all are won, the notes say what the numbers do not mean."""
+    single = write(tmp_path / "s.csv", {"prompt_id": ["a", "a"], "reward": [1.0, 2.0]})
+    with pytest.raises(DataError, match="at least 2 prompts, found 1"):
+        compare(single, single, ["standard"])
+    with pytest.raises(ConfigError, match="unknown procedure"):
+        compare(single, single, ["best"])
+    ids = ["a", "a", "b", "b"]
+    tied = write(tmp_path / "t.csv", {"prompt_id": ids, "reward": [5.0] * 4, "length": [1, 2, 3, 9]})
+    (row,) = compare(tied, tied, ["best-of-2"])
+    assert (row["win_rate"], row["low"], row["high"], row["ties"]) == (0.5, 0.5, 0.5, 1.0)
+    assert row["length_controlled"]["mean"] == pytest.approx(0.5)
+    assert [note[:36] for note in row["notes"]] == ["every prompt has the same win rate, "]
+    better = write(tmp_path / "w.csv", {"prompt_id": ids, "reward": [9.0] * 4, "length": [2, 1, 9, 3]})
+    (row,) = compare(better, tied, ["best-of-2"])
+    assert (row["win_rate"], row["length_controlled"]) == (1.0, None)
+    assert any("every served pair is won" in note for note in row["notes"])
+
+
+def test_the_printed_table_has_every_number_and_note(models: tuple[Samples, Samples], tmp_path: Path) -> None:
+    """Win rates, draws, counts and notes appear for each procedure, a note that all share once."""
+    paths = [
+        write(tmp_path / f"{name}.csv", columns(side, lengths=False)) for name, side in zip("pb", models, strict=True)
+    ]
+    rows = compare(*paths, ["best-of-4", "rewind:0.5:4"])
+    console = Console(width=110, file=io.StringIO())
+    print_comparison(rows, console)
+    text = console.file.getvalue()
+    for row in rows:
+        assert f"{100 * row['win_rate']:.1f} ({100 * row['low']:.1f}–{100 * row['high']:.1f})" in text
+    assert f"policy {rows[1]['draws']['policy']['mean']:.1f}" in text
+    assert "30 prompts × 8 policy and 12 base samples, 95% intervals" in text
+    assert text.count("no column length") == 1
+    assert "best-of-4, rewind:0.5:4: no length-controlled" in text
