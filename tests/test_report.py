@@ -130,6 +130,28 @@ def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
                 assert report.share(policy["win_rates"][judge][procedure]) in text
 
 
+def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):
+    """A policy is on the front of a judge if none of the same or a smaller KL, the reference included, wins more."""
+    results = read_results(run[1])
+    for judge, front in results["pareto"].items():
+        points = {
+            name: (p["kl"]["mean"], p["win_rates"][judge]["best-of-4"]["mean"])
+            for name, p in results["policies"].items()
+        }
+        points["reference"] = (0.0, 0.5)
+        for name, (kl, wins) in points.items():
+            beaten = any(k <= kl and w >= wins for other, (k, w) in points.items() if other != name)
+            assert (name in front) == (not beaten) or name == "reference"
+
+
+def test_length_control_says_what_it_found_or_why_not(run):
+    """Every policy and judge has an interval at equal length, or the reason why there is none."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        for found in policy["at_equal_length"].values():
+            assert found["low"] <= found["mean"] <= found["high"] if "mean" in found else found["none"]
+
+
 def test_policies_that_follow_the_law_lie_on_the_theory(run):
     """The gain by the reward agrees with the gain that theory gives at the KL where the samples were drawn."""
     matched = read_results(run[1])["matched"]
@@ -183,7 +205,7 @@ def test_served_example_is_the_best_of_the_first_n(run):
 
 def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
     """Fresh base samples beat all K calibrating ones with probability 1/(K + 1), which the interval covers."""
-    found = report.saturation(*run)
+    found = report.saturated(*run)
     assert found["reference"]["low"] <= 1 / (SAMPLES // 2 + 1) <= found["reference"]["high"]
     assert found["aware"]["low"] > found["reference"]["high"]
 

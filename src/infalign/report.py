@@ -17,7 +17,7 @@ from infalign.calibration import Array, calibrate
 from infalign.config import Recipe, dump_recipe
 from infalign.data import atomic_path, read_table, write_text
 from infalign.errors import ConfigError
-from infalign.evaluation import estimate, uniformity
+from infalign.evaluation import estimate, rank_error, saturation, uniformity
 from infalign.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.results import read_results
 from infalign.stages import Layout, parts, policy_betas, records, reward_names, reward_source, samples_of
@@ -116,10 +116,10 @@ def write(recipe: Recipe, root: Path) -> None:
         comparison=compare(results),
         figures=figures,
         betas={name: policy_betas(policy) for name, policy in recipe.policies.items()},
-        saturation=saturation(recipe, root),
+        saturation=saturated(recipe, root),
         examples=examples(recipe, root),
         records=made,
-        rank_error=np.sqrt(np.log(2 / 0.05) / (2 * recipe.rollout.k)),
+        rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
         seconds=_seconds(made),
     )
@@ -290,6 +290,12 @@ def win_rate_by_kl(results: Numbers, judges: list[str], looks: Mapping[str, Look
                 expected, _ = curve(parse_transform(policy["transform"]), parse_procedure(procedure), kls)
                 label = f"theory, {policy['transform']}"
                 axes.plot([0, *kls], [50, *100 * expected], "--", color=looks[name].color, label=label)
+    for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
+        front = [policies[name] for name in results["pareto"][judge]]
+        if len(front) > 1:
+            x = [0.0, *(policy["kl"]["mean"] for policy in front)]
+            y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
+            axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=_front(judges, judge))
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
@@ -317,6 +323,10 @@ def win_rate_by_kl(results: Numbers, judges: list[str], looks: Mapping[str, Look
         f"Win rate as {procedure} against KL, judged by {by}. Bars: {results['confidence']:.0%} intervals.{theory}",
         f"Points of win rate against KL, judged by {by}. {points}.",
     )
+
+
+def _front(judges: list[str], judge: str) -> str:
+    return "Pareto front" if len(judges) == 1 else f"Pareto front, {judge}"
 
 
 def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
@@ -496,7 +506,7 @@ def _save(picture: Picture, folder: Path) -> Numbers:
 # Tables
 
 
-def saturation(recipe: Recipe, root: Path) -> dict[str, dict[str, float]]:
+def saturated(recipe: Recipe, root: Path) -> dict[str, dict[str, float]]:
     """Return the share of each model's samples that beat every base sample of the half that calibrates.
 
     Above them all ranks are equal, so the estimate cannot tell how good these samples are. Of fresh base samples it is
@@ -504,11 +514,12 @@ def saturation(recipe: Recipe, root: Path) -> dict[str, dict[str, float]]:
     """
     base_PM = samples_of(recipe, root, "reference", "reward")
     half = base_PM.shape[1] // 2
-    top = base_PM[:, :half].max(axis=1, keepdims=True)
     fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
     fresh |= {name: samples_of(recipe, root, name, "reward") for name in recipe.policies}
     return {
-        name: estimate((own > top).mean(axis=1), confidence=recipe.evaluate.confidence, seed=recipe.seed).as_dict()
+        name: estimate(
+            saturation(own, base_PM[:, :half]), confidence=recipe.evaluate.confidence, seed=recipe.seed
+        ).as_dict()
         for name, own in fresh.items()
     }
 

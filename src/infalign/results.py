@@ -10,7 +10,17 @@ import numpy as np
 from infalign.calibration import Array, calibrate
 from infalign.config import Recipe
 from infalign.data import write_text
-from infalign.evaluation import Samples, estimate, matched, rewind_draws, uniformity, win_rates_of
+from infalign.errors import DataError
+from infalign.evaluation import (
+    Samples,
+    estimate,
+    length_controlled,
+    matched,
+    rewind_draws,
+    tie_rate,
+    uniformity,
+    win_rates_of,
+)
 from infalign.jobs import Report
 from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.stages import Layout, policy_beta, reward_names, samples_of
@@ -29,7 +39,8 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
     reference = Samples(base["reward"], base["reward"])
     rewind = parse_procedure(recipe.evaluate.rewind)
     assert isinstance(rewind, RewindAndRepeat)
-    served = procedures(recipe)
+    aim, served = parse_procedure(recipe.procedure), procedures(recipe)
+    base_length = samples_of(recipe, root, "reference", "length")
     policies: dict[str, Any] = {}
     wins: dict[str, dict[str, dict[str, Array]]] = {}
     for step, (name, policy) in enumerate(recipe.policies.items()):
@@ -47,6 +58,13 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         }
         kl = samples_of(recipe, root, name, "kl")
         length = samples_of(recipe, root, name, "length")
+        pairs = {
+            source: (
+                Samples(own["reward"], own[source], length),
+                Samples(base["reward"], base[source], base_length),
+            )
+            for source in sources
+        }
         draws = rewind_draws(Samples(own["reward"], own["reward"]), reference, rewind)
         policies[name] = {
             "transform": policy.transform,
@@ -61,6 +79,8 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
                 source: {procedure: _estimate(recipe, values) for procedure, values in by_procedure.items()}
                 for source, by_procedure in wins[name].items()
             },
+            "at_equal_length": {source: _at_equal_length(recipe, *pairs[source], aim) for source in sources},
+            "ties": {source: _estimate(recipe, tie_rate(*pairs[source])) for source in sources},
             "theory": _theory(policy.transform, float(kl.mean()), recipe.procedure),
         }
     selected = base["reward"]
@@ -74,8 +94,9 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         "judges": sources,
         "policies": policies,
         "matched": _matched(recipe, root, wins),
+        "pareto": {source: _pareto(policies, source, recipe.procedure) for source in sources},
         "base": {
-            "length": _estimate(recipe, samples_of(recipe, root, "reference", "length").mean(axis=1)),
+            "length": _estimate(recipe, base_length.mean(axis=1)),
             "rewind_draws": _estimate(recipe, rewind_draws(reference, reference, rewind)),
             "calibrated_mean": _estimate(recipe, check.mean(axis=1)),
             "distance_from_uniform": uniformity(check),
@@ -86,17 +107,39 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
 
 
 def procedures(recipe: Recipe) -> list[Procedure]:
-    """Return the procedures that are evaluated: standard, Best- and Worst-of-N for every N up to max_n, rewind."""
+    """Return what is evaluated: standard, Best- and Worst-of-N for every N up to max_n, rewind, the recipe's aim."""
     many = range(2, recipe.evaluate.max_n + 1)
-    return [Standard(), *map(BestOfN, many), *map(WorstOfN, many), parse_procedure(recipe.evaluate.rewind)]
+    named = [parse_procedure(name) for name in (recipe.evaluate.rewind, recipe.procedure)]
+    found: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), *named]
+    return list({procedure.name: procedure for procedure in found}.values())
+
+
+def _at_equal_length(
+    recipe: Recipe, policy: Samples, base: Samples, procedure: Procedure
+) -> dict[str, float] | dict[str, str]:
+    """Return the length-controlled win rate with its interval, or why there is none."""
+    try:
+        return _estimate(recipe, length_controlled([(policy, base)], procedure))
+    except DataError as error:
+        return {"none": str(error)}
+
+
+def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
+    """Return the policies that no other beats in win rate at the same or a smaller KL, by ascending KL."""
+    points = sorted((p["kl"]["mean"], -p["win_rates"][judge][procedure]["mean"], name) for name, p in policies.items())
+    front: list[str] = []
+    most = 0.5  # the reference itself
+    for _, loss, name in points:
+        if -loss > most:
+            front.append(name)
+            most = -loss
+    return front
 
 
 def _theory(transform: str, kl: float, procedure: str) -> dict[str, float]:
     """Return what a policy that is free for every prompt would reach with this transformation at this KL."""
     law = law_at_kl(parse_transform(transform), kl=max(kl, 1e-6))
-    served = parse_procedure(procedure)
-    assert not isinstance(served, RewindAndRepeat)
-    return {"kl": kl, "standard": law.win_rate(Standard()), procedure: law.win_rate(served)}
+    return {"kl": kl, "standard": law.win_rate(Standard()), procedure: law.win_rate(parse_procedure(procedure))}
 
 
 def _theoretical_gain(transform: str, procedure: str, kl: float) -> float:
