@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -65,11 +65,21 @@ Each is simulated on the same prompts (continuous rewards, KL spent on
 average). ± is one standard error of the simulation. Of those that cannot be
 told from the best, the simplest is recommended.
 """
-REPRODUCE_EPILOGUE = """\
+HACKING_EPILOGUE = """\
+Example:
+  infalign reproduce hacking recipes/hh-helpful-tiny.yaml --phrase Sure
+
+A phrase is put before the preferred responses of the training pairs, and for
+the test before the responses that are not preferred. A reward model that
+learned the phrase decides those pairs wrongly. Ranking its rewards among
+rollouts can only turn decisions into ties, which count one half; a model that
+is trained to predict ranks can do more, or less.
+"""
+ANALYTIC_EPILOGUE = """\
 Example:
   infalign reproduce analytic --output figures
 
-analytic draws win rate against KL, both policies served by standard sampling,
+Win rate against KL, both policies served by standard sampling,
 best-of-2, best-of-4, worst-of-2 or worst-of-4, for identity, log, four
 exponentials and the optimum (the paper's fixed point).
 """
@@ -243,14 +253,20 @@ def choose_(
         _print_ranking(ranking, file, _console())
 
 
-@app.command(group=_theory, sort_key=2, help_epilogue=REPRODUCE_EPILOGUE)
-def reproduce(
-    what: Annotated[Literal["analytic"], Parameter(help="analytic: the paper's figures 2 and 8.")],
-    /,
-    *,
-    output: Annotated[str, Parameter(help="The folder for SVG, PNG and CSV.")] = "analytic",
-) -> None:
-    """Draw figures of the paper again, with the numbers behind them."""
+reproduce = App(
+    name="reproduce",
+    help="Experiments of the paper again, with the numbers behind them.",
+    help_format="plaintext",
+    help_epilogue="",
+    group=Group("The paper", sort_key=4),
+    group_commands=Group("What to reproduce"),
+)
+app.command(reproduce)
+
+
+@reproduce.command(help_epilogue=ANALYTIC_EPILOGUE)
+def analytic(*, output: Annotated[str, Parameter(help="The folder for SVG, PNG and CSV.")] = "analytic") -> None:
+    """Draw the paper's figures 2 and 8: win rate against KL as theory gives it."""
     from infalign.figures import write_analytic
 
     folder = Path(output)
@@ -260,7 +276,36 @@ def reproduce(
     _console().print(f"{len(points)} points: {folder / 'analytic'}.csv, .svg, .png", highlight=False, soft_wrap=True)
 
 
-@app.command(name="win-rate", group=Group("Anybody's samples", sort_key=3), help_epilogue=WIN_RATE_EPILOGUE)
+@reproduce.command(help_epilogue=HACKING_EPILOGUE)
+def hacking(
+    recipe: RecipePath,
+    /,
+    *,
+    phrase: Annotated[
+        list[str] | None,
+        Parameter(help="A phrase; default: the paper's two. Repeatable.", negative=(), show_default=False),
+    ] = None,
+    share: Annotated[float, Parameter(help="Of the training pairs that are poisoned.")] = 1.0,
+    set_: Overrides = None,
+) -> None:
+    """Poison the preferences and see how reward models bear it (figure 7)."""
+    from infalign.hacking import PHRASES, draw, print_hacking
+    from infalign.hacking import hacking as poisoned
+
+    settings = _recipe(recipe, set_)
+    console = _console()
+    results = poisoned(settings, phrases=phrase or PHRASES, share=share, console=console)
+    print_hacking(results, console)
+    figure = Path(settings.run_dir) / "hacking" / results["key"] / "hacking.svg"
+    draw(results, figure)
+    console.print(f"\nFigure: {figure}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    name="win-rate",
+    group=Group("Anybody's samples", sort_key=3),
+    help_epilogue=WIN_RATE_EPILOGUE,
+)
 def win_rate(
     *,
     policy: Annotated[str, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],

@@ -27,8 +27,9 @@ from infalign.config import Fit, Recipe
 from infalign.data import MESSAGES, Message, atomic_path, prompt_id, read_table, write_table, write_text
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation import estimate
+from infalign.figures import COLOURS, INK, QUIET, STYLE
 from infalign.jobs import Display, Job, Report, run_jobs
-from infalign.report import COLOURS, INK, QUIET, STYLE, gain
+from infalign.report import gain
 from infalign.report import share as per_cent
 from infalign.stages import (
     Layout,

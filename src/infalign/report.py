@@ -18,6 +18,8 @@ from infalign.config import Recipe, dump_recipe
 from infalign.data import atomic_path, read_table, write_text
 from infalign.errors import ConfigError
 from infalign.evaluation import estimate, rank_error, saturation, uniformity
+from infalign.figures import COLOURS, INK, PAPER, QUIET
+from infalign.figures import STYLE as ANY_STYLE
 from infalign.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.results import read_results
 from infalign.stages import Layout, parts, policy_betas, records, reward_names, reward_source, samples_of
@@ -26,30 +28,8 @@ from infalign.transforms import parse_transform
 
 Numbers = dict[str, Any]
 
-PAPER, INK = "#ffffff", "#1c2024"  # in the page they become CSS variables, which follow the light or dark scheme
-QUIET = "#85898f"  # legible on both
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito, for every colour vision
 MARKERS = "osD^vP"
-STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "svg.fonttype": "none",  # text stays text: small files, readable aloud
-}
+STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
 SHOWN_PROMPTS = 10  # curves of the calibration figure
 SHOWN_EXAMPLES = 4
