@@ -5,7 +5,7 @@ responses form a reward group; its mass is m_g under the policy and m⁰_g under
 in reward, and P_g is the policy's CDF at group g.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -387,7 +387,7 @@ class FiniteRollouts:
     rollouts: int
     beta: float  # of the paper's raw Φ
     kl: float  # nats, the mean over prompts
-    win_rates: Array  # (P,)
+    win_rates: Array = field(repr=False)  # (P,)
     limit: float  # the win rate with exact calibration at the same KL
 
     @property

@@ -22,7 +22,7 @@ from infalign.quadrature import Panels, graded
 from infalign.theory import Law, Served, aligned_law, distortion, information, law_at_kl
 from infalign.transforms import Tabulated
 
-KNOT_STEP = 0.015  # of log β between the knots of a table
+KNOT_STEP = 0.012  # of log β between the knots of a table
 REACH = (40.0, 640.0)  # log 1/β to which Best- and Worst-of-N are solved, and solved again when a budget asks for more
 SMALLEST_KL = 1e-20  # nats; below it rounding is what would be solved for
 STARTS = 96  # values of log f(0) that the search for stationary points tries
@@ -257,7 +257,8 @@ class _Shooting:
             row, at = np.nonzero(np.sign(gap[:, 1:]) != np.sign(gap[:, :-1]))
             if refinement == 3 or not len(row):
                 break
-            log_betas, z = log_betas[row], np.linspace(z[row, at], z[row, at + 1], REFINED, axis=1)
+            low, high = z[row, at], z[row, at + 1]
+            log_betas, z = log_betas[row], np.linspace(2 * low - high, 2 * high - low, REFINED, axis=1)
         share = gap[row, at] / (gap[row, at] - gap[row, at + 1])
         here, kl = ((1.0 - share) * values[row, at] + share * values[row, at + 1] for values in (z, final[2]))
         return np.stack([here, log_betas[row], kl], axis=1)
@@ -451,10 +452,10 @@ def _certified(
     mine, theirs = distortion(procedure, law), distortion(base, None)
     shape = law.panels.weight.shape
     cdf = np.clip(law.cdf, INSIDE, 1.0 - INSIDE)
-    phi = law.panels.cumulative((mine.density(cdf) * theirs.density(law.u)).reshape(shape)).ravel()
+    phi = -law.panels.remaining((mine.density(cdf) * theirs.density(law.u)).reshape(shape)).ravel()  # Φ(1) = 0
     if isinstance(procedure, RewindAndRepeat):
         problem, below = _Rewinding(procedure, theirs, price, law.panels), float(law.cdf_at(procedure.quantile))
-        phi += np.where(law.v <= 1.0 - procedure.quantile, problem.pull(law.cdf.reshape(shape), below), 0.0)
+        phi -= np.where(law.v <= 1.0 - procedure.quantile, 0.0, problem.pull(law.cdf.reshape(shape), below))
     misfit = law.log_density - phi / beta
     misfit -= np.sum(law.weight * law.density * misfit)
     residual = float(np.max(np.minimum(law.density, 1.0) * np.abs(misfit)))

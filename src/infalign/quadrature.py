@@ -12,7 +12,8 @@ from infalign.calibration import Array
 NODES = 16  # a panel
 TOLERANCE = 1e-13
 ROUNDS = 150  # an end panel shrinks 2^-8-fold a round, an inner one by a half
-MOST_PANELS = 20_000
+MOST_PANELS = 20_000  # more than there were
+WORST = 1e-4  # of the largest error are split together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +54,12 @@ class Panels:
         before: Array = np.cumsum(masses) - masses
         return before[:, None] + self.width[:, None] * (values @ _rule().cumulative.T)
 
+    def remaining(self, values: Array) -> Array:
+        """Return the integral from every node to 1, without the cancellation of a difference."""
+        masses = (values * self.weight).sum(axis=1)
+        after: Array = np.cumsum(masses[::-1])[::-1] - masses
+        return after[:, None] + self.width[:, None] * (values @ (_rule().weight - _rule().cumulative).T)
+
     def integral_to(self, values: Array, x: Array) -> Array:
         """Return the integral from 0 to each of ``x``, any shape."""
         masses = (values * self.weight).sum(axis=1)
@@ -65,9 +72,16 @@ class Panels:
         return total
 
     def tails(self, values: Array) -> Array:
-        """Estimate what each panel's integral misses, from the last coefficients of its Legendre series."""
-        last: Array = np.abs(values @ _rule().analysis[-2:].T).sum(axis=1)
-        return last * self.width
+        """Estimate what each panel's integral misses, from the last coefficients of its Legendre series.
+
+        A jump between a panel's end and its first node leaves no trace in them, but the neighbours' series disagree.
+        """
+        coefficients = values @ _rule().analysis.T
+        left, right = coefficients @ (-1.0) ** np.arange(NODES), coefficients.sum(axis=1)
+        jump = np.abs(left[1:] - right[:-1])
+        hidden = np.maximum(np.append(jump, 0.0), np.append(0.0, jump)) * _rule().x[0]
+        missed: Array = (np.abs(coefficients[:, -2:]).sum(axis=1) + hidden) * self.width
+        return missed
 
     def split(self, chosen: np.ndarray) -> "Panels":
         """Halve the ``chosen`` panels; the one at an end is cut at 1/2, 1/4, … 2⁻⁸ of its width."""
@@ -98,13 +112,16 @@ def adapted(panels: Panels, integrands: Callable[[Panels], tuple[Array, ...]]) -
     The error estimates the integrals' absolute error; above TOLERANCE, relative to an integral larger than 1, the
     integrands were not resolved.
     """
+    most = len(panels.start) + MOST_PANELS
     for _ in range(ROUNDS):
         found = integrands(panels)
         tails = np.max([panels.tails(values) for values in found], axis=0)
         error = float(tails.sum())
         bound = TOLERANCE * max(1.0, *(float(np.sum(panels.weight * np.abs(values))) for values in found))
-        rough = tails > bound / len(tails)
-        if error <= bound or not np.isfinite(error) or len(tails) > MOST_PANELS:
+        # The worst first: where values are rounded, every panel stays rough, and would use up MOST_PANELS before a jump
+        # has been narrowed down.
+        rough = tails > max(bound / len(tails), WORST * float(tails.max()))
+        if error <= bound or not np.isfinite(error) or len(tails) > most:
             break
         panels = panels.split(rough)
     return panels, error

@@ -6,7 +6,7 @@ read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalised; :func:`no
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -166,9 +166,9 @@ class Tabulated:
     """
 
     name: str
-    v: Array
-    phi: Array
-    slope: Array
+    v: Array = field(repr=False)
+    phi: Array = field(repr=False)
+    slope: Array = field(repr=False)
 
     def __post_init__(self) -> None:
         columns = {"v": self.v, "phi": self.phi, "slope": self.slope}
@@ -227,7 +227,8 @@ class Function:
     def __call__(self, u: ArrayLike) -> Array:
         """Return Φ(u)."""
         u = np.asarray(u, float)
-        return np.full(u.shape, np.asarray(self.phi(u), float))
+        with np.errstate(all="ignore"):  # theory refuses what is NaN or +∞
+            return np.full(u.shape, np.asarray(self.phi(u), float))
 
     def drop(self, v: ArrayLike) -> Array:
         """Return Φ(1 − v) − Φ(1), or Φ(1 − v) where Φ is infinite at 1."""

@@ -1,0 +1,85 @@
+"""The pages: their code runs and prints what they show; theory's commands run, and its table is what they say."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from infalign import cli
+from infalign.choose import rank
+from infalign.procedures import parse_procedure
+
+ROOT = Path(__file__).parents[1]
+PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md")}
+PAGE = PAGES["theory.md"]
+ROLLOUTS = 16, 100, 400
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Return the Python blocks, each with what the text block after it shows."""
+    found = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert len(found) == page.count("```python") == page.count("```text")
+    return found
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of the table of recommendations."""
+    _, _, table = PAGE.partition("| served | KL |")
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n\n")[0].splitlines()[2:]]
+
+
+def computed(served: str, kl: str, rollouts: int) -> list[str]:
+    """Return the cells for K = ``rollouts``: the recommendation, exp:±10 and identity."""
+    (unknown,) = re.findall(r"`(0\.25\*.*?)`", PAGE)
+    procedure = parse_procedure(unknown if served == "unknown N" else served.strip("`"))
+    ranking = rank(procedure, kl=float(kl), rollouts=rollouts)
+    percent = {
+        found.transform.name.removesuffix(f":{procedure.name}"): 100 * found.win_rate for found in ranking.candidates
+    }
+    best = ranking.recommended.transform.name.removesuffix(f":{procedure.name}")
+    ten = percent.get("exp:10", percent.get("exp:-10"))
+    return [f"`{best}` {percent[best]:.1f}", f"{ten:.1f}", f"{percent['identity']:.1f}"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_prints_what_the_page_shows(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every block runs after those before it, and the text after it is its output."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    namespace: dict[str, object] = {}
+    for code, text in blocks(PAGES[page]):
+        exec(code, namespace)
+        assert capsys.readouterr().out == text, code
+
+
+@pytest.mark.parametrize("command", re.findall(r"`infalign ([a-z]+ --procedure [^`]*)`", PAGE))
+def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page says to type works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["infalign", *command.split()])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not ended.value.code
+
+
+@pytest.mark.parametrize(("served", "kl"), [(row[0], row[1]) for row in rows() if row[1] == "0.5"])
+def test_the_table_says_what_choose_says(served: str, kl: str) -> None:
+    """The row's cells for K = 100 are what ranking the transformations gives."""
+    (row,) = [row for row in rows() if row[:2] == [served, kl]]
+    assert [row[3], *row[5:]] == computed(served, kl, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]} {row[1]}")
+def test_all_of_the_table_is_what_choose_says(row: list[str]) -> None:
+    """So are all cells of all rows."""
+    found = [computed(*row[:2], rollouts) for rollouts in ROLLOUTS]
+    assert row[2:] == [*(cells[0] for cells in found), *found[1][1:]]
