@@ -1,13 +1,25 @@
 """Analytic curves against the paper's closed forms and known answers."""
 
+from collections.abc import Callable
+
 import mpmath
 import numpy as np
 import pytest
+from numpy.polynomial.legendre import leggauss
 
 from infalign.errors import ConfigError
-from infalign.procedures import BestOfN, Standard, WorstOfN
+from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.theory import aligned_law, curve, law_at_kl, training_beta
-from infalign.transforms import Exponential, Function, Identity, Log, normalised_beta, parse_transform
+from infalign.transforms import (
+    Exponential,
+    Function,
+    Identity,
+    Log,
+    Power,
+    Transformation,
+    normalised_beta,
+    parse_transform,
+)
 
 TRANSFORMS = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10"]
 
@@ -152,3 +164,142 @@ def test_an_unknown_transformation_is_refused(name: str) -> None:
 def test_transformations_round_trip_through_their_names(name: str) -> None:
     """A transformation's name spells it."""
     assert parse_transform(name).name == name
+
+
+@pytest.mark.parametrize(("n", "win_rate"), [(1, 2 / 3), (2, 11 / 15), (4, 0.802020), (8, None), (32, None)])
+def test_worst_of_n_under_the_log_has_its_closed_form(n: int, win_rate: float | None) -> None:
+    """For F = u^a Worst-of-N wins N·Σ_k (−1)^k·C(N, k)·B(ak + 1, N); at β = 1 this is 11/15 for N = 2."""
+    for beta in (0.5, 1.0, 3.0):
+        with mpmath.workdps(60):
+            a = 1 + 1 / mpmath.mpf(beta)
+            terms = ((-1) ** k * mpmath.binomial(n, k) * mpmath.beta(a * k + 1, n) for k in range(n + 1))
+            exact = float(n * mpmath.fsum(terms))
+        found = aligned_law(Log(), beta=beta).win_rate(WorstOfN(n))
+        assert found == pytest.approx(exact, abs=1e-12)
+        assert beta != 1.0 or win_rate is None or found == pytest.approx(win_rate, abs=5e-7)
+
+
+@pytest.mark.parametrize("beta", [1e-6, 1e-3, 0.3, 1.0, 50.0])
+def test_the_kl_of_the_identity_has_its_closed_form(beta: float) -> None:
+    """KL = W/β − log(β(e^{1/β} − 1)) = W/β − 1/β − log(β(1 − e^{−1/β}))."""
+    law = aligned_law(Identity(), beta=beta)
+    exact = (law.win_rate(Standard()) - 1) / beta - np.log(-beta * np.expm1(-1 / beta))
+    assert law.kl == pytest.approx(exact, abs=1e-15 / beta + 1e-13)
+    u = np.array([0.0, 1e-3, 0.5, 1 - 1e-3, 1.0])
+    cdf = np.exp((u - 1) / beta) * -np.expm1(-u / beta) / -np.expm1(-1 / beta)
+    assert law.cdf_at(u) == pytest.approx(cdf, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMS, "power:7", "power:-7", "power:0.1", "exp:500", "power:1000"])
+@pytest.mark.parametrize("kl", [1e-9, 30.0])
+def test_extreme_budgets_are_spent(name: str, kl: float) -> None:
+    """From 1e-9 to 30 nats a budget is spent to 1e-9, and the win rate lies where it must."""
+    law = law_at_kl(parse_transform(name), kl=kl)
+    assert law.kl == pytest.approx(kl, abs=1e-15, rel=1e-10)
+    assert law.error < 1e-11
+    for n in (1, 4, 1024):
+        for procedure in (BestOfN(n), WorstOfN(n)):
+            assert law.win_rate(procedure) > (0.5 if kl < 1 else 1 - 1e-9)
+
+
+@pytest.mark.parametrize("procedure", [RewindAndRepeat(0.999, 32), RewindAndRepeat(0.85, 32, "best"), BestOfN(4)])
+@pytest.mark.parametrize("kl", [0.5, 10.0])
+def test_a_jump_is_resolved_among_rounded_values(procedure: RewindAndRepeat | BestOfN, kl: float) -> None:
+    """Where a density is known to ten digits only, the jump of a procedure still costs no more than these digits."""
+    flat = Exponential(1e-6)  # the identity but for rounding
+    exact = law_at_kl(Identity(), kl=kl).win_rate(procedure)
+    assert law_at_kl(flat, kl=kl).win_rate(procedure) == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("kl", [0.0, -1.0, np.nan, np.inf])
+def test_a_senseless_budget_is_refused(kl: float) -> None:
+    """A KL budget is positive and finite."""
+    with pytest.raises(ConfigError, match=f"the KL budget must be positive and finite, found {kl}"):
+        law_at_kl(Identity(), kl=kl)
+
+
+# An independent oracle: closed forms of F in 40 digits
+
+SERVINGS = (1, 2, 4, 8, 32, 128, 1024)
+
+
+def exact_law(transform: Transformation, beta: float) -> tuple[np.ndarray, ...]:
+    """Return u, v, weights, F, 1 − F, f and log f on a fixed graded rule, all from closed forms in 40 digits."""
+    x, weight = leggauss(16)
+    own = np.unique(np.concatenate([[0.0], 0.5 ** np.arange(1, 48), np.arange(1, 9) / 16, 0.5 - np.arange(1, 8) / 64]))
+    near = own[:-1, None] + np.diff(own)[:, None] * (1 + x) / 2  # distances from an end
+    weights = np.tile((np.diff(own)[:, None] * weight / 2).ravel(), 2)
+    log_density, cdf = exact_density(transform, beta)
+    rows = []
+    with mpmath.workdps(40):
+        for distance in near.ravel():
+            for top in (False, True):
+                v = mpmath.mpf(distance) if top else 1 - mpmath.mpf(distance)
+                log_f, below = log_density(1 - v), cdf(1 - v)
+                numbers = (1 - v, v, below, 1 - below, mpmath.exp(log_f), log_f)
+                rows.append([top, *(float(number) for number in numbers)])
+    table = np.array(sorted(rows, key=lambda row: row[0])).T
+    return table[1], table[2], weights, *table[3:]
+
+
+def exact_density(transform: Transformation, beta: float) -> tuple[Callable, Callable]:
+    """Return log f and F as functions of an mpmath number, for the paper's ``beta``."""
+    with mpmath.workdps(40):
+        b = mpmath.mpf(beta)
+        match transform:
+            case Identity():
+                raw, area = (lambda u: u), (lambda u: b * mpmath.expm1(u / b))
+            case Log():
+                raw, area = mpmath.log, (lambda u: u ** (1 + 1 / b) / (1 + 1 / b))
+            case Exponential(t) if t > 0:
+                raw, start = (lambda u: mpmath.exp(t * u)), mpmath.ei(1 / b)
+                area = lambda u: (mpmath.ei(mpmath.exp(t * u) / b) - start) / t  # noqa: E731
+            case Exponential(t):
+                raw, start = (lambda u: -mpmath.exp(t * u)), mpmath.e1(1 / b)
+                area = lambda u: (mpmath.e1(mpmath.exp(t * u) / b) - start) / -t  # noqa: E731
+            case Power(m) if m > 0:
+                m = mpmath.mpf(m)
+                raw, area = (lambda u: u**m), (lambda u: u * mpmath.hyp1f1(1 / m, 1 + 1 / m, u**m / b))
+            case Power(m):
+                k = -mpmath.mpf(m)
+                raw, beyond = (lambda u: -((1 - u) ** k)), (lambda v: v * mpmath.hyp1f1(1 / k, 1 + 1 / k, -(v**k) / b))
+                area = lambda u: beyond(mpmath.mpf(1)) - beyond(1 - u)  # noqa: E731
+        whole = area(mpmath.mpf(1))
+        return (lambda u: raw(u) / b - mpmath.log(whole)), (lambda u: area(u) / whole)
+
+
+def check_against_closed_forms(transform: Transformation, share: float) -> None:
+    """Compare the law at β = ``share`` × scale, and that at its KL, with the oracle."""
+    beta = share * transform.scale
+    u, v, weights, cdf, above, density, log_density = exact_law(transform, beta)
+    assert np.sum(weights * density) == pytest.approx(1.0, abs=1e-11)  # the oracle's own rule resolves f
+    kl = float(np.sum(weights * (density * log_density - density + 1)))
+    law = aligned_law(transform, beta=beta)
+    assert law.error < 1e-11
+    assert law.kl == pytest.approx(kl, abs=1e-10)
+    at_kl = law_at_kl(transform, kl=kl)
+    assert at_kl.kl == pytest.approx(kl, abs=1e-10)
+    for n in SERVINGS:
+        best = 1 - n * np.sum(weights * cdf**n * u ** (n - 1))
+        worst = n * np.sum(weights * above**n * v ** (n - 1))
+        for found in (law, at_kl):
+            assert found.win_rate(BestOfN(n)) == pytest.approx(best, abs=1e-9), (n, found.beta)
+            assert found.win_rate(WorstOfN(n)) == pytest.approx(worst, abs=1e-9), (n, found.beta)
+
+
+ORACLE = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "power:7", "power:-7", "power:63", "power:0.5"]
+
+
+@pytest.mark.parametrize("name", ORACLE)
+@pytest.mark.parametrize("share", [1e-3, 0.1])
+def test_laws_agree_with_closed_forms_in_forty_digits(name: str, share: float) -> None:
+    """KL and win rates, given β or given the KL, agree to 1e-9 with F in closed form for N up to 1024."""
+    check_against_closed_forms(parse_transform(name), share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ORACLE)
+@pytest.mark.parametrize("share", [1e-4, 1e-2, 0.03, 0.3, 1.0, 10.0, 100.0])
+def test_laws_agree_with_closed_forms_over_six_decades(name: str, share: float) -> None:
+    """The same for β over six decades."""
+    check_against_closed_forms(parse_transform(name), share)

@@ -1,0 +1,581 @@
+"""The optimal transformation: known answers, exact identities, Taylor series, and optimisers that try to beat it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.polynomial.legendre import leggauss
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from infalign.calibration import Array
+from infalign.errors import ConfigError
+from infalign.optimum import Optimum, _certified, optimal
+from infalign.procedures import (
+    BestOfN,
+    BestOfPoisson,
+    Mixture,
+    RankDensity,
+    RewindAndRepeat,
+    Standard,
+    WorstOfN,
+    kth_best,
+    parse_procedure,
+    top_k,
+)
+from infalign.theory import Served, aligned_law, law_at_kl
+from infalign.transforms import Exponential, Identity, Power, Tabulated, parse_transform
+
+# Known answers
+
+
+@pytest.mark.parametrize(
+    ("name", "beta", "win_rate", "kl"),
+    [
+        ("best-of-2", 1.0, 0.62426531, 0.058808),
+        ("best-of-2", 0.1, 0.90724754, 1.096990),
+        ("best-of-2", 0.01, 0.98996681, 3.286634),
+        ("best-of-4", 1.0, 0.68966085, 0.082702),
+        ("best-of-4", 0.1, 0.93116998, 0.890859),
+        ("best-of-4", 0.01, 0.99136620, 2.531791),
+        ("best-of-8", 1.0, 0.76703551, 0.101476),
+        ("best-of-8", 0.1, 0.95421775, 0.685598),
+        ("best-of-8", 0.03, 0.98361295, 1.203401),
+        ("best-of-8", 0.01, 0.99386834, 1.774389),
+        ("best-of-32", 1.0, 0.89699598, 0.095149),
+        ("best-of-32", 0.1, 0.98309162, 0.343761),
+        ("best-of-32", 0.01, 0.99771069, 0.743128),
+        ("best-of-128", 1.0, 0.96277115, 0.056880),
+        ("best-of-128", 0.1, 0.99452770, 0.145373),
+        ("best-of-128", 0.01, 0.99928261, 0.274022),
+        ("worst-of-2", 1.0, 0.64742640, 0.073574),
+        ("worst-of-2", 0.1, 0.95000000, 1.013609),
+        ("worst-of-2", 0.01, 0.995, 2.164902),
+        ("worst-of-4", 1.0, 0.76336004, 0.124248),
+        ("worst-of-4", 0.1, 0.97500000, 0.683601),
+        ("worst-of-4", 0.01, 0.9975, 1.259247),
+        ("worst-of-8", 1.0, 0.87513119, 0.141595),
+        ("worst-of-8", 0.1, 0.9875, 0.429272),
+        ("worst-of-8", 0.01, 0.99875, 0.717095),
+        ("worst-of-32", 1.0, 0.96875, 0.078834),
+        ("worst-of-32", 0.1, 0.996875, 0.150790),
+        ("worst-of-32", 0.01, 0.9996875, 0.222745),
+        ("worst-of-128", 1.0, 0.9921875, 0.030548),
+        ("worst-of-128", 0.1, 0.99921875, 0.048537),
+        ("worst-of-128", 0.01, 0.99992188, 0.066526),
+    ],
+)
+def test_known_optima(name: str, beta: float, win_rate: float, kl: float) -> None:
+    """Best- and Worst-of-N have the win rate and KL of the known answers, as solved and as a law of the table."""
+    optimum = optimal(parse_procedure(name), beta=beta)
+    assert optimum.win_rate == pytest.approx(win_rate, abs=1.1e-8)
+    assert optimum.kl == pytest.approx(kl, abs=1.1e-6)
+    assert optimum.law.win_rate(optimum.procedure) == pytest.approx(optimum.win_rate, abs=1e-9)
+    assert optimum.law.kl == pytest.approx(optimum.kl, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("procedure", "kls", "rows"),
+    [
+        (BestOfN(2), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.6593, 0.7393, 0.8156, 0.8969, 0.9636)}),
+        (BestOfN(2), (0.1, 0.5, 2), {"exp:5": (0.6583, 0.8154, 0.9596), "power:3": (0.6591, 0.8132, 0.9551)}),
+        (BestOfN(4), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.7059, 0.7969, 0.8733, 0.9411, 0.9838)}),
+        (BestOfN(4), (0.1, 0.5, 2), {"exp:10": (0.7057, 0.8715, 0.9731), "power:7": (0.7050, 0.8665, 0.9680)}),
+        (BestOfN(8), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.7656, 0.8625, 0.9299, 0.9760, 0.9957)}),
+        (BestOfN(8), (0.1, 0.5, 2), {"exp:5": (0.7270, 0.8747, 0.9649), "power:15": (0.7632, 0.9175, 0.9809)}),
+        (BestOfN(32), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.9017, 0.9695, 0.9928, 0.9992, 1.0)}),
+        (BestOfN(32), (0.1, 0.5, 2), {"exp:10": (0.7960, 0.9196, 0.9762), "power:63": (0.8916, 0.9769, 0.9944)}),
+        (BestOfN(128), (0.1, 0.25, 0.5), {"optimum": (0.9866, 0.9990, 1.0), "power:255": (0.9700, 0.9880, 0.9939)}),
+        (BestOfN(4), (0.1, 0.25, 0.5, 1, 2), {"identity": (0.6562, 0.7304, 0.7998, 0.8770, 0.9520)}),
+        (BestOfN(4), (0.1, 0.25, 0.5, 1, 2), {"log": (0.6185, 0.6902, 0.7682, 0.8631, 0.9501)}),
+        (WorstOfN(4), (1,), {"optimum": (0.9929,), "exp:-10": (0.9927,), "log": (0.9859,), "identity": (0.9745,)}),
+    ],
+)
+def test_known_win_rates_at_a_budget(
+    procedure: Served, kls: tuple[float, ...], rows: dict[str, tuple[float, ...]]
+) -> None:
+    """At a KL budget the optimum and the named transformations win what the table of known answers says."""
+    for name, win_rates in rows.items():
+        for kl, win_rate in zip(kls, win_rates, strict=True):
+            if name == "optimum":
+                found = optimal(procedure, kl=kl).win_rate
+            else:
+                found = law_at_kl(parse_transform(name), kl=kl).win_rate(procedure)
+            assert found == pytest.approx(win_rate, abs=1.01e-4), (name, kl)
+
+
+@pytest.mark.parametrize(
+    ("beta", "price", "win_rate", "kl", "draws"),
+    [(1.0, 0.0, 0.866, 0.137, 9.0), (0.1, 0.0, 0.978, 0.451, 7.19), (0.1, 0.03, 0.970, 0.82, 3.36)],
+)
+def test_known_optima_of_rewind(beta: float, price: float, win_rate: float, kl: float, draws: float) -> None:
+    """The paper's Rewind-and-Repeat has the known win rate, KL and draws, also where a draw has a price."""
+    procedure = RewindAndRepeat(0.85, 32)
+    optimum = optimal(procedure, beta=beta, price=price)
+    assert optimum.win_rate == pytest.approx(win_rate, abs=5e-4)
+    assert optimum.kl == pytest.approx(kl, abs=5e-3)
+    assert optimum.law.draws(procedure) == pytest.approx(draws, abs=0.05)
+    assert procedure.expected_draws(0.85) == pytest.approx(6.63, abs=5e-3)
+    assert optimum.stationary == 1
+
+
+@pytest.mark.parametrize(("kl", "win_rate"), [(0.1, 0.82), (0.25, 0.94), (0.5, 0.98), (1.0, 0.997)])
+def test_known_optima_of_rewind_at_a_budget(kl: float, win_rate: float) -> None:
+    """At equal KL the optimum for Rewind-and-Repeat is far above e^{10u}."""
+    procedure = RewindAndRepeat(0.85, 32)
+    assert optimal(procedure, kl=kl).win_rate == pytest.approx(win_rate, abs=0.01)
+    assert law_at_kl(Exponential(10), kl=kl).win_rate(procedure) < 0.76
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(2), BestOfN(4), BestOfN(8), BestOfN(32), BestOfN(128), WorstOfN(4)])
+def test_at_small_kl_the_power_is_optimal(procedure: BestOfN | WorstOfN) -> None:
+    """W − 1/2 ≈ √(2·V_N·KL) with V_N in closed form, and u^{2N−1} or its mirror reaches it."""
+    n, kl = procedure.n, 1e-8
+    slope = n**4 / (2 * n - 1) ** 2 * (1 / (4 * n - 1) - 1 / (4 * n**2))
+    best = optimal(procedure, kl=kl).win_rate - 0.5
+    assert best == pytest.approx(np.sqrt(2 * slope * kl), rel=2e-3)
+    power = Power((2 * n - 1) * (1 if isinstance(procedure, BestOfN) else -1))
+    assert law_at_kl(power, kl=kl).win_rate(procedure) - 0.5 == pytest.approx(best, rel=2e-3)
+
+
+# Exact identities
+
+N_AND_BETAS = [(n, beta) for n in (2, 4, 8, 32, 128) for beta in (1e3, 30.0, 1.0, 0.1, 1e-2, 1e-3)]
+
+
+@pytest.mark.parametrize(("n", "beta"), N_AND_BETAS)
+def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
+    """W and KL of an optimum's law satisfy the identities of B3 with the density at its end, over six decades of β."""
+    for procedure, end in ((BestOfN(n), -1), (WorstOfN(n), 0)):
+        optimum = optimal(procedure, beta=beta)
+        assert optimum.self_check < 1e-9
+        assert optimum.residual < 1e-7
+        law = optimum.law
+        drop = optimum.transform.drop
+        wins, kl = law.win_rate(procedure), law.kl
+        v = float(law.v[end])
+        log_f = float(law.log_density[end] + optimum.transform.scale / beta * (drop(0.0 if end else 1.0) - drop(v)))
+        gain = beta / n * math.expm1(log_f)
+        assert (wins if end else wins - 1) == pytest.approx(gain, abs=2e-8 * max(1.0, beta / n * math.exp(log_f)))
+        spread = n / beta * (wins - 1 if end else wins)
+        assert kl == pytest.approx(log_f + spread, abs=2e-8 * max(1.0, n / beta))
+
+
+def exact_optimum(n: int, sign: int, beta: str) -> tuple[float, float]:
+    """Return KL and W of the optimum for Best-of-n (sign 1) or Worst-of-n (−1) from Taylor series in 40 digits.
+
+    G'' = ±n²(xG)^{n−1}G' is followed from x = 0 to the λ with λⁿG^{n−1} = 1/β, with the integrals
+    ∫G'·log G' dx and ∫x^{n−1}Gⁿ dx that KL and W need (method, B3).
+    """
+    terms = 36
+    with mpmath.workdps(40):
+        s, target = sign * n * n, -mpmath.log(mpmath.mpf(beta))
+        x = (mpmath.mpf("1e-26") / n**2) ** (mpmath.mpf(1) / (2 * n - 1))
+        height, entropy, overlap, log_slope = (
+            x,
+            mpmath.mpf(0),
+            x ** (2 * n) / (2 * n),
+            s * x ** (2 * n - 1) / (2 * n - 1),
+        )
+        while True:
+            g, slope, log_g1 = [height], [mpmath.exp(log_slope)], [log_slope]  # series of G, G', log G'
+            q, power = [x * height], [(x * height) ** (n - 1)]  # of xG and (xG)^{n−1}
+            for k in range(terms):
+                g.append(slope[k] / (k + 1))
+                q.append(x * g[k + 1] + g[k])
+                log_g1.append(s * power[k] / (k + 1))
+                slope.append(sum(j * log_g1[j] * slope[k + 1 - j] for j in range(1, k + 2)) / (k + 1))
+                total = sum(((n - 1) * j - (k + 1 - j)) * q[j] * power[k + 1 - j] for j in range(1, k + 2))
+                power.append(total / ((k + 1) * q[0]))
+            running = [
+                [start, *(sum(a[j] * b[k - j] for j in range(k + 1)) / (k + 1) for k in range(terms))]
+                for start, a, b in ((entropy, slope, log_g1), (overlap, power, g))
+            ]
+            series = [g, log_g1, *running]
+
+            def at(step: mpmath.mpf, series: list[list[mpmath.mpf]] = series) -> list[mpmath.mpf]:
+                return [mpmath.polyval(coefficients[::-1], step) for coefficients in series]
+
+            def excess(step: mpmath.mpf, x: mpmath.mpf = x, at: Callable = at) -> mpmath.mpf:
+                return n * mpmath.log(x + step) + (n - 1) * mpmath.log(at(step)[0]) - target
+
+            tail = max(abs(coefficients[-1]) + abs(coefficients[-2]) for coefficients in series)
+            step = min((mpmath.mpf("1e-27") / tail) ** (mpmath.mpf(1) / terms), x)
+            if excess(step) > 0:
+                step = mpmath.findroot(excess, (mpmath.mpf(0), step), solver="anderson")
+                end, (height, _, entropy, overlap) = x + step, at(step)
+                lost = n * overlap / (height * end) ** n
+                return float(mpmath.log(end / height) + entropy / height), float(lost if sign < 0 else 1 - lost)
+            height, log_slope, entropy, overlap = at(step)
+            x += step
+
+
+@pytest.mark.parametrize(("n", "beta"), [(2, "0.1"), (4, "0.03"), (32, "1000")])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_optimum_agrees_with_taylor_series_in_forty_digits(n: int, sign: int, beta: str) -> None:
+    """KL and win rate of Best- and Worst-of-N agree to 1e-11 with the series solution of their equation."""
+    kl, win_rate = exact_optimum(n, sign, beta)
+    optimum = optimal((BestOfN if sign > 0 else WorstOfN)(n), beta=float(beta))
+    assert optimum.kl == pytest.approx(kl, abs=1e-11)
+    assert optimum.win_rate == pytest.approx(win_rate, abs=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "beta"), [(2, "0.001"), (8, "0.01"), (32, "0.1"), (128, "1"), (128, "0.001"), (4, "30")])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_optimum_agrees_with_taylor_series_over_six_decades(n: int, sign: int, beta: str) -> None:
+    """The same for more N and β."""
+    test_optimum_agrees_with_taylor_series_in_forty_digits(n, sign, beta)
+
+
+@pytest.mark.parametrize("n", [1024, 10_000])
+@pytest.mark.parametrize("beta", [100.0, 1.0, 1e-3])
+def test_large_n_works(n: int, beta: float) -> None:
+    """For N in the thousands the win rate is right to 1e-6, and the self-check says how right."""
+    for procedure in (BestOfN(n), WorstOfN(n)):
+        optimum = optimal(procedure, beta=beta)
+        assert optimum.law.win_rate(procedure) == pytest.approx(optimum.win_rate, abs=1.01 * optimum.self_check + 1e-15)
+        assert optimum.self_check < 1e-6
+    assert optimum.win_rate == pytest.approx(1 - beta / n, abs=1e-9) or beta > 1
+
+
+@pytest.mark.parametrize("beta", [1e3, 1.0, 1e-2])
+@pytest.mark.parametrize("procedure", [Standard(), BestOfN(1), kth_best(1, 1), RewindAndRepeat(0.3, 1)])
+def test_one_draw_is_optimal_under_the_identity(procedure: Served, beta: float) -> None:
+    """Whatever serves one plain draw has Φ(u) = u as its optimum."""
+    optimum, law = optimal(procedure, beta=beta), aligned_law(Identity(), beta=beta)
+    assert optimum.kl == pytest.approx(law.kl, abs=1e-9)
+    assert optimum.win_rate == pytest.approx(law.win_rate(Standard()), abs=1e-9)
+    u = np.linspace(0.01, 1.0, 100)
+    table = optimum.transform
+    assert table.scale * (table(u) - table(1.0)) == pytest.approx(u - 1, abs=1e-8)
+
+
+@pytest.mark.parametrize("n", [4])
+@pytest.mark.parametrize("beta", [1.0, 0.01])
+def test_shooting_agrees_with_the_equation_of_best_and_worst_of_n(n: int, beta: float) -> None:
+    """The search for stationary points finds what the differential equation of Best- and Worst-of-N says."""
+    for general, special in ((kth_best(1, n), BestOfN(n)), (kth_best(n, n), WorstOfN(n))):
+        found, exact = optimal(general, beta=beta), optimal(special, beta=beta)
+        assert found.kl == pytest.approx(exact.kl, abs=1e-8)
+        assert found.win_rate == pytest.approx(exact.win_rate, abs=1e-9)
+        assert found.stationary == 1
+
+
+def test_a_density_of_the_users_has_the_optimum_of_its_procedure() -> None:
+    """g = u³ has the optimum of Best-of-4."""
+    found, exact = optimal(RankDensity("cube", lambda u: u**3), beta=0.1), optimal(BestOfN(4), beta=0.1)
+    assert (found.kl, found.win_rate) == pytest.approx((exact.kl, exact.win_rate), abs=1e-8)
+
+
+def test_the_value_falls_with_beta_at_the_rate_of_the_kl() -> None:
+    """d/dβ max(W − β·KL) = −KL, for every kind of solver."""
+    for procedure in (BestOfN(4), WorstOfN(4), top_k(2, 3), RewindAndRepeat(0.85, 32), RewindAndRepeat(0.5, 4, "best")):
+        low, mid, high = (optimal(procedure, beta=beta) for beta in (0.1999, 0.2, 0.2001))
+        change = (high.win_rate - high.beta * high.kl) - (low.win_rate - low.beta * low.kl)
+        assert change / 0.0002 == pytest.approx(-mid.kl, rel=1e-5), procedure.name
+
+
+# Several stationary points, and budgets
+
+
+@pytest.mark.parametrize(("beta", "stationary", "value"), [(0.5, 1, 7.8e-5), (0.3, 3, 7.8e-5), (0.2, 3, 0.1213)])
+def test_the_best_of_several_stationary_points_is_returned(beta: float, stationary: int, value: float) -> None:
+    """Worst-of-8 against a base served by Best-of-8 has one or three stationary points; the best one jumps."""
+    optimum = optimal(WorstOfN(8), base=BestOfN(8), beta=beta)
+    assert optimum.stationary == stationary
+    assert optimum.win_rate - beta * optimum.kl == pytest.approx(value, abs=5e-5)
+
+
+def check_that_the_budget_is_spent(procedure: Served, kl: float) -> None:
+    """Solve for a KL budget, compare the KL with it, and solve again for the β that was found."""
+    optimum = optimal(procedure, kl=kl)
+    assert optimum.kl == pytest.approx(kl, abs=1e-9)
+    assert optimum.law.kl == pytest.approx(kl, abs=1e-9 + optimum.self_check)
+    again = optimal(procedure, beta=optimum.beta)
+    assert again.win_rate == pytest.approx(optimum.win_rate, abs=1e-8)
+    assert again.kl == pytest.approx(kl, abs=1e-8)
+
+
+QUICK = [BestOfN(2), BestOfN(32), WorstOfN(4), BestOfPoisson(4.0), RewindAndRepeat(0.85, 32)]
+SLOW = [
+    *(kth_best(2, 8), kth_best(4, 4), top_k(2, 8), RewindAndRepeat(0.85, 4, "best")),
+    *(Standard(), Mixture(((0.5, BestOfN(4)), (0.5, WorstOfN(2))))),
+]
+
+
+@pytest.mark.parametrize("procedure", QUICK, ids=lambda procedure: procedure.name)
+@pytest.mark.parametrize("kl", [1e-9, 0.5])
+def test_a_budget_is_spent(procedure: Served, kl: float) -> None:
+    """The optimum at a KL budget has that KL to 1e-9, and is the optimum at its β."""
+    check_that_the_budget_is_spent(procedure, kl)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("procedure", [*QUICK, *SLOW], ids=lambda procedure: procedure.name)
+@pytest.mark.parametrize("kl", [1e-3, 0.5, 1.0])
+def test_more_budgets_are_spent(procedure: Served, kl: float) -> None:
+    """The same for more procedures and budgets."""
+    check_that_the_budget_is_spent(procedure, kl)
+
+
+@pytest.mark.parametrize("n", [2, 128])
+@pytest.mark.parametrize("kl", [1e-15, 5.0, 15.0, 30.0])
+def test_extreme_budgets_of_best_of_n_are_spent(n: int, kl: float) -> None:
+    """From 1e-15 to 30 nats a budget is spent and the win rate is a probability that grows with it."""
+    optimum = optimal(BestOfN(n), kl=kl)
+    assert optimum.kl == pytest.approx(kl, rel=1e-7)
+    assert 0.5 < optimum.win_rate <= 1.0
+    assert optimum.win_rate >= optimal(BestOfN(n), kl=kl / 2).win_rate
+
+
+# Optimisers that try to beat it
+
+
+class Cells:
+    """Policies with a constant density in each of some cells of u: all are feasible, so none may beat an optimum."""
+
+    def __init__(self, optimum: Optimum, price: float = 0.0) -> None:
+        self.procedure, self.price = optimum.procedure, price
+        procedure, theirs, law = optimum.procedure, optimum.base, optimum.law
+        quantiles = [p.quantile for p in (procedure, theirs) if isinstance(p, RewindAndRepeat)]
+        own = 0.5 ** np.arange(1, 15)
+        fine = np.interp(np.arange(1, 40) / 40, law.cdf, law.u)  # where the optimum has its mass
+        self.edges = np.unique(np.concatenate([[0, 1], own, 1 - own, np.arange(1, 16) / 16, quantiles, fine]))
+        self.mass = np.diff(self.edges)
+        x, weight = leggauss(12)
+        self.share = (1 + x) / 2  # of a cell below a node
+        nodes = self.edges[:-1, None] + self.mass[:, None] * self.share
+        served = theirs.given(theirs.quantile) if isinstance(theirs, RewindAndRepeat) else theirs
+        self.theirs = served.density(nodes) * self.mass[:, None] * weight / 2
+
+    def win_rate(self, p: Array) -> tuple[float, Array]:
+        """Return W less the price of the draws, and its gradient, for cell probabilities ``p``."""
+        cdf = np.minimum((np.cumsum(p) - p)[:, None] + p[:, None] * self.share, 1.0)
+        rewind = self.procedure if isinstance(self.procedure, RewindAndRepeat) else None
+        fails = self.edges[1:] <= rewind.quantile + 1e-15 if rewind else np.zeros(len(p), bool)
+        s = min(float(p[fails].sum()), 1.0 - 1e-12)
+        served = rewind.given(s) if rewind else self.procedure
+        if rewind:  # rounding must not move a node to the other side of the threshold
+            cdf = np.where(fails[:, None], np.minimum(cdf, s * (1 - 1e-15)), np.maximum(cdf, s))
+        slope = -self.theirs * served.density(cdf)
+        total = slope.sum(axis=1)
+        gradient = np.cumsum(total[::-1])[::-1] - total + slope @ self.share
+        value = 1.0 - float(np.sum(self.theirs * served.distortion(cdf)))
+        if rewind:
+            k = np.arange(rewind.n)
+            tries, more = float(np.sum(s**k)), float(np.sum(k[1:] * s ** (k[1:] - 1)))
+            failing = (rewind.n - 1) * s ** max(rewind.n - 2, 0) * cdf if rewind.serve == "last" else 0.0 * cdf
+            passing = rewind.n * s ** (rewind.n - 1) - tries + (cdf - s) * more
+            by_s = np.where(fails[:, None], failing, passing)
+            gradient = gradient + fails * (-float(np.sum(self.theirs * by_s)) - self.price * more)
+            value -= self.price * tries
+        return value, gradient
+
+    def ascend(self, beta: float, start: Array) -> float:
+        """Return the largest W − β·KL − price·draws that quasi-Newton steps in the log-densities reach."""
+
+        def loss(logits: Array) -> tuple[float, Array]:
+            log_f = logits - logsumexp(logits, b=self.mass)
+            p = np.exp(log_f) * self.mass
+            value, gradient = self.win_rate(p)
+            value, gradient = value - beta * float(p @ log_f), gradient - beta * log_f
+            return -value, -p * (gradient - p @ gradient)
+
+        found = minimize(
+            loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-10}
+        )
+        return -float(found.fun)
+
+    def spend(self, kl: float, start: Array) -> float:
+        """Return the largest W that sequential quadratic programming reaches with a KL of at most ``kl``."""
+
+        def policy(logits: Array) -> tuple[Array, Array]:
+            log_f = logits - logsumexp(logits, b=self.mass)
+            return np.exp(log_f) * self.mass, log_f
+
+        def loss(logits: Array) -> tuple[float, Array]:
+            p, _ = policy(logits)
+            value, gradient = self.win_rate(p)
+            return -value, -p * (gradient - p @ gradient)
+
+        def left(logits: Array) -> float:
+            p, log_f = policy(logits)
+            return kl - float(p @ log_f)
+
+        def slope(logits: Array) -> Array:
+            p, log_f = policy(logits)
+            return -p * (log_f - p @ log_f)
+
+        budget = {"type": "ineq", "fun": left, "jac": slope}
+        found = minimize(
+            loss,
+            start,
+            jac=True,
+            method="SLSQP",
+            bounds=[(-80, 80)] * len(start),
+            constraints=[budget],
+            options={"maxiter": 300, "ftol": 1e-11},
+        )
+        return -float(found.fun) if left(found.x) > -1e-7 else 0.0
+
+    def starts(self, optimum: Optimum) -> list[Array]:
+        """Return log-densities to start from: flat, two steep ones, two random ones, and the optimum's own."""
+        rng = np.random.default_rng(0)
+        u = (self.edges[1:] + self.edges[:-1]) / 2
+        noise = [rng.normal(size=u.size), 3 * rng.normal(size=u.size)]
+        own = np.log(np.maximum(np.diff(optimum.law.cdf_at(self.edges)), 1e-300) / self.mass)
+        return [np.zeros(u.size), 5 * u, -5 * u, *noise, np.maximum(own, -200)]
+
+
+GAMES = [
+    (BestOfN(4), None, 0.1, 0.0),
+    (WorstOfN(4), None, 0.1, 0.0),
+    (kth_best(2, 8), None, 0.1, 0.0),
+    (BestOfPoisson(4.0), None, 0.2, 0.0),
+    (Mixture(((0.5, BestOfN(4)), (0.5, Standard()))), None, 0.1, 0.0),
+    (BestOfN(8), Standard(), 0.1, 0.0),
+    (WorstOfN(8), BestOfN(8), 0.2, 0.0),
+    (RewindAndRepeat(0.85, 32), None, 0.1, 0.03),
+    (RewindAndRepeat(0.85, 32, "best"), None, 0.1, 0.0),
+    (RewindAndRepeat(0.5, 4, "best"), None, 0.2, 0.05),
+]
+MORE_GAMES = [
+    (kth_best(4, 7), None, 0.03, 0.0),
+    (top_k(2, 8), None, 0.1, 0.0),
+    (Mixture(((0.5, BestOfN(8)), (0.5, WorstOfN(8)))), None, 0.1, 0.0),
+    (Standard(), BestOfN(4), 0.1, 0.0),
+    (WorstOfN(8), BestOfN(8), 0.3, 0.0),
+    (BestOfN(4), RewindAndRepeat(0.75, 8), 0.1, 0.0),
+    (RewindAndRepeat(0.85, 32), None, 0.1, 0.0),
+    (RewindAndRepeat(0.5, 4), None, 0.2, 1.0),
+    (RewindAndRepeat(0.75, 8), Standard(), 0.3, 0.0),
+    (RewindAndRepeat(0.75, 8), BestOfN(4), 0.1, 0.0),
+]
+
+
+def check_that_it_is_not_beaten(procedure: Served, base: Served | None, beta: float, price: float) -> None:
+    """Ascend in W − β·KL − price·draws from six starts: this comes close to the optimum and never exceeds it."""
+    optimum = optimal(procedure, base=base, beta=beta, price=price)
+    draws = optimum.law.draws(procedure) if isinstance(procedure, RewindAndRepeat) else 0.0
+    best = optimum.win_rate - beta * optimum.kl - price * draws
+    cells = Cells(optimum, price)
+    reached = [cells.ascend(beta, start) for start in cells.starts(optimum)]
+    assert max(reached) <= best + 1e-8
+    assert max(reached) >= best - 4e-3
+
+
+@pytest.mark.parametrize(("procedure", "base", "beta", "price"), GAMES)
+def test_no_optimiser_beats_the_optimum(procedure: Served, base: Served | None, beta: float, price: float) -> None:
+    """No ascent over densities that are constant in cells finds a better policy than the optimum."""
+    check_that_it_is_not_beaten(procedure, base, beta, price)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("procedure", "base", "beta", "price"), MORE_GAMES)
+def test_no_optimiser_beats_more_optima(procedure: Served, base: Served | None, beta: float, price: float) -> None:
+    """The same for more procedures."""
+    check_that_it_is_not_beaten(procedure, base, beta, price)
+
+
+@pytest.mark.parametrize("kl", [1.0, 2.5])
+def test_no_optimiser_beats_a_budget_inside_a_jump(kl: float) -> None:
+    """Where the best policy at fixed β jumps over a KL, the optimum at that budget is still the best of its KL."""
+    optimum = optimal(WorstOfN(8), base=BestOfN(8), kl=kl)
+    cells = Cells(optimum)
+    reached = [cells.spend(kl, start) for start in cells.starts(optimum)]
+    assert optimum.kl == pytest.approx(kl, abs=1e-9)
+    assert max(reached) <= optimum.win_rate + 1e-6
+    assert max(reached) >= optimum.win_rate - 6e-3
+
+
+# Certificates
+
+
+@pytest.mark.parametrize(
+    ("procedure", "base"),
+    [
+        (BestOfN(4), None),
+        (WorstOfN(4), None),
+        (kth_best(2, 8), None),
+        (WorstOfN(4), BestOfN(2)),
+        (RewindAndRepeat(0.85, 8), None),
+        (RewindAndRepeat(0.85, 8, "best"), None),
+    ],
+)
+def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served, base: Served | None) -> None:
+    """Adding δ·sin to Φ makes the residual δ/β to within a factor of ten, and the win rate fall."""
+    optimum = optimal(procedure, base=base, beta=0.2)
+    table = optimum.transform
+    before = optimum.residual
+    assert before < 1e-6
+    for size in (1e-5, 1e-3, 0.1):
+        waves = replace(
+            table, phi=table.phi + size * np.sin(9 * table.v), slope=table.slope + 9 * size * np.cos(9 * table.v)
+        )
+        assert isinstance(waves, Tabulated)
+        disturbed = _certified(procedure, optimum.base, waves, 0.2, optimum.kl, optimum.win_rate)
+        assert 0.1 * size / 0.2 < disturbed.residual < 10 * size / 0.2 + before
+        assert disturbed.self_check > optimum.self_check
+        law = aligned_law(waves, beta=0.2)
+        assert law.win_rate(procedure, base) - 0.2 * law.kl < optimum.win_rate - 0.2 * optimum.kl
+
+
+def test_a_wrong_beta_shows_in_the_residual() -> None:
+    """The optimum of another β is not one: its residual is no rounding error."""
+    optimum = optimal(BestOfN(4), beta=0.1)
+    other = _certified(BestOfN(4), BestOfN(4), optimum.transform, 0.11, optimum.kl, optimum.win_rate)
+    assert other.residual > 0.05
+
+
+def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
+    """Rewind-and-Repeat with a quantile of 0.999 and 1024 draws is certified although log f climbs by 1e6 above it."""
+    for beta in (1.0, 0.1, 1e-3):
+        optimum = optimal(RewindAndRepeat(0.999, 1024), beta=beta)
+        assert optimum.self_check < 1e-9
+        assert optimum.residual < 1e-6
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "needs either beta or a KL budget"),
+        ({"beta": 1.0, "kl": 1.0}, "needs either beta or a KL budget"),
+        *(({"beta": beta}, f"beta must be positive and finite, found {beta}") for beta in (0.0, -1.0, np.nan, np.inf)),
+        *(({"kl": kl}, f"the KL budget must be positive and finite, found {kl}") for kl in (0, -0.5, np.nan, np.inf)),
+        ({"beta": 1.0, "price": 0.1}, r"a price of 0\.1 a draw has no effect: best-of-2 draws a fixed number"),
+        ({"beta": 1e20}, r"beta = 1e\+20 leaves the base policy as it is; give one below"),
+        ({"kl": 1e-60}, "a KL of 1e-60 leaves the base policy as it is; give at least 1e-20"),
+        ({"kl": 1e4}, "best-of-2 is known up to a KL of 6"),
+    ],
+)
+def test_senseless_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    """A setting that is missing, doubled, senseless or out of reach is a ConfigError with its value."""
+    with pytest.raises(ConfigError, match=message):
+        optimal(BestOfN(2), **settings)
+
+
+@pytest.mark.parametrize("price", [-1.0, np.nan, np.inf])
+def test_a_senseless_price_is_refused(price: float) -> None:
+    """A price is finite and not negative."""
+    with pytest.raises(ConfigError, match=f"the price of a draw must be finite and at least 0, found {price}"):
+        optimal(RewindAndRepeat(0.85, 32), beta=1.0, price=price)
+
+
+@pytest.mark.parametrize(("procedure", "known"), [(WorstOfN(128), "5.031"), (WorstOfN(1024), "0.6308")])
+def test_a_budget_out_of_reach_names_the_largest(procedure: Served, known: str) -> None:
+    """Worst-of-N is so easily won that large budgets cannot be spent; the error names the largest."""
+    with pytest.raises(ConfigError, match=rf"{procedure.name} is known up to a KL of {known} nats"):
+        optimal(procedure, kl=30.0)
+
+
+def test_a_budget_of_rewind_out_of_reach_names_the_largest() -> None:
+    """The same for Rewind-and-Repeat."""
+    with pytest.raises(ConfigError, match=r"rewind:0.999:1024 is known up to a KL of 0\.\d+ nats, found 5"):
+        optimal(RewindAndRepeat(0.999, 1024), kl=5.0)
