@@ -579,3 +579,11 @@ def test_a_budget_of_rewind_out_of_reach_names_the_largest() -> None:
     """The same for Rewind-and-Repeat."""
     with pytest.raises(ConfigError, match=r"rewind:0.999:1024 is known up to a KL of 0\.\d+ nats, found 5"):
         optimal(RewindAndRepeat(0.999, 1024), kl=5.0)
+
+
+def test_a_budget_that_newton_misses_is_found_beta_by_beta() -> None:
+    """The worst of 4 spelled as an order statistic spends a high budget and wins what Worst-of-4 wins."""
+    found = optimal(parse_procedure("4th-best-of-4"), kl=1.5)
+    assert found.kl == pytest.approx(1.5, rel=1e-9)
+    assert found.win_rate == pytest.approx(optimal(WorstOfN(4), kl=1.5).win_rate, abs=1e-9)
+    assert found.residual < 1e-7

@@ -188,9 +188,7 @@ def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure
     assert (policy.transform, policy.beta) == (str(file), beta)
 
 
-def test_choose_prints_what_to_write_into_a_recipe(
-    main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table ends with the two lines for a recipe; for Rewind-and-Repeat it says that nothing was simulated."""
     monkeypatch.chdir(tmp_path)
     code, out, _ = main("choose", "--procedure", "best-of-4", "--kl", 0.5, "--rollouts", 4)

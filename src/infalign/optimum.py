@@ -292,6 +292,8 @@ def _shooting(procedure: RankProcedure, base: Served, beta: float | None, kl: fl
     theirs = base.given(base.quantile) if isinstance(base, RewindAndRepeat) else base
     problem = _Shooting(procedure, theirs)
     points = problem.polish(problem.scan(np.log([beta]))[:, :2] if beta else _seeds(problem, kl), kl)
+    if kl is not None and not len(points):
+        points = _at_budget(problem, kl)
     if not len(points):
         raise InfalignError(f"no stationary point was found for {procedure.name} against {base.name}")
     prices = np.exp(points[:, 1]) if beta else 0.0  # at a KL budget all have the same KL
@@ -319,6 +321,30 @@ def _seeds(problem: _Shooting, kl: float | None) -> Array:
         if found[:, 2].max(initial=0.0) > 2.0 * kl and distance.min() < np.log(2.0):
             return found[np.argsort(distance)[:SEEDS], :2]
     raise ConfigError(f"no optimum for {problem.procedure.name} spends {kl:g} nats")
+
+
+def _at_budget(problem: _Shooting, kl: float) -> Array:
+    """Return the row of `polish` for the β whose best policy spends ``kl``: slower than Newton's method, but sure."""
+
+    @cache
+    def best(log_beta: float) -> Array:
+        points = problem.polish(problem.scan(np.array([log_beta]))[:, :2], None)
+        if not len(points):
+            raise ConfigError(
+                f"the optimum for {problem.procedure.name} at beta = {np.exp(log_beta):.3g} was not found"
+            )
+        row: Array = points[np.argmin(points[:, 3] + np.exp(log_beta) * points[:, 2])]
+        return row
+
+    high = problem.steepest() - np.log(kl)
+    while best(low := high - 1.0)[2] < kl:
+        high = low
+    root = brentq(lambda at: np.log(best(at)[2] / kl), low, high, xtol=1e-11)
+    if abs(best(root)[2] / kl - 1.0) > 1e-6:
+        raise ConfigError(
+            f"no beta spends {kl:g} nats: the optimum for {problem.procedure.name} jumps over that KL; choose another"
+        )
+    return best(root)[None]
 
 
 # Rewind-and-Repeat

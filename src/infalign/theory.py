@@ -105,12 +105,11 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     outside = inside
     sign = np.sign(excess(inside))
     while sign != 0 and np.sign(excess(outside)) == sign:
-        inside, outside, step = outside, outside + sign * step, 2.0 * step
-        if outside < LOWEST_LOG_BETA:
+        if outside == LOWEST_LOG_BETA:
             raise ConfigError(
-                f"{transform.name} cannot reach a KL of {kl:g} nats; "
-                f"the largest in reach is {law(LOWEST_LOG_BETA).kl:.4g}"
+                f"{transform.name} cannot reach a KL of {kl:g} nats; the largest in reach is {law(outside).kl:.4g}"
             )
+        inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
     root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)
     return aligned_law(transform, beta=float(np.exp(log_scale + root)))
 
@@ -164,6 +163,8 @@ def _law(transform: Transformation, beta: float, panels: Panels, error: float = 
 
 def _log_density(transform: Transformation, beta: float, panels: Panels) -> Array:
     exponent = _exponent(transform, panels) * (transform.scale / beta)
+    if exponent.max() == -np.inf:
+        raise ConfigError(f"the transformation {transform.name} is −∞ everywhere")
     exponent -= exponent.max()  # e^{10}/0.01 overflows without the shift
     log_density: Array = exponent - np.log(np.sum(panels.weight * np.exp(exponent)))
     return log_density
@@ -172,7 +173,7 @@ def _log_density(transform: Transformation, beta: float, panels: Panels) -> Arra
 def information(log_density: Array) -> Array:
     """Return f log f − f + 1, which integrates to the KL without cancellation."""
     f = np.exp(log_density)
-    information: Array = f * (np.where(f > 0, log_density, 0.0) - 1.0) + 1.0
+    information: Array = f * np.where(f > 0, log_density, 0.0) - np.expm1(log_density)
     return information
 
 
