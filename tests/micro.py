@@ -29,7 +29,7 @@ def settings(root: Path) -> dict[str, Any]:
             "plain": {"kl_budget": 1.0, "fit": FIT},
             "online": {"kl_budget": 0.5, "solver": "rloo", "generations": 4, "fit": FIT | {"batch_size": 24}},
         },
-        "evaluate": {"prompts": 6, "samples": 8, "max_n": 4, "rewind": "rewind:0.85:4"},
+        "evaluate": {"prompts": 6, "samples": 8, "max_n": 4, "rewind": "rewind:0.75:4"},
         "compute": {"device": "cpu", "processes": 2, "threads": 1},
     }
 

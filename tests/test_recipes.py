@@ -89,7 +89,7 @@ def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: 
         "rollout.k=6",
         "rollout.max_new_tokens=8",
         "rollout.engine.kind=shared-prefix",
-        "evaluate={prompts: 6, samples: 8, max_n: 4, rewind: 'rewind:0.85:4'}",
+        "evaluate={prompts: 6, samples: 8, max_n: 4, rewind: 'rewind:0.75:4'}",
         "compute={device: cpu, processes: 2, threads: 1}",
         "report_to=[]",
     ]

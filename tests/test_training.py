@@ -22,7 +22,7 @@ from infalign.config import Fit, Policy, Scratch  # noqa: E402
 from infalign.likelihood import token_logprobs  # noqa: E402
 from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
 from infalign.training.common import Job, save_model  # noqa: E402
-from infalign.training.qrpo import fit_qrpo, regression_targets  # noqa: E402
+from infalign.training.offline import QRPO, fit_offline, regression_targets  # noqa: E402
 from infalign.training.rloo import settings  # noqa: E402
 from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
 
@@ -109,22 +109,21 @@ def rollouts_rewarded_by_token(folder: Path, k: int) -> tuple[Any, Any, list[dic
     """Draw k one-token rollouts a prompt from the tiny reference; the reward is the token's id."""
     model, tokenizer = load_policy(folder / "models" / "reference")
     engine = SharedPrefixEngine(model, tokenizer, Sampling(1))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for text in PROMPTS:
         message = [{"role": "user", "content": text}]
         prompt_ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
         responses = engine.sample(prompt_ids, text, range(k))
-        rewards = np.array([[float(r.token_ids[0]) for r in responses]])
-        for response, target in zip(responses, regression_targets(rewards, Identity(), 0.3)[0], strict=True):
-            rows.append(
-                {
-                    "prompt_id": text,
-                    "prompt_ids": list(prompt_ids),
-                    "completion_ids": list(response.token_ids),
-                    "reference_logprob": response.logprob,
-                    "target": float(target),
-                }
-            )
+        rows += [
+            {
+                "prompt_id": text,
+                "prompt_ids": list(prompt_ids),
+                "completion_ids": list(response.token_ids),
+                "reference_logprob": response.logprob,
+                "reward": float(response.token_ids[0]),
+            }
+            for response in responses
+        ]
     return model, tokenizer, rows
 
 
@@ -133,7 +132,7 @@ def test_qrpo_learns_what_the_rollouts_say(folder: Path, tmp_path: Path) -> None
     model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=512)
     fit = Fit(epochs=10, batch_size=128, learning_rate=5e-3, max_length=64)
     job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
-    history = fit_qrpo(model, tokenizer, rows, fit, job, tmp_path / "policy")
+    history = fit_offline(model, tokenizer, QRPO(Identity(), 0.3), rows, fit, job, tmp_path / "policy")
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert held_out[-1] < held_out[0] / 3
     policy, _ = load_policy(tmp_path / "policy")
@@ -150,7 +149,9 @@ def test_accumulated_batches_have_the_loss_of_whole_ones(folder: Path, tmp_path:
         model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=16)
         fit = Fit(epochs=1, batch_size=64, device_batch_size=device_batch_size, learning_rate=1e-4, max_length=64)
         job = Job(tmp_path / f"checkpoints-{device_batch_size}", 0, "cpu", [], quiet)
-        history = fit_qrpo(model, tokenizer, rows, fit, job, tmp_path / f"policy-{device_batch_size}")
+        history = fit_offline(
+            model, tokenizer, QRPO(Identity(), 0.3), rows, fit, job, tmp_path / f"policy-{device_batch_size}"
+        )
         losses.append(next(row["loss"] for row in history if "loss" in row))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from infalign.errors import ConfigError, DataError
+from infalign.evaluation import rewind_samples
 from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
 from infalign.theory import law_at_kl
 from infalign.transforms import parse_transform
@@ -39,6 +40,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 ProcedureName = Annotated[str, _accepted_by(parse_procedure)]
 TransformName = Annotated[str, _accepted_by(parse_transform)]
 YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # PyYAML lets a date such as 2024-13-01 raise ValueError
+TO_BEST_OF_N = ("bon-sft", "bonbon")  # solvers that aim at Best-of-n and have n for their strength
 TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
 
@@ -187,12 +189,22 @@ class Rollout(Settings):
 
 
 class Policy(Settings):
-    """One aligned policy: a transformation, a KL budget (or the paper's β) and a solver."""
+    """One aligned policy: a solver, a transformation and its strength: a KL budget, the paper's β, or Best-of-n's n.
 
-    transform: TransformName = "identity"
+    ``ipo`` optimises the identity transformation, and τ is its β. ``bon-sft`` and ``bonbon`` aim at Best-of-n, which is
+    the transformation log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats.
+    """
+
+    solver: Literal["qrpo", "resample", "ipo", "bon-sft", "bonbon", "rloo"] = "qrpo"
+    transform: TransformName = Field(
+        default_factory=lambda settings: "log" if settings.get("solver") in TO_BEST_OF_N else "identity",
+        description="identity, or the solver's own: log for bon-sft and bonbon",
+    )
     kl_budget: Positive | None = Field(None, description="nats a response; the theory gives β")
     beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
-    solver: Literal["qrpo", "rloo"] = "qrpo"
+    n: Annotated[int, Field(ge=2)] | None = Field(None, description="the n of Best-of-n (bon-sft, bonbon)")
+    length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them (ipo)")
+    released_code: bool = Field(False, description="the loss of the authors' code, not of the paper (bonbon)")
     generations: Annotated[int, Field(ge=2)] = Field(8, description="completions a prompt and step (rloo)")
     fit: Fit = Fit()
 
@@ -200,6 +212,10 @@ class Policy(Settings):
     def _one_weight(self) -> "Policy":
         if self.solver == "rloo" and self.fit.batch_size % self.generations:
             raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
+        if self.solver in TO_BEST_OF_N:
+            if self.n is None or self.kl_budget is not None or self.beta is not None:
+                raise ValueError(f"the strength of {self.solver} is n: give n, and neither kl_budget nor beta")
+            return self
         if (self.kl_budget is None) == (self.beta is None):
             raise ValueError("give exactly one of kl_budget, beta")
         if self.kl_budget is not None:
@@ -207,6 +223,20 @@ class Policy(Settings):
                 law_at_kl(parse_transform(self.transform), kl=self.kl_budget)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_solver(self) -> "Policy":
+        own = "log" if self.solver in TO_BEST_OF_N else "identity" if self.solver == "ipo" else self.transform
+        if self.transform != own:
+            raise ValueError(f"{self.solver} has the transformation {own}, not {self.transform}; leave transform out")
+        for option, solvers in (
+            ("n", TO_BEST_OF_N),
+            ("length_averaged", ("ipo",)),
+            ("released_code", ("bonbon",)),
+        ):
+            if getattr(self, option) and self.solver not in solvers:
+                raise ValueError(f"{option} is for the solver {' or '.join(solvers)}, found {self.solver}")
         return self
 
 
@@ -228,8 +258,8 @@ class Evaluate(Settings):
             raise ValueError(f"`rewind` is spelled rewind:QUANTILE:N, found {self.rewind}")
         if rewind.name != self.rewind:
             raise ValueError(f"write {self.rewind} as {rewind.name}")
-        if 2 * rewind.n > self.samples:  # half of the base samples set the threshold
-            raise ValueError(f"{self.rewind} needs {2 * rewind.n} samples, found {self.samples}")
+        if rewind_samples(rewind) > self.samples:
+            raise ValueError(f"{self.rewind} needs {rewind_samples(rewind)} samples, found {self.samples}")
         return self
 
 
@@ -284,6 +314,9 @@ class Recipe(Settings):
                 f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and policy.scratch.context only "
                 f"{self.policy.scratch.context}"
             )
+        for name, policy in self.policies.items():
+            if policy.n is not None and policy.n > self.rollout.k:
+                raise ValueError(f"policies.{name}: the best of {policy.n} needs a rollout.k of at least {policy.n}")
         if taken := TAKEN & self.policies.keys():
             raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
         return self

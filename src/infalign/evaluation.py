@@ -362,17 +362,22 @@ def _rewound(procedure: Procedure, samples: Samples, references_PK: Array) -> Ar
     return procedure.weights(samples.selected)
 
 
+def rewind_samples(procedure: RewindAndRepeat, draws: int | None = None) -> int:
+    """Return how many base samples a prompt Rewind-and-Repeat needs: each half shows the quantile and N ``draws``."""
+    q = procedure.quantile
+    shown = math.ceil(max(q / (1 - q), (1 - q) / q) - 1e-9)  # of K it lies between two of them if q(K + 1) ≤ K
+    return 2 * max(procedure.n if draws is None else draws, shown)
+
+
 def _halves(base: Samples, rewinds: Sequence[RewindAndRepeat], draws: int) -> list[tuple[Array, Samples]]:
     """Return twice a half of the base's rewards to take thresholds from, and the other half as samples to compare with.
 
     Raises DataError if a half cannot show the quantiles or has fewer samples than ``draws``.
     """
-    odds = [max(p.quantile / (1 - p.quantile), (1 - p.quantile) / p.quantile) for p in rewinds]
-    needed = max(draws, math.ceil(max(odds) - 1e-9))  # the q quantile of K lies between two of them if q(K + 1) ≤ K
-    half = base.selected.shape[1] // 2
-    if half < needed:
-        found = base.selected.shape[1]
-        raise DataError(f"{rewinds[0].name} needs {2 * needed} base samples a prompt, found {found}")
+    needed, found = max(rewind_samples(rewind, draws) for rewind in rewinds), base.selected.shape[1]
+    if found < needed:
+        raise DataError(f"{rewinds[0].name} needs {needed} base samples a prompt, found {found}")
+    half = found // 2
     parts = [
         Samples(base.selected[:, part], base.judged[:, part], None if base.lengths is None else base.lengths[:, part])
         for part in (slice(half), slice(half, None))

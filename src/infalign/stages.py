@@ -458,7 +458,7 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
 
 
 def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
-    """Train one policy with the reward Φ(Ĉ) and the β that its KL budget asks for."""
+    """Train one policy by its solver, with the β that its KL budget, or its n, asks for."""
     from infalign.reward import CalibratedReward
     from infalign.training.rloo import fit_rloo
 
@@ -480,11 +480,11 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
             )
         else:
             from infalign.rollouts import load_policy
-            from infalign.training.qrpo import fit_qrpo
+            from infalign.training.offline import fit_offline, offline_solver
 
             model, tokenizer = load_policy(reference, device=device(recipe))
-            rows = _regression_rows(recipe, root, policy, model, tokenizer)
-            history = fit_qrpo(model, tokenizer, rows, policy.fit, job, folder)
+            rows = _rewarded_rollouts(recipe, root, policy, model, tokenizer)
+            history = fit_offline(model, tokenizer, offline_solver(policy, beta), rows, policy.fit, job, folder)
         if isinstance(transform, Tabulated) and not int(os.environ.get("RANK", "0")):
             write_text(folder / "transformation.json", transform.to_json())  # a policy keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
@@ -493,7 +493,7 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
 
 
 def policy_beta(policy: Policy) -> float:
-    """Return the paper's β of a policy: given, or the one whose optimum spends the KL budget."""
+    """Return the paper's β of a policy: given, or whose optimum spends the KL budget or is Best-of-n."""
     return policy_law(policy).beta
 
 
@@ -506,26 +506,27 @@ def policy_betas(policy: Policy) -> tuple[float, float]:
 def policy_law(policy: Policy) -> Law:
     """Return the law that theory gives for a policy that is free for every prompt."""
     transform = parse_transform(policy.transform)
+    if policy.n is not None:
+        return aligned_law(transform, beta=1.0 / (policy.n - 1))  # Best-of-n itself
     if policy.beta is not None:
         return aligned_law(transform, beta=policy.beta)
     assert policy.kl_budget is not None
     return law_at_kl(transform, kl=policy.kl_budget)
 
 
-def _regression_rows(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    """Return all rollouts, prompt by prompt, with their rewards and the reference's log-probabilities."""
     import torch
 
     from infalign.likelihood import token_logprobs
     from infalign.rollouts import read_rollouts
-    from infalign.training.qrpo import regression_targets
 
     layout, k = Layout(root), recipe.rollout.k
     rows: list[dict[str, Any]] = []
     for part in range(parts(recipe)):
         prompts = train_prompts(recipe, root, part)
         rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
-        rewards_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
-        targets = regression_targets(rewards_PK, parse_transform(policy.transform), policy_beta(policy)).ravel()
+        rewards = _list(read_table(layout.scores(part)), "reward")
         prompt_ids, completion_ids = _repeated(prompts.token_ids, k), _list(rollouts, "token_ids")
         logprobs = _list(rollouts, "logprob")
         if recipe.rollout.engine.kind == "server" or policy.fit.bf16:  # else they round as in training already
@@ -533,8 +534,8 @@ def _regression_rows(recipe: Recipe, root: Path, policy: Policy, model: Any, tok
             with torch.autocast(device(recipe), torch.bfloat16, enabled=policy.fit.bf16):
                 found = token_logprobs(model, prompt_ids, completion_ids, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
             logprobs = found.tolist()
-        columns = (_list(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, targets.tolist())
-        names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob", "target")
+        columns = (_list(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, rewards)
+        names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob", "reward")
         rows += [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return rows
 

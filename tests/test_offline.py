@@ -1,0 +1,270 @@
+"""The offline solvers, each against the exact optimum of its method on a language model that can be enumerated.
+
+``python tests/test_offline.py`` trains all of them and prints how far each lands from it.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import enumerable  # noqa: E402
+import micro  # noqa: E402
+from enumerable import Enumerable  # noqa: E402
+
+from infalign.calibration import Array  # noqa: E402
+from infalign.config import Fit, Policy, load_recipe  # noqa: E402
+from infalign.errors import ConfigError  # noqa: E402
+from infalign.procedures import Standard  # noqa: E402
+from infalign.rollouts import load_policy  # noqa: E402
+from infalign.stages import policy_beta, policy_law  # noqa: E402
+from infalign.theory import law_at_kl  # noqa: E402
+from infalign.training.common import Job  # noqa: E402
+from infalign.training.offline import (  # noqa: E402
+    IPO,
+    QRPO,
+    BestOfNTuning,
+    BoNBoN,
+    Resample,
+    Solver,
+    fit_offline,
+    offline_solver,
+    regression_targets,
+)
+from infalign.transforms import Exponential, Identity  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+TAU = 0.3
+EXP10 = Exponential(10)
+BETA10 = law_at_kl(EXP10, kl=1.0).beta
+K = 512
+
+
+@dataclass(frozen=True)
+class Method:
+    """A solver, how it is trained, its population optimum and how near it gets, in nats."""
+
+    solver: Solver
+    fit: Fit
+    optimum: Callable[[Enumerable], Array]
+    within: float = 0.01
+
+
+def fit(epochs: float, batch_size: int) -> Fit:
+    """Return how these models are trained."""
+    return Fit(epochs=epochs, batch_size=batch_size, learning_rate=3e-3)
+
+
+METHODS = {
+    "qrpo": Method(QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)),
+    "ipo": Method(IPO(TAU), fit(10, 128), lambda case: enumerable.tilted(case, Identity(), TAU)),
+    "qrpo exp:10": Method(QRPO(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
+    "resample exp:10": Method(
+        Resample(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
+    ),
+    "bon-sft n=4": Method(BestOfNTuning(4), fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
+    "ipo averaged": Method(
+        IPO(TAU, length_averaged=True),
+        fit(16, 128),
+        lambda case: enumerable.pair_optimum(case, TAU, length_averaged=True),
+    ),
+    "bonbon n=4": Method(BoNBoN(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
+    "bonbon n=4 code": Method(
+        BoNBoN(4, released_code=True),
+        fit(40, 256),
+        lambda case: enumerable.best_worst_optimum(case, 4, released_code=True),
+        within=0.2,  # only α = 0.005 keeps the best response of all, which never loses, from infinity: a flat optimum
+    ),
+}
+QUICK = ("qrpo", "ipo")
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
+    """Make the reference."""
+    torch.set_num_threads(1)
+    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
+
+
+def trained(case: Enumerable, method: Method, folder: Path) -> Array:
+    """Train from the reference and return the exact law of the policy that is saved."""
+    model, tokenizer = load_policy(case.folder)
+    job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
+    fit_offline(model, tokenizer, method.solver, case.rollouts(K), method.fit, job, folder / "policy")
+    return case.laws(load_policy(folder / "policy")[0])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_a_solver_reaches_the_optimum_of_its_method(name: str, case: Enumerable, tmp_path: Path) -> None:
+    """A trained transformer is near the exact population optimum, from which it started at least 0.2 nats away."""
+    method = METHODS[name]
+    optimum = method.optimum(case)
+    assert enumerable.kl(case.log_reference, optimum) > 0.2
+    assert enumerable.kl(trained(case, method, tmp_path), optimum) < method.within
+
+
+def test_the_harness_is_a_language_model_with_57_responses(case: Enumerable) -> None:
+    """The responses are all that the model can say: their probabilities sum to 1, and differ between prompts."""
+    model, _ = load_policy(case.folder)
+    laws = case.laws(model)
+    assert laws.shape == (len(enumerable.PROMPTS), 57)
+    assert np.exp(laws).sum(1) == pytest.approx(1.0, abs=1e-6)
+    assert enumerable.kl(laws, np.roll(laws, 1, axis=0)) > 0.1
+    assert enumerable.kl(laws, np.full_like(laws, -np.log(57))) > 0.1
+
+
+def test_the_rollouts_of_the_harness_follow_the_reference(case: Enumerable) -> None:
+    """Systematic rollouts of one copy have every response's frequency right to 1/K, the copies together to 1/10K."""
+    rows = [row for row in case.rollouts(64) if row["prompt_ids"] == case.prompt_ids[0]]
+    counts = np.array([[row["completion_ids"] == ids for ids in case.responses] for row in rows]).mean(0)
+    assert counts == pytest.approx(np.exp(case.log_reference[0]), abs=1 / 640)
+
+
+def test_ipo_has_the_optimum_of_the_identity(case: Enumerable) -> None:
+    """Minimising the expected pair loss numerically gives π_ref·e^{C/τ}/Z."""
+    found = enumerable.pair_optimum(case, TAU)
+    assert found == pytest.approx(enumerable.tilted(case, Identity(), TAU), abs=1e-5)
+
+
+def test_averaging_over_tokens_moves_ipo_from_the_identity(case: Enumerable) -> None:
+    """With TRL's log-ratios per token τ means another strength: here 2.4 times the KL."""
+    theory, averaged = (
+        enumerable.tilted(case, Identity(), TAU),
+        enumerable.pair_optimum(case, TAU, length_averaged=True),
+    )
+    spent = [enumerable.kl(law, case.log_reference) for law in (theory, averaged)]
+    assert spent[1] / spent[0] == pytest.approx(2.4, abs=0.2)
+    assert enumerable.kl(averaged, theory) > 0.1
+
+
+def test_bonbon_is_not_best_of_n(case: Enumerable) -> None:
+    """For n = 2 its square is the identity at β = 1/2; for n = 4 it spends more than Best-of-4; its code far more."""
+    two = enumerable.best_worst_optimum(case, 2, alpha=0.0)
+    assert two == pytest.approx(enumerable.tilted(case, Identity(), 0.5), abs=1e-3)
+    spent = [
+        enumerable.kl(law, case.log_reference)
+        for law in (enumerable.best_of_n(case, 4), enumerable.best_worst_optimum(case, 4))
+    ]
+    assert spent == pytest.approx([0.63, 0.85], abs=0.02)  # continuous: 0.636 and 0.854
+    code = enumerable.best_worst_optimum(case, 2, released_code=True)
+    assert enumerable.kl(code, case.log_reference) > 1.9  # Best-of-2 spends 0.19
+
+
+def test_bonbon_has_the_margins_of_the_paper() -> None:
+    """β_n is 0.5, 1/11 and, as the authors' README has it, 0.0275482094 for n = 2, 4, 8."""
+    assert [0.5 / BoNBoN(n).margin for n in (2, 4, 8)] == pytest.approx([0.5, 1 / 11, 0.0275482094])
+
+
+def test_losses_are_those_of_the_papers() -> None:
+    """One pair by hand: h = (1, −1) over 4 and 2 tokens, τ = 0.25, n = 2."""
+    h, lengths, number = torch.tensor([[1.0, -1.0]]), torch.tensor([[4, 2]]), torch.tensor([2.0])
+    assert IPO(0.25).loss(h, lengths, number).item() == pytest.approx((1 + 1 - 2) ** 2)
+    assert IPO(0.25, length_averaged=True).loss(h, lengths, number).item() == pytest.approx((0.25 + 0.5 - 2) ** 2)
+    margin = torch.tensor([BoNBoN(2).margin])
+    assert BoNBoN(2).loss(h, lengths, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
+    released = -0.005 + 0.995 * np.log1p(np.exp(-0.5 * 2))
+    assert BoNBoN(2, released_code=True).loss(h, lengths, margin).item() == pytest.approx(released)
+
+
+def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
+    """Pairs are disjoint, new in each pass, and labelled ±1/2τ, or 0 for a tie."""
+    rewards, rng = np.array([0.0, 0.0, 1.0, 2.0, 2.0, 2.0]), np.random.default_rng(0)
+    passes = [IPO(0.25).examples(rewards, rng) for _ in range(2)]
+    for pairs, labels in passes:
+        assert sorted(pairs.ravel()) == list(range(6))
+        assert labels.tolist() == [2.0 * np.sign(rewards[i] - rewards[j]) for i, j in pairs]
+    assert passes[0][0].tolist() != passes[1][0].tolist()
+
+
+def test_bonbon_pairs_best_and_worst_of_disjoint_sets() -> None:
+    """Seven rollouts make two disjoint sets of three, and each gives its best and worst with the margin."""
+    rewards = np.arange(7.0)
+    pairs, numbers = BoNBoN(3).examples(rewards, np.random.default_rng(0))
+    assert pairs.shape == (2, 2)
+    assert len(set(pairs.ravel())) == 4
+    assert (rewards[pairs[:, 0]] - rewards[pairs[:, 1]] >= 2).all()
+    assert numbers == pytest.approx([3.0, 3.0])  # (n − 1)·H_{n−1} = 2·1.5
+
+
+def test_weights_average_to_one() -> None:
+    """Best-of-n and e^{Φ/β} weights have mean 1, and the latter are the exponential of the regression's targets."""
+    rewards, rng = np.random.default_rng(1).integers(0, 9, 20).astype(float), np.random.default_rng(0)
+    for solver in (BestOfNTuning(4), Resample(Identity(), 0.3)):
+        rollouts, weights = solver.examples(rewards, rng)
+        assert rollouts.ravel().tolist() == list(range(20))
+        assert weights.mean() == pytest.approx(1.0)
+    assert np.log(weights) == pytest.approx(regression_targets(rewards[None], Identity(), 0.3)[0])
+
+
+def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
+    """For bon-sft theory gives log n − (n − 1)/n nats, a standard win rate of n/(n + 1), and the transformation log."""
+    policy = Policy(solver="bon-sft", n=4)
+    law = policy_law(policy)
+    assert law.kl == pytest.approx(np.log(4) - 0.75)
+    assert law.win_rate(Standard()) == pytest.approx(0.8)
+    assert (policy.transform, policy_beta(policy)) == ("log", pytest.approx(1 / 3))
+
+
+def test_a_budget_sets_tau_of_ipo() -> None:
+    """τ is the β at which the identity spends the KL budget."""
+    policy = Policy(solver="ipo", kl_budget=0.5)
+    assert offline_solver(policy, policy_beta(policy)) == IPO(law_at_kl(Identity(), kl=0.5).beta)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("{solver: bon-sft}", "the strength of bon-sft is n: give n, and neither kl_budget nor beta"),
+        ("{solver: bonbon, n: 4, kl_budget: 1}", "the strength of bonbon is n"),
+        ("{solver: bonbon, n: 1}", "Input should be greater than or equal to 2, found 1"),
+        ("{solver: bon-sft, n: 7}", "policies.new: the best of 7 needs a rollout.k of at least 7"),
+        ("{solver: qrpo, n: 4, beta: 1}", "n is for the solver bon-sft or bonbon, found qrpo"),
+        ("{solver: qrpo, length_averaged: true, beta: 1}", "length_averaged is for the solver ipo, found qrpo"),
+        ("{solver: ipo, released_code: true, beta: 1}", "released_code is for the solver bonbon, found ipo"),
+        ("{solver: ipo, transform: log, beta: 1}", "ipo has the transformation identity, not log"),
+        ("{solver: bon-sft, transform: identity, n: 4}", "bon-sft has the transformation log, not identity"),
+        ("{solver: ipo}", "give exactly one of kl_budget, beta"),
+    ],
+)
+def test_a_setting_that_a_solver_does_not_take_is_an_error(tmp_path: Path, override: str, said: str) -> None:
+    """A strength or an option of another solver is refused, with what to do."""
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
+    with pytest.raises(ConfigError, match="recipe") as error:
+        load_recipe(path, [f"policies.new={override}"])
+    assert said in str(error.value)
+
+
+def main() -> None:
+    """Train every method and print the table."""
+    torch.set_num_threads(1)
+    print(f"{'':16} KL(π‖π*)   KL(π‖ref)       Best-of-4       Worst-of-4     (trained, optimum)")
+    with tempfile.TemporaryDirectory() as folder:
+        case = enumerable.enumerable(Path(folder) / "reference")
+        for name, method in METHODS.items():
+            if sys.argv[1:] and name not in sys.argv[1:]:
+                continue
+            law, optimum = trained(case, method, Path(folder) / name), method.optimum(case)
+            found = zip(enumerable.row(case, law), enumerable.row(case, optimum), strict=True)
+            cells = "   ".join(f"{a:.4f} {b:.4f}" for a, b in found)
+            print(f"{name:16} {enumerable.kl(law, optimum):.4f}   {cells}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
