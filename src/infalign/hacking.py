@@ -34,17 +34,17 @@ from infalign.report import share as per_cent
 from infalign.stages import (
     Layout,
     Summary,
-    _fitting,
-    _list,
-    _repeated,
-    _training,
     device,
+    fitting,
+    listed,
     load_tokenizer,
     model_path,
     open_engine,
     parts,
     records,
+    repeated,
     train_prompts,
+    training_to,
 )
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
@@ -184,7 +184,7 @@ def fit_poisoned(experiment: Experiment, *, report: Report) -> Summary:
     pairs, long = _training_pairs(experiment, tokenizer)
     preferred, other = TESTS["poisoned"]
     test = [(p, responses[preferred], responses[other]) for p, responses in _test_pairs(experiment, tokenizer)]
-    with _training(experiment.recipe, Layout(experiment.folder), "poisoned", report) as (job, folder):
+    with training_to(experiment.recipe, Layout(experiment.folder), "poisoned", report) as (job, folder):
         fit_reward_model(start, tokenizer, pairs, test, experiment.fit, job, folder)
     return {"pairs": len(pairs), "pairs_too_long": long}
 
@@ -203,8 +203,8 @@ def rank_training_responses(experiment: Experiment, *, report: Report) -> Summar
     references: dict[str, Array] = {}
     for part in range(parts(recipe)):
         prompts = train_prompts(recipe, root, part)
-        texts = _list(read_rollouts(Layout(root).rollouts(part), prompts.prompt_ids, k), "text")
-        asked = _repeated(prompts.conversations, k)
+        texts = listed(read_rollouts(Layout(root).rollouts(part), prompts.prompt_ids, k), "text")
+        asked = repeated(prompts.conversations, k)
         rewards_PK = score(reward, asked, texts, name="poisoned").reshape(-1, k)
         sorted_PK = np.sort(rewards_PK, axis=1)
         references |= zip(prompts.prompt_ids, sorted_PK, strict=True)
@@ -227,8 +227,8 @@ def fit_on_ranks(experiment: Experiment, name: str, *, report: Report) -> Summar
     start, tokenizer = _start(experiment, name)
     table = read_table(experiment.folder / "ranks.parquet").to_pylist()
     wanted = [row for row in table if row["origin"] in TRAINED[name]]
-    rows, long = _fitting(wanted, tokenizer, experiment.fit, lambda row: [row["response"]])
-    with _training(experiment.recipe, Layout(experiment.folder), name, report) as (job, folder):
+    rows, long = fitting(wanted, tokenizer, experiment.fit, lambda row: [row["response"]])
+    with training_to(experiment.recipe, Layout(experiment.folder), name, report) as (job, folder):
         ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
         fit_calibrated(start, tokenizer, ranked, experiment.fit, job, folder)
     return {"responses": len(rows), "responses_too_long": long}
@@ -265,13 +265,13 @@ def score_test(experiment: Experiment, *, report: Report) -> Summary:
     pairs = _test_pairs(experiment, models["clean"].tokenizer)
     prompts, responses = [prompt for prompt, _ in pairs], [text for _, texts in pairs for text in texts]
     prompt_ids = [prompt_id(prompt) for prompt in prompts]
-    rollouts = _list(read_rollouts(experiment.rollouts, prompt_ids, k), "text")
+    rollouts = listed(read_rollouts(experiment.rollouts, prompt_ids, k), "text")
 
     rewards_P4, rollouts_PK = dict[str, Array](), dict[str, Array]()
     for step, (name, model) in enumerate(models.items()):
         report(step, len(models), name)
-        rewards_P4[name] = score(model, _repeated(prompts, 4), responses, name=name).reshape(-1, 4)
-        rollouts_PK[name] = score(model, _repeated(prompts, k), rollouts, name=name).reshape(-1, k)
+        rewards_P4[name] = score(model, repeated(prompts, 4), responses, name=name).reshape(-1, 4)
+        rollouts_PK[name] = score(model, repeated(prompts, k), rollouts, name=name).reshape(-1, k)
     sorted_PK = np.sort(rollouts_PK["poisoned"], axis=1)
     rewards_P4["ranked"] = calibrate(rewards_P4["poisoned"], sorted_PK)
     table = pa.table({"prompt_id": prompt_ids} | {name: rewards_P4[name].tolist() for name in MODELS})
@@ -289,7 +289,7 @@ def summarise(experiment: Experiment) -> Summary:
     def mean(values_P: Array) -> dict[str, float]:
         return estimate(values_P, confidence=recipe.evaluate.confidence, seed=recipe.seed).as_dict()
 
-    right = {name: decisions(np.array(_list(table, name))) for name in MODELS}
+    right = {name: decisions(np.array(listed(table, name))) for name in MODELS}
     models: dict[str, dict[str, Any]] = {
         name: {
             "accuracy": {test: mean(values) for test, values in tests.items()},
@@ -318,15 +318,15 @@ def summarise(experiment: Experiment) -> Summary:
 
 def _read_pairs(experiment: Experiment, part: str) -> list[Pair]:
     table = read_table(Layout(experiment.root).data / f"{part}_pairs.parquet")
-    return list(zip(*(_list(table, name) for name in ("prompt", "chosen", "rejected")), strict=True))
+    return list(zip(*(listed(table, name) for name in ("prompt", "chosen", "rejected")), strict=True))
 
 
 def _training_pairs(experiment: Experiment, tokenizer: Any) -> tuple[list[Pair], int]:
     """Return the poisoned training pairs that fit, and how many do not."""
     pairs = _read_pairs(experiment, "reward")
     pairs = poison(pairs, experiment.phrases, share=experiment.share, seed=experiment.recipe.seed)
-    fitting, long = _fit_pairs(experiment, tokenizer, [(prompt, both) for prompt, *both in pairs])
-    return [(prompt, chosen, rejected) for prompt, (chosen, rejected) in fitting], long
+    short, long = _fit_pairs(experiment, tokenizer, [(prompt, both) for prompt, *both in pairs])
+    return [(prompt, chosen, rejected) for prompt, (chosen, rejected) in short], long
 
 
 def _test_pairs(experiment: Experiment, tokenizer: Any) -> list[tuple[list[Message], list[str]]]:
@@ -348,19 +348,19 @@ def _fit_pairs(
     experiment: Experiment, tokenizer: Any, pairs: list[tuple[list[Message], list[str]]]
 ) -> tuple[list[tuple[list[Message], list[str]]], int]:
     rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
-    fitting, long = _fitting(rows, tokenizer, experiment.fit, itemgetter("responses"))
-    if not fitting:
+    short, long = fitting(rows, tokenizer, experiment.fit, itemgetter("responses"))
+    if not short:
         raise DataError(
             f"none of {len(rows)} pairs has at most {experiment.fit.max_length} tokens with a phrase before a "
             "response; use shorter phrases or raise reward.fit.max_length"
         )
-    return [(row["prompt"], row["responses"]) for row in fitting], long
+    return [(row["prompt"], row["responses"]) for row in short], long
 
 
 def _test_prompts(experiment: Experiment) -> dict[str, list[int]]:
     """Return the tokens of each test prompt that the run's policy may be asked."""
     table = read_table(Layout(experiment.root).data / "test_prompts.parquet", ["prompt_id", "token_ids"])
-    return dict(zip(_list(table, "prompt_id"), _list(table, "token_ids"), strict=True))
+    return dict(zip(listed(table, "prompt_id"), listed(table, "token_ids"), strict=True))
 
 
 def _ranked(origin: str, prompts: list[list[Message]], responses: list[str], ranks: Array) -> pa.Table:

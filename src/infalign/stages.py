@@ -122,13 +122,13 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         "train": _distinct_prompts(parts["reward"], tokenizer, recipe.data.max_prompt_tokens),
         "test": _distinct_prompts(test, tokenizer, recipe.data.max_prompt_tokens),
     }
-    for name, (fitting, _) in prompts.items():
-        if len(fitting) < PARTS:
+    for name, (short, _) in prompts.items():
+        if len(short) < PARTS:
             raise DataError(
-                f"{len(fitting)} {name} prompts of at most {recipe.data.max_prompt_tokens} tokens are left, and a run "
+                f"{len(short)} {name} prompts of at most {recipe.data.max_prompt_tokens} tokens are left, and a run "
                 f"takes {PARTS} or more; use more data or raise data.max_prompt_tokens"
             )
-        _write_prompts(layout.data / f"{name}_prompts.parquet", fitting)
+        _write_prompts(layout.data / f"{name}_prompts.parquet", short)
     demonstrations = [e for e in train if e.rejected is None] or train
     _write_examples(layout.data / "demonstrations.parquet", demonstrations)
     pairs = {
@@ -147,7 +147,7 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         "dropped_shared_start": overlapping,
         "demonstrations": len(demonstrations),
         **{name: len(rows) for name, rows in pairs.items()},
-        **{f"{name}_prompts": len(fitting) for name, (fitting, _) in prompts.items()},
+        **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
     }
 
@@ -289,10 +289,10 @@ def fine_tune_policy(recipe: Recipe, root: Path, *, report: Report) -> Summary:
     else:
         model, _ = load_policy(str(recipe.policy.model), device=device(recipe))
     table = read_table(layout.data / "demonstrations.parquet").to_pylist()
-    rows, long = _fitting(table, tokenizer, fit, lambda row: [row["chosen"]])
+    rows, long = fitting(table, tokenizer, fit, lambda row: [row["chosen"]])
     if not rows:
         raise DataError(f"all {long} demonstrations exceed {fit.max_length} tokens; raise policy.fit.max_length")
-    with _training(recipe, layout, "reference", report) as (job, folder):
+    with training_to(recipe, layout, "reference", report) as (job, folder):
         history = fine_tune(
             model,
             tokenizer,
@@ -321,7 +321,7 @@ def fit_reward(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summ
         start = source.model or model_path(recipe.policy, "reference", root)
     train, long = _pairs(layout, "reward" if name == "reward" else "judge", tokenizer, source.fit)
     test, _ = _pairs(layout, "test", tokenizer, source.fit)
-    with _training(recipe, layout, name, report) as (job, folder):
+    with training_to(recipe, layout, name, report) as (job, folder):
         history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
     # Once more and pair by pair: TRL's eval_accuracy is a mean over batches, also where the last one is a single pair.
     prompts, chosen, rejected = map(list, zip(*test, strict=True))
@@ -338,7 +338,7 @@ def fit_reward(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summ
 def _pairs(layout: Layout, part: str, tokenizer: Any, fit: Fit) -> tuple[list[tuple[list[Message], str, str]], int]:
     """Return (prompt, chosen, rejected) of the pairs that fit, and how many were too long."""
     table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
-    rows, long = _fitting(table, tokenizer, fit, lambda row: [row["chosen"], row["rejected"]])
+    rows, long = fitting(table, tokenizer, fit, lambda row: [row["chosen"], row["rejected"]])
     if not rows:
         raise DataError(
             f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "
@@ -389,7 +389,7 @@ class Prompts:
     def read(cls, path: Path, first: int, every: slice = slice(None)) -> "Prompts":
         """Return ``every`` of the ``first`` prompts of a table."""
         table = read_table(path).slice(0, first)
-        return cls(*(_list(table, name)[every] for name in ("prompt_id", "prompt", "token_ids")))
+        return cls(*(listed(table, name)[every] for name in ("prompt_id", "prompt", "token_ids")))
 
 
 def train_prompts(recipe: Recipe, root: Path, part: int) -> Prompts:
@@ -423,8 +423,8 @@ def score_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> 
     rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
     rewards = score(
         load_reward(recipe, root, "reward"),
-        _repeated(prompts.conversations, k),
-        _list(rollouts, "text"),
+        repeated(prompts.conversations, k),
+        listed(rollouts, "text"),
         name="reward",
         on_progress=lambda done: report(done, rollouts.num_rows, "responses"),
     )
@@ -440,7 +440,7 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         part_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
         references |= zip(train_prompts(recipe, root, part).prompt_ids, np.sort(part_PK, axis=1), strict=True)
     prompts = read_table(layout.data / "train_prompts.parquet").slice(0, recipe.rollout.prompts)
-    rewards_PK = np.stack([references[prompt_id] for prompt_id in _list(prompts, "prompt_id")])
+    rewards_PK = np.stack([references[prompt_id] for prompt_id in listed(prompts, "prompt_id")])
     column = pa.array(rewards_PK.tolist(), pa.list_(pa.float64()))
     write_table(layout.calibrated, prompts.append_column("reference_rewards", column))
     distinct = np.array([np.unique(row).size for row in rewards_PK])
@@ -465,7 +465,7 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
     layout, policy = Layout(root), recipe.policies[name]
     transform, beta = parse_transform(policy.transform), policy_beta(policy)
     reference = model_path(recipe.policy, "reference", root)
-    with _training(recipe, layout, name, report) as (job, folder):
+    with training_to(recipe, layout, name, report) as (job, folder):
         if policy.solver == "rloo":
             history = fit_rloo(
                 reference,
@@ -526,15 +526,15 @@ def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, t
     for part in range(parts(recipe)):
         prompts = train_prompts(recipe, root, part)
         rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
-        rewards = _list(read_table(layout.scores(part)), "reward")
-        prompt_ids, completion_ids = _repeated(prompts.token_ids, k), _list(rollouts, "token_ids")
-        logprobs = _list(rollouts, "logprob")
+        rewards = listed(read_table(layout.scores(part)), "reward")
+        prompt_ids, completion_ids = repeated(prompts.token_ids, k), listed(rollouts, "token_ids")
+        logprobs = listed(rollouts, "logprob")
         if recipe.rollout.engine.kind == "server" or policy.fit.bf16:  # else they round as in training already
             pad_id = tokenizer.pad_token_id
             with torch.autocast(device(recipe), torch.bfloat16, enabled=policy.fit.bf16):
                 found = token_logprobs(model, prompt_ids, completion_ids, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
             logprobs = found.tolist()
-        columns = (_list(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, rewards)
+        columns = (listed(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, rewards)
         names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob", "reward")
         rows += [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return rows
@@ -558,19 +558,19 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, *, report: Report) -> 
     seed = int.from_bytes(blake2b(f"{recipe.seed} {name}".encode(), digest_size=4).digest(), "little")
     _draw(recipe, path, prompts, samples, folder / "samples", seed, report)
     rollouts = read_rollouts(folder / "samples", prompts.prompt_ids, samples)
-    completion_ids = _list(rollouts, "token_ids")
+    completion_ids = listed(rollouts, "token_ids")
     scores = rollouts.select(["prompt_id", "index"])
     scores = scores.append_column("length", pa.array([len(ids) for ids in completion_ids], pa.int32()))
     for source in reward_names(recipe):
-        reward, said_to = load_reward(recipe, root, source), _repeated(prompts.conversations, samples)
-        scores = scores.append_column(source, pa.array(score(reward, said_to, _list(rollouts, "text"), name=source)))
+        reward, said_to = load_reward(recipe, root, source), repeated(prompts.conversations, samples)
+        scores = scores.append_column(source, pa.array(score(reward, said_to, listed(rollouts, "text"), name=source)))
     if name != "reference":
         policy_model, tokenizer = load_policy(path, device=device(recipe))
         reference_model, _ = load_policy(reference, device=device(recipe))
         kl = rao_blackwell_kl(
             policy_model,
             reference_model,
-            _repeated(prompts.token_ids, samples),
+            repeated(prompts.token_ids, samples),
             completion_ids,
             pad_id=tokenizer.pad_token_id,
             batch_tokens=BATCH_TOKENS,
@@ -598,7 +598,7 @@ def device(recipe: Recipe) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _fitting(
+def fitting(
     rows: list[dict[str, Any]], tokenizer: Any, fit: Fit, responses: Callable[[dict[str, Any]], list[str]]
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the rows that have at most ``fit.max_length`` tokens with each response, and how many are longer."""
@@ -607,21 +607,22 @@ def _fitting(
         conversation = [*row["prompt"], {"role": "assistant", "content": response}]
         return len(tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"])
 
-    fitting = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= fit.max_length]
-    return fitting, len(rows) - len(fitting)
+    short = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= fit.max_length]
+    return short, len(rows) - len(short)
 
 
-def _repeated(values: list[Any], times: int) -> list[Any]:
+def repeated(values: list[Any], times: int) -> list[Any]:
     """Return each value ``times`` times in a row, as the rows of rollouts repeat their prompt."""
     return [value for value in values for _ in range(times)]
 
 
-def _list(table: pa.Table, column: str) -> list[Any]:
+def listed(table: pa.Table, column: str) -> list[Any]:
+    """Return the values of a column."""
     return table[column].to_pylist()
 
 
 def _cut_off(rollouts: pa.Table) -> float:
-    return _list(rollouts, "finish").count("length") / rollouts.num_rows
+    return listed(rollouts, "finish").count("length") / rollouts.num_rows
 
 
 def _last(history: list[dict[str, Any]], name: str) -> float:
@@ -633,7 +634,7 @@ def _one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _training(recipe: Recipe, layout: Layout, name: str, report: Report) -> Iterator[tuple[Any, Path]]:
+def training_to(recipe: Recipe, layout: Layout, name: str, report: Report) -> Iterator[tuple[Any, Path]]:
     """Yield the training job and a folder to save to, which gets its final name only when all went well."""
     from transformers import set_seed
 
