@@ -133,7 +133,8 @@ def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
 def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):
     """A policy is on the front of a judge if none of the same or a smaller KL, the reference included, wins more."""
     results = read_results(run[1])
-    for judge, front in results["pareto"].items():
+    for judge, fronts in results["pareto"].items():
+        front = fronts["best-of-4"]
         points = {
             name: (p["kl"]["mean"], p["win_rates"][judge]["best-of-4"]["mean"])
             for name, p in results["policies"].items()

@@ -21,7 +21,7 @@ from infalign.evaluation import estimate, rank_error, saturation, uniformity
 from infalign.figures import COLOURS, INK, PAPER, QUIET
 from infalign.figures import STYLE as ANY_STYLE
 from infalign.procedures import BestOfN, WorstOfN, parse_procedure
-from infalign.results import read_results
+from infalign.results import drawn_procedures, read_results
 from infalign.stages import Layout, parts, policy_betas, records, reward_names, reward_source, samples_of
 from infalign.theory import curve, law_at_kl
 from infalign.transforms import parse_transform
@@ -61,7 +61,11 @@ def write(recipe: Recipe, root: Path) -> None:
     looks = {name: Look(COLOURS[i % 6], MARKERS[i % 6]) for i, name in enumerate(recipe.policies)}
     with matplotlib.rc_context(STYLE):
         pictures = {
-            "kl": [win_rate_by_kl(results, judges, looks) for judges in (["reward"], results["judges"][1:])],
+            "kl": [
+                win_rate_by_kl(results, procedure, judges, looks)
+                for procedure in drawn_procedures(recipe)
+                for judges in (["reward"], results["judges"][1:])
+            ],
             "n": [
                 win_rate_by_n(results, judge, kind, looks)
                 for judge in ("judge", "reward")
@@ -253,12 +257,12 @@ class Look:
     marker: str
 
 
-def win_rate_by_kl(results: Numbers, judges: list[str], looks: Mapping[str, Look]) -> Picture:
+def win_rate_by_kl(results: Numbers, procedure: str, judges: list[str], looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's KL and win rate with both intervals; with the reward as judge, above the theory's curves.
 
     A second judge has open markers.
     """
-    procedure, policies = results["procedure"], results["policies"]
+    policies = results["policies"]
     figure, axes = _axes("KL to the reference, nats a response", f"win rate as {procedure}, %")
     if judges == ["reward"]:
         most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
@@ -271,7 +275,7 @@ def win_rate_by_kl(results: Numbers, judges: list[str], looks: Mapping[str, Look
                 label = f"theory, {policy['transform']}"
                 axes.plot([0, *kls], [50, *100 * expected], "--", color=looks[name].color, label=label)
     for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
-        front = [policies[name] for name in results["pareto"][judge]]
+        front = [policies[name] for name in results["pareto"][judge][procedure]]
         if len(front) > 1:
             x = [0.0, *(policy["kl"]["mean"] for policy in front)]
             y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
@@ -298,7 +302,7 @@ def win_rate_by_kl(results: Numbers, judges: list[str], looks: Mapping[str, Look
     )
     theory = " Curves: what a policy that is free for every prompt would reach." if judges == ["reward"] else ""
     return Picture(
-        f"win-rate-by-kl-{judges[0]}",
+        "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
         figure,
         f"Win rate as {procedure} against KL, judged by {by}. Bars: {results['confidence']:.0%} intervals.{theory}",
         f"Points of win rate against KL, judged by {by}. {points}.",

@@ -94,7 +94,9 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         "judges": sources,
         "policies": policies,
         "matched": _matched(recipe, root, wins),
-        "pareto": {source: _pareto(policies, source, recipe.procedure) for source in sources},
+        "pareto": {
+            source: {name: _pareto(policies, source, name) for name in drawn_procedures(recipe)} for source in sources
+        },
         "base": {
             "length": _estimate(recipe, base_length.mean(axis=1)),
             "rewind_draws": _estimate(recipe, rewind_draws(reference, reference, rewind)),
@@ -112,6 +114,11 @@ def procedures(recipe: Recipe) -> list[Procedure]:
     named = [parse_procedure(name) for name in (recipe.evaluate.rewind, recipe.procedure)]
     found: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), *named]
     return list({procedure.name: procedure for procedure in found}.values())
+
+
+def drawn_procedures(recipe: Recipe) -> list[str]:
+    """Return the procedures whose win rates are drawn against KL: the recipe's aim first, standard, rewind."""
+    return list(dict.fromkeys([recipe.procedure, "standard", recipe.evaluate.rewind]))
 
 
 def _at_equal_length(
