@@ -25,25 +25,6 @@ torch.set_num_threads(1)
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 
 
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that runs a command line in this process and returns exit code, stdout and stderr."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["infalign", *map(str, words)])
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as stopped:
-            code = stopped.code or 0
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        return code, *capsys.readouterr()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of models: a policy, one without EOS, and a classifier with two outputs."""

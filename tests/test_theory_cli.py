@@ -2,7 +2,6 @@
 
 import csv
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,29 +12,9 @@ import numpy as np
 import pytest
 from micro import given, write
 
-from infalign import cli
 from infalign.config import load_recipe
 from infalign.theory import aligned_law
 from infalign.transforms import parse_transform
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that runs a command line in this process and returns exit code, stdout and stderr."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["infalign", *map(str, words)])
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as stopped:
-            code = stopped.code or 0
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:

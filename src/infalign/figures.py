@@ -15,7 +15,6 @@ from infalign.data import atomic_path, write_text
 from infalign.errors import ConfigError
 from infalign.procedures import parse_procedure
 
-FORMATS = (".png", ".svg", ".pdf")
 PAPER, INK = "#ffffff", "#1c2024"  # in a report they become CSS variables, which follow the light or dark scheme
 QUIET = "#85898f"  # legible on both
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito, for every colour vision
