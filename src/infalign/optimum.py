@@ -331,7 +331,8 @@ def _at_budget(problem: _Shooting, kl: float) -> Array:
         points = problem.polish(problem.scan(np.array([log_beta]))[:, :2], None)
         if not len(points):
             raise ConfigError(
-                f"the optimum for {problem.procedure.name} at beta = {np.exp(log_beta):.3g} was not found"
+                f"the optimum for {problem.procedure.name} at beta = {np.exp(log_beta):.3g} was not found; "
+                "choose a smaller KL budget"
             )
         row: Array = points[np.argmin(points[:, 3] + np.exp(log_beta) * points[:, 2])]
         return row
