@@ -6,12 +6,14 @@ a bias of the output layer keeps out of responses. Reference and rewards are arb
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
+from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
@@ -132,13 +134,174 @@ def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -
 
 def tilted(case: Enumerable, transform: Transformation, beta: float) -> Array:
     """Return log π* of π* = π_ref·e^{Φ(C)/β}/Z, (P, Y), with exact calibration and β for the paper's raw Φ."""
-    phi = np.stack([transform(model.calibrated()) for model in case.finite()])
-    return _normalised(case.log_reference + phi / normalised_beta(transform, beta))
+    return tilted_by(case, transformed(case, transform), normalised_beta(transform, beta))
 
 
-def best_of_n(case: Enumerable, n: int) -> Array:
-    """Return the log-law of what Best-of-n serves, (P, Y)."""
-    return np.log([model.served(model.reference, BestOfN(n)) for model in case.finite()])
+def transformed(case: Enumerable, transform: Transformation) -> Array:
+    """Return the normalised Φ(C) of every response, (P, Y)."""
+    return np.stack([transform(model.calibrated()) for model in case.finite()])
+
+
+def tilted_by(case: Enumerable, values_PY: Array, beta: float) -> Array:
+    """Return log π* of π* = π_ref·e^{value/β}/Z, (P, Y)."""
+    return _normalised(case.log_reference + values_PY / beta)
+
+
+def best_of_n(case: Enumerable, n: float) -> Array:
+    """Return the log-law of what Best-of-n serves, (P, Y); for real n the CDF's n-th power."""
+    order = case.rewards.argsort(axis=1)
+    log_cdf = np.log(np.take_along_axis(np.exp(case.log_reference), order, axis=1).cumsum(axis=1))
+    rises = np.diff(log_cdf, prepend=-np.inf)
+    law = np.empty_like(log_cdf)
+    np.put_along_axis(law, order, n * log_cdf + np.log(-np.expm1(-n * rises)), axis=1)
+    return _normalised(law)
+
+
+def optimum(case: Enumerable, procedure: BestOfN | WorstOfN, beta: float) -> Array:
+    """Return the log-law of the policy that maximises W − β·KL, the aim of maxk, (P, Y)."""
+    if isinstance(procedure, BestOfN):
+        return np.log([model.optimum(procedure, beta=beta).policy for model in case.finite()])
+    return np.stack([_worst_of_n_optimum(model, procedure, beta) for model in case.finite()])
+
+
+def _worst_of_n_optimum(model: FiniteModel, procedure: WorstOfN, beta: float) -> Array:
+    """Return the log-law of the policy that maximises W − β·KL under Worst-of-N, (Y,).
+
+    From one response to the next worse, log q = log π/π_ref falls by N·S^{N−1}·(rise of its win rate)/β, S the policy's
+    mass so far. All follows from the best one's log q, which must make S end at 1; of all that do, the best counts.
+    Going down, S soon is 1 and rounding dies out; going up, as `FiniteModel.optimum` does, it grows at small β.
+    """
+    n, order = procedure.n, model.rewards.argsort()[::-1]
+    mass = model.reference[order]
+    lost = np.append(0.0, mass.cumsum()) ** n  # chance that the base, served, is at least as good
+    falls = np.append((lost[2:] - lost[:-2]) / 2.0, 0.0) * n / beta
+
+    def down(log_q: Array) -> tuple[Array, Array]:
+        log_ratios, reached = [], np.zeros_like(log_q)
+        for m, fall in zip(mass, falls, strict=True):
+            log_ratios.append(log_q)
+            reached = reached + m * np.exp(log_q)
+            log_q = log_q - fall * np.minimum(reached, 1.0) ** (n - 1)
+        return np.stack(log_ratios), reached
+
+    starts = np.linspace(0.0, -np.log(mass[0]), 2000)
+    over = down(starts)[1] >= 1.0
+    over[0], over[-1] = False, True  # true but for rounding
+    laws = []
+    for i in np.flatnonzero(over[1:] != over[:-1]):
+        root = brentq(lambda log_q: float(down(np.array(log_q))[1]) - 1.0, starts[i], starts[i + 1], xtol=1e-15)
+        law = np.empty_like(mass)
+        law[order] = np.log(mass) + down(np.array(root))[0]
+        laws.append(_normalised(law))
+    return max(laws, key=lambda law: model.win_rate(np.exp(law), procedure) - beta * model.kl(np.exp(law)))
+
+
+def standardised(case: Enumerable) -> Array:
+    """Return the rewards less their mean, over their standard deviation, of each prompt under the reference, (P, Y)."""
+    weights = np.exp(case.log_reference)
+    spread = case.rewards - (weights * case.rewards).sum(axis=1, keepdims=True)
+    return spread / np.sqrt((weights * spread**2).sum(axis=1, keepdims=True))
+
+
+def preference(case: Enumerable) -> Array:
+    """Return PAR's E_z σ(r(y) − r(z)) with z from the reference, (P, Y)."""
+    return np.stack([expit(np.subtract.outer(m.rewards, m.rewards)) @ m.reference for m in case.finite()])
+
+
+def log_sigmoid(case: Enumerable, quantile: float = 0.85) -> Array:
+    """Return LSC's log σ(r(y) − q), (P, Y); q is the least reward whose reference CDF reaches ``quantile``."""
+    order = case.rewards.argsort(axis=1)
+    cdf = np.take_along_axis(np.exp(case.log_reference), order, axis=1).cumsum(axis=1)
+    at = np.take_along_axis(order, (cdf >= quantile).argmax(axis=1)[:, None], axis=1)
+    return log_expit(case.rewards - np.take_along_axis(case.rewards, at, axis=1))
+
+
+def token_tilted(case: Enumerable, values_PY: Array, beta: float) -> Array:
+    """Return the log-law where the gradients of E[value] and of β × in-loss KL cancel, (P, Y).
+
+    In the loss, a token's KL knows nothing of the KL of later tokens. So at every prefix the law solves a problem of
+    its own, π(token) ∝ π_ref(token)·e^{Q(token)/β} with Q = E_π[value | prefix, token]; the last token comes first.
+    """
+    law, value = case.log_reference.copy(), values_PY.copy()
+    for length in reversed(range(max(map(len, case.responses)))):
+        starts = [tuple(ids[:length]) for ids in case.responses]
+        for prefix in set(starts):
+            below = [y for y, start in enumerate(starts) if start == prefix]
+            given = _normalised(law[:, below] + value[:, below] / beta)
+            law[:, below] = given + np.logaddexp.reduce(law[:, below], axis=1, keepdims=True)
+            value[:, below] = (np.exp(given) * value[:, below]).sum(axis=1, keepdims=True)
+    return law
+
+
+def group_advantages(values_PY: Array, log_policy_PY: Array, others: Array) -> Array:
+    """Return E[(value − mean)/(std + 10⁻⁴)] of each response in a group with G − 1 others from the policy, (P, Y).
+
+    Mean and unbiased std are of the whole group, as in TRL. The expectation is the mean over ``others``, uniform points
+    of shape (groups, G − 1), from which the inverse CDF makes responses.
+    """
+    group, found = others.shape[1] + 1, []
+    for values, policy in zip(values_PY, np.exp(log_policy_PY), strict=True):
+        order = values.argsort()
+        cdf = policy[order].cumsum()
+        drawn = values[order][np.searchsorted(cdf / cdf[-1], others, side="right")]
+        gap = values[:, None] - drawn.mean(axis=1)
+        std = np.sqrt(drawn.var(axis=1) + gap**2 / group)
+        found.append(((1.0 - 1.0 / group) * gap / (std + 1e-4)).mean(axis=1))
+    return np.stack(found)
+
+
+def group_normalised(
+    case: Enumerable, values_PY: Array, kl_budget: float, others: Array, *, iterations: int = 40
+) -> tuple[Array, float]:
+    """Return the log-law, (P, Y), that spends the budget and on which GRPO as TRL ships it rests, and its residual.
+
+    It is `token_tilted` by its own `group_advantages`, found by damped iteration; the residual is the largest
+    difference of log-probabilities between it and the law whose advantages it is tilted by.
+    """
+    law = step = case.log_reference
+    for _ in range(iterations):
+        law = _normalised(0.5 * (law + step))
+        advantages = group_advantages(values_PY, law, others)
+        step = at_kl(case, partial(token_tilted, case, advantages), kl_budget)
+    return step, float(np.abs(step - law).max())
+
+
+def bond_step(case: Enumerable, log_anchor_PY: Array, gamma: float) -> Array:
+    """Return the log-law that minimises J-BOND's expected loss with a frozen anchor a, (P, Y).
+
+    ½·KL(Bo2(a)‖π) + ½·[KL(π‖a) − E_π r] + γ·KL(π‖a), with r = −log 16 times the chance to be worse than both of two
+    draws of a. With x = log π/a the gradient vanishes where x − c·e^{−x} = s, so that x = s + W(c·e^{−s}), Lambert's W.
+    """
+    weight = 0.5 + gamma
+    laws = []
+    for rewards, log_anchor in zip(case.rewards, _normalised(log_anchor_PY), strict=True):
+        anchor = np.exp(log_anchor)
+        worse = (rewards[:, None] < rewards) @ anchor
+        better_of_two = 2.0 * (1.0 - worse) - anchor  # over a; rewards are distinct
+        log_c, r = np.log(0.5 * better_of_two / weight), -np.log(16.0) * worse**2
+
+        def log_ratio(level: float, log_c: Array = log_c, r: Array = r) -> Array:
+            s = level + 0.5 * r / weight
+            return s + wrightomega(log_c - s)
+
+        def excess(
+            level: float, log_anchor: Array = log_anchor, log_ratio: Callable[[float], Array] = log_ratio
+        ) -> float:
+            return float(np.logaddexp.reduce(log_anchor + log_ratio(level)))
+
+        laws.append(_normalised(log_anchor + log_ratio(brentq(excess, -50.0, 50.0, xtol=1e-14))))
+    return np.stack(laws)
+
+
+def bond(case: Enumerable, kl_budget: float) -> Array:
+    """Return the log-law that spends the budget after steps of J-BOND, each from the last one's law as anchor, (P, Y).
+
+    The steps have γ = 0 but for the last, which has the γ that hits the budget.
+    """
+    anchor = case.log_reference
+    while kl(step := bond_step(case, anchor, 0.0), case.log_reference) < kl_budget:
+        anchor = step
+    return at_kl(case, partial(bond_step, case, anchor), kl_budget, between=(1e-9, 1e6))
 
 
 def pair_optimum(case: Enumerable, tau: float, *, length_averaged: bool = False) -> Array:
@@ -155,9 +318,12 @@ def pair_optimum(case: Enumerable, tau: float, *, length_averaged: bool = False)
     return _tabular(case, loss)
 
 
-def best_worst_optimum(case: Enumerable, n: int, *, alpha: float = 0.005, released_code: bool = False) -> Array:
+def best_worst_optimum(
+    case: Enumerable, n: int, *, alpha: float = 0.005, released_code: bool = False, margin: float | None = None
+) -> Array:
     """Return the log-law that minimises the expected loss of BoNBoN, found numerically, (P, Y)."""
-    margin = (n - 1) * sum(1.0 / k for k in range(1, n))
+    if margin is None:
+        margin = (n - 1) * sum(1.0 / k for k in range(1, n))
 
     def loss(h: torch.Tensor, p: int) -> torch.Tensor:
         # P(worst ≥ a, best ≤ b) = P(a..b)^n; its differences are the joint law of the two (rewards are distinct)
@@ -173,6 +339,21 @@ def best_worst_optimum(case: Enumerable, n: int, *, alpha: float = 0.005, releas
         return (joint * (-alpha * best + (1.0 - alpha) * contrast)).sum()
 
     return _tabular(case, loss)
+
+
+def at_kl(
+    case: Enumerable,
+    law: Callable[[float], Array],
+    kl_budget: float,
+    *,
+    between: tuple[float, float] = (1e-6, 1e3),
+) -> Array:
+    """Return law(strength) at the strength between these two where the mean KL(π ‖ π_ref) is the budget, (P, Y)."""
+
+    def excess(log_strength: float) -> float:
+        return kl(law(float(np.exp(log_strength))), case.log_reference) - kl_budget
+
+    return law(float(np.exp(brentq(excess, *np.log(between), xtol=1e-11))))
 
 
 def _tabular(case: Enumerable, loss: Callable[[torch.Tensor, int], torch.Tensor]) -> Array:

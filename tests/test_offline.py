@@ -23,7 +23,7 @@ from infalign.config import Fit, Policy, load_recipe  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
 from infalign.procedures import Standard  # noqa: E402
 from infalign.rollouts import load_policy  # noqa: E402
-from infalign.stages import policy_beta, policy_law  # noqa: E402
+from infalign.stages import policy_law  # noqa: E402
 from infalign.theory import law_at_kl  # noqa: E402
 from infalign.training.common import Job  # noqa: E402
 from infalign.training.offline import (  # noqa: E402
@@ -216,16 +216,19 @@ def test_weights_average_to_one() -> None:
 def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
     """For bon-sft theory gives log n − (n − 1)/n nats, a standard win rate of n/(n + 1), and the transformation log."""
     policy = Policy(solver="bon-sft", n=4)
-    law = policy_law(policy)
+    law = policy_law(policy, Standard())
+    assert law is not None
     assert law.kl == pytest.approx(np.log(4) - 0.75)
     assert law.win_rate(Standard()) == pytest.approx(0.8)
-    assert (policy.transform, policy_beta(policy)) == ("log", pytest.approx(1 / 3))
+    assert (policy.transform, law.beta) == ("log", pytest.approx(1 / 3))
 
 
 def test_a_budget_sets_tau_of_ipo() -> None:
     """τ is the β at which the identity spends the KL budget."""
     policy = Policy(solver="ipo", kl_budget=0.5)
-    assert offline_solver(policy, policy_beta(policy)) == IPO(law_at_kl(Identity(), kl=0.5).beta)
+    law = policy_law(policy, Standard())
+    assert law is not None
+    assert offline_solver(policy, law.beta) == IPO(law_at_kl(Identity(), kl=0.5).beta)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 
 from infalign.calibration import calibrate
 from infalign.procedures import Standard
+from infalign.shaping import Ranked
 from infalign.theory import aligned_law, law_at_kl
 from infalign.transforms import Exponential, Identity, parse_transform
 
@@ -23,7 +24,7 @@ from infalign.likelihood import token_logprobs  # noqa: E402
 from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
 from infalign.training.common import Job, save_model  # noqa: E402
 from infalign.training.offline import QRPO, fit_offline, regression_targets  # noqa: E402
-from infalign.training.rloo import settings  # noqa: E402
+from infalign.training.online import Objective, online_trainer  # noqa: E402
 from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
 
 pytestmark = [
@@ -169,10 +170,22 @@ def test_the_stored_log_probabilities_are_those_of_the_model_that_is_trained(fol
     assert [row["reference_logprob"] for row in rows] == pytest.approx(exact.tolist(), abs=1e-5)
 
 
-def test_rloo_is_set_to_the_objective_of_the_theory(tmp_path: Path) -> None:
+def test_rloo_is_set_to_the_objective_of_the_theory(folder: Path, tmp_path: Path) -> None:
     """KL in the reward at the given β, advantages as they are, and the policy's own distribution is sampled."""
-    job = Job(tmp_path, 0, "cpu", [], quiet)
-    made = settings(Policy(kl_budget=1.0, solver="rloo"), job, beta=0.136, max_new_tokens=8)
+    job, rows = (
+        Job(tmp_path, 0, "cpu", [], quiet),
+        load_dataset("parquet", data_files=str(folder / "calibrated.parquet")),
+    )
+    reference = str(folder / "models" / "reference")
+    made = online_trainer(
+        reference,
+        load_policy(reference)[1],
+        rows["train"].to_list(),
+        Objective(lambda prompts, responses: [0.0] * len(responses), Ranked(Identity()), 0.136),
+        Policy(kl_budget=1.0, solver="rloo", fit=Fit(batch_size=16)),
+        job,
+        max_new_tokens=8,
+    ).args
     assert (made.beta, made.normalize_advantages, made.num_iterations) == (0.136, False, 1)
     assert (made.temperature, made.top_p, made.top_k, made.repetition_penalty) == (1.0, 1.0, 0, 1.0)
 

@@ -75,6 +75,22 @@ learned the phrase decides those pairs wrongly. Ranking its rewards among
 rollouts can only turn decisions into ties, which count one half; a model that
 is trained to predict ranks can do more, or less.
 """
+COMPARE_EPILOGUE = """\
+Examples:
+  infalign compare recipes/demo.yaml
+  infalign compare recipes/demo.yaml --methods qrpo,rloo,ipo --kl-budgets 0.5
+
+Data, models, rollouts and calibration are the run's own and done once; a later
+comparison trains only what is new. Numbers, tables and figures go to the
+folder compare of the run directory; the run's own report does not change.
+
+A method takes its fit from the recipe's first offline policy, or, if it
+generates responses while it trains, from the first on-policy one; without one
+it has 3 times the epochs and 2.5 times the learning rate of the offline fit.
+bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
+
+Methods; those with a star are compared with the best of the others:
+"""
 ANALYTIC_EPILOGUE = """\
 Example:
   infalign reproduce analytic --output figures
@@ -162,7 +178,32 @@ for _stage, _text in STAGES.items():
     _add_stage(_stage, _text, _group)
 
 
-_theory = Group("Before a run: what theory says, in seconds and without data", sort_key=2)
+@app.command(group=Group("Several methods", sort_key=2), help_epilogue=COMPARE_EPILOGUE)
+def compare(
+    recipe: RecipePath,
+    /,
+    *,
+    methods: Annotated[
+        str | None,
+        Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.", show_default=False),
+    ] = None,
+    kl_budgets: Annotated[str, Parameter(help="In nats, separated by commas.")] = "0.5,1",
+    set_: Overrides = None,
+) -> None:
+    """Train several methods on the same rollouts, compare them at one KL."""
+    try:
+        budgets = [float(budget) for budget in kl_budgets.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
+    from infalign.compare import compare_methods, print_methods
+
+    settings, console = _recipe(recipe, set_), _console()
+    chosen = methods.split(",") if methods is not None else None
+    print_methods(compare_methods(settings, methods=chosen, budgets=budgets, console=console), console)
+    console.print(f"\nComparison: {Path(settings.run_dir) / 'compare'}", highlight=False, soft_wrap=True)
+
+
+_theory = Group("Before a run: what theory says, in seconds and without data", sort_key=3)
 
 ProcedureName = Annotated[
     str,
@@ -258,7 +299,7 @@ reproduce = App(
     help="Experiments of the paper again, with the numbers behind them.",
     help_format="plaintext",
     help_epilogue="",
-    group=Group("The paper", sort_key=4),
+    group=Group("The paper", sort_key=5),
     group_commands=Group("What to reproduce"),
 )
 app.command(reproduce)
@@ -303,7 +344,7 @@ def hacking(
 
 @app.command(
     name="win-rate",
-    group=Group("Anybody's samples", sort_key=3),
+    group=Group("Anybody's samples", sort_key=4),
     help_epilogue=WIN_RATE_EPILOGUE,
 )
 def win_rate(
@@ -345,6 +386,8 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--debug"]
     signal.signal(signal.SIGTERM, _stop)
     app["run"].help_epilogue = f"{_recipes()}\n\n{EPILOGUE}"
+    if words[:1] == ["compare"]:  # only then the methods may be imported
+        app["compare"].help_epilogue = COMPARE_EPILOGUE + _methods()
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -386,6 +429,13 @@ def _recipes() -> str:
         for path in found
     )
     return "\n".join(["Recipes here:", *(f"  {path}: {line}" for path, line in zip(found, lines, strict=True))])
+
+
+def _methods() -> str:
+    """Return the methods that can be compared, a line each."""
+    from infalign.compare import METHODS
+
+    return "\n".join(f"  {name:<16}{'*' if m.ours else ' '} {m.about}" for name, m in METHODS.items())
 
 
 def _recipe(path: str, overrides: list[str] | None) -> "Recipe":

@@ -16,9 +16,10 @@ from pydantic_core import ErrorDetails
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation import rewind_samples
-from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
+from infalign.optimum import optimal
+from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, WorstOfN, parse_procedure
+from infalign.shaping import Ranked, parse_shaping
 from infalign.theory import law_at_kl
-from infalign.transforms import parse_transform
 
 
 def _accepted_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -38,10 +39,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 ProcedureName = Annotated[str, _accepted_by(parse_procedure)]
-TransformName = Annotated[str, _accepted_by(parse_transform)]
+TransformName = Annotated[str, _accepted_by(parse_shaping)]
 YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # PyYAML lets a date such as 2024-13-01 raise ValueError
 TO_BEST_OF_N = ("bon-sft", "bonbon")  # solvers that aim at Best-of-n and have n for their strength
-TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
+ON_POLICY = ("rloo", "ppo", "grpo", "maxk", "bond")
+TAKES_PREDICTED_RANKS = ("rloo", "ppo", "grpo")  # they look at one reward a response, and at no reference rewards
+OWN_TRANSFORM = {"bon-sft": "log", "bonbon": "log", "bond": "log", "ipo": "identity", "maxk": "identity"}
+TAKEN = {"reference", "reward", "judge", "gold", "rank"}  # names of models that a run has besides its policies
 
 
 def is_hub_id(model: str) -> bool:
@@ -162,6 +166,16 @@ class RewardSource(Model):
         return self
 
 
+class RankModel(Settings):
+    """A classifier trained to predict the rank Ĉ of a response, for prompts that have no rollouts.
+
+    It starts from `model`; without it from the reward model, or from the reference policy if the reward is a function.
+    """
+
+    model: str | None = Field(None, description="folder or hub id")
+    fit: Fit
+
+
 def _splits(command: str) -> str:
     shlex.split(command)  # raises ValueError for a quotation without an end
     return command
@@ -192,25 +206,31 @@ class Policy(Settings):
     """One aligned policy: a solver, a transformation and its strength: a KL budget, the paper's β, or Best-of-n's n.
 
     ``ipo`` optimises the identity transformation, and τ is its β. ``bon-sft`` and ``bonbon`` aim at Best-of-n, which is
-    the transformation log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats.
+    the transformation log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats. ``maxk`` climbs the win rate of the
+    recipe's procedure itself and takes no transformation. ``bond`` has no β: it goes on until it has spent the budget.
     """
 
-    solver: Literal["qrpo", "resample", "ipo", "bon-sft", "bonbon", "rloo"] = "qrpo"
+    solver: Literal["qrpo", "resample", "ipo", "bon-sft", "bonbon", "rloo", "ppo", "grpo", "maxk", "bond"] = "qrpo"
     transform: TransformName = Field(
-        default_factory=lambda settings: "log" if settings.get("solver") in TO_BEST_OF_N else "identity",
-        description="identity, or the solver's own: log for bon-sft and bonbon",
+        default_factory=lambda settings: OWN_TRANSFORM.get(str(settings.get("solver")), "identity"),
+        description="of the rank; or raw, raw-prompt, par, lsc:0.85; default identity, or the solver's own",
     )
     kl_budget: Positive | None = Field(None, description="nats a response; the theory gives β")
     beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
     n: Annotated[int, Field(ge=2)] | None = Field(None, description="the n of Best-of-n (bon-sft, bonbon)")
     length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them (ipo)")
     released_code: bool = Field(False, description="the loss of the authors' code, not of the paper (bonbon)")
-    generations: Annotated[int, Field(ge=2)] = Field(8, description="completions a prompt and step (rloo)")
+    shipped: bool = Field(False, description="TRL's default settings, which replace Φ by another (grpo)")
+    stored: bool = Field(False, description="one outer iteration on the K rollouts, which are its groups (grpo)")
+    generations: Annotated[int, Field(ge=2)] = Field(8, description="completions a prompt and step (on-policy solvers)")
+    ranks: Literal["rollouts", "model"] = Field(
+        "rollouts", description="model: as `rank_model` predicts them, on all training prompts (rloo, ppo, grpo)"
+    )
     fit: Fit = Fit()
 
     @model_validator(mode="after")
     def _one_weight(self) -> "Policy":
-        if self.solver == "rloo" and self.fit.batch_size % self.generations:
+        if self.solver in ON_POLICY and not self.stored and self.fit.batch_size % self.generations:
             raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
         if self.solver in TO_BEST_OF_N:
             if self.n is None or self.kl_budget is not None or self.beta is not None:
@@ -218,25 +238,44 @@ class Policy(Settings):
             return self
         if (self.kl_budget is None) == (self.beta is None):
             raise ValueError("give exactly one of kl_budget, beta")
-        if self.kl_budget is not None:
+        if self.solver == "bond" and self.beta is not None:
+            raise ValueError("bond has no beta: give kl_budget, at which it stops")
+        if self.solver == "bond" and self.fit.lora is not None:
+            raise ValueError("bond moves a whole model as its anchor, not an adapter: leave fit.lora out")
+        shaping = parse_shaping(self.transform)
+        if self.kl_budget is not None and isinstance(shaping, Ranked):
             try:
-                law_at_kl(parse_transform(self.transform), kl=self.kl_budget)
+                law_at_kl(shaping.transform, kl=self.kl_budget)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
     def _of_its_solver(self) -> "Policy":
-        own = "log" if self.solver in TO_BEST_OF_N else "identity" if self.solver == "ipo" else self.transform
+        own = OWN_TRANSFORM.get(self.solver, self.transform)
         if self.transform != own:
             raise ValueError(f"{self.solver} has the transformation {own}, not {self.transform}; leave transform out")
         for option, solvers in (
             ("n", TO_BEST_OF_N),
             ("length_averaged", ("ipo",)),
             ("released_code", ("bonbon",)),
+            ("shipped", ("grpo",)),
+            ("stored", ("grpo",)),
         ):
             if getattr(self, option) and self.solver not in solvers:
                 raise ValueError(f"{option} is for the solver {' or '.join(solvers)}, found {self.solver}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_predict_ranks(self) -> "Policy":
+        if self.ranks == "model":
+            if self.solver not in TAKES_PREDICTED_RANKS or self.stored:
+                found = "stored rollouts" if self.stored else self.solver
+                raise ValueError(
+                    f"ranks: model is for {', '.join(TAKES_PREDICTED_RANKS)} on fresh responses, found {found}"
+                )
+            if not isinstance(parse_shaping(self.transform), Ranked):
+                raise ValueError(f"ranks: model needs a transformation of the rank, and {self.transform} is none")
         return self
 
 
@@ -282,6 +321,7 @@ class Recipe(Settings):
     reward: RewardSource
     judge: RewardSource = Field(description="only evaluates; never seen in training")
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
+    rank_model: RankModel | None = Field(None, description="learns Ĉ from the rollouts, for policies with ranks: model")
     rollout: Rollout = Rollout()
     policies: Annotated[dict[Name, Policy], Field(min_length=1)]
     evaluate: Evaluate = Evaluate()
@@ -317,9 +357,35 @@ class Recipe(Settings):
         for name, policy in self.policies.items():
             if policy.n is not None and policy.n > self.rollout.k:
                 raise ValueError(f"policies.{name}: the best of {policy.n} needs a rollout.k of at least {policy.n}")
+            if policy.stored and policy.fit.batch_size % self.rollout.k:
+                raise ValueError(
+                    f"policies.{name}: fit.batch_size {policy.fit.batch_size} is no multiple of rollout.k "
+                    f"{self.rollout.k}, its group"
+                )
+            if policy.ranks == "model" and self.rank_model is None:
+                raise ValueError(f"policies.{name}: ranks: model needs the recipe's `rank_model`; add it, with `fit`")
+            if policy.solver == "maxk":
+                self._can_climb(name, policy, procedure)
         if taken := TAKEN & self.policies.keys():
             raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
         return self
+
+    def _can_climb(self, name: str, policy: Policy, procedure: Procedure) -> None:
+        """Raise ValueError unless maxk can estimate the gradient of ``procedure``."""
+        if not isinstance(procedure, (BestOfN, WorstOfN)):
+            raise ValueError(
+                f"policies.{name}: maxk climbs best-of-N and worst-of-N, and the procedure is {procedure.name}"
+            )
+        if min(policy.generations, self.rollout.k) < procedure.n:
+            raise ValueError(
+                f"policies.{name}: {procedure.name} needs generations and rollout.k of at least {procedure.n}, found "
+                f"{policy.generations} and {self.rollout.k}"
+            )
+        if policy.kl_budget is not None:
+            try:
+                optimal(procedure, kl=policy.kl_budget)
+            except ConfigError as error:
+                raise ValueError(f"policies.{name}: {error}") from error
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:

@@ -55,23 +55,23 @@ ANALYTIC_COLUMNS = ("procedure", "transform", "kl", "beta", "win_rate", "standar
 
 def write_curves(path: Path, points: Sequence[Point]) -> None:
     """Draw the win rate against KL, a line through the points of each transformation, labelled at its end."""
-    with _style():
-        figure, axes = _figure(1, 1, (5.6, 3.6))
+    with style():
+        figure, axes = panels(1, 1, (5.6, 3.6))
         first, lines = points[0], _by_transform(points)
         colours = _colours(lines)
         for name, line in lines.items():
-            _plot_line(axes, line, colours[name])
+            plot_line(axes, line, colours[name])
         against = "" if first.base == first.procedure else f" against {first.base}"
         axes.set(xlabel="KL to the base policy, nats", ylabel=f"win rate as {first.procedure}{against}, %")
         axes.set(xlim=(0, max(point.kl for point in points)))
         _label_ends(axes, {name: line[-1] for name, line in lines.items()}, colours)
-        _save(figure, path)
+        save(figure, path)
 
 
 def write_laws(path: Path, points: Sequence[Point]) -> None:
     """Draw the density and the CDF of the calibrated reward under the aligned policy of each point."""
-    with _style():
-        figure, (density, cdf) = _figure(1, 2, (7.2, 3.4))
+    with style():
+        figure, (density, cdf) = panels(1, 2, (7.2, 3.4))
         colours = _colours(point.transform for point in points)
         budgets = list(dict.fromkeys(round(point.kl, 6) for point in points))
         for point in points:
@@ -87,7 +87,7 @@ def write_laws(path: Path, points: Sequence[Point]) -> None:
         for axes in (density, cdf):
             axes.set(xlabel="calibrated reward u", xlim=(0, 1))
         figure.legend(loc="outside upper left", ncols=4)
-        _save(figure, path)
+        save(figure, path)
 
 
 def write_analytic(folder: Path) -> list[Point]:
@@ -107,11 +107,11 @@ def write_analytic(folder: Path) -> list[Point]:
     rows.writerow(ANALYTIC_COLUMNS)
     rows.writerows([getattr(point, column) for column in ANALYTIC_COLUMNS] for point in points)
     write_text(folder / "analytic.csv", table.getvalue())
-    with _style():
-        figure, grid = _figure(2, 3, (8.4, 5.0))
+    with style():
+        figure, grid = panels(2, 3, (8.4, 5.0))
         for axes, procedure in zip([*grid[0], *grid[1, 1:]], ANALYTIC_PROCEDURES, strict=True):
             for name, line in _by_transform(point for point in points if point.procedure == procedure).items():
-                _plot_line(axes, line, OWN[name], label=name)
+                plot_line(axes, line, OWN[name], label=name)
             axes.set(title=procedure, xlim=(0, 3), ylim=(50, 100))
         for axes in (grid[0, 0], grid[1, 1]):
             axes.set(ylabel="win rate, %")
@@ -121,7 +121,7 @@ def write_analytic(folder: Path) -> list[Point]:
         lines = grid[0, 0].get_legend_handles_labels()
         grid[1, 0].legend(*lines, loc="center", title="Transformation", alignment="left")
         for suffix in (".svg", ".png"):
-            _save(figure, folder / f"analytic{suffix}")
+            save(figure, folder / f"analytic{suffix}")
     return points
 
 
@@ -140,7 +140,7 @@ def _colours(names: Iterable[str]) -> dict[str, str]:
     return found | {name: free[i % len(free)] for i, name in enumerate(others)}
 
 
-def _plot_line(axes: Any, line: Sequence[Point], colour: str, label: str | None = None) -> None:
+def plot_line(axes: Any, line: Sequence[Point], colour: str, label: str | None = None) -> None:
     """Draw one transformation's win rate, from 50 % at 0 nats if both are served alike; the optimum dashed, on top."""
     start = [(0.0, 0.5)] if line[0].base == line[0].procedure else []
     kl, win_rate = np.array([*start, *((point.kl, point.win_rate) for point in line)]).T
@@ -171,7 +171,8 @@ def _label_ends(axes: Any, ends: dict[str, Point], colours: dict[str, str]) -> N
         )
 
 
-def _style() -> Any:
+def style() -> Any:
+    """Return the context in which figures are drawn. Raises ConfigError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -179,14 +180,15 @@ def _style() -> Any:
     return matplotlib.rc_context(STYLE)
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """Return a figure of ``size`` inches and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     """Write the figure in the format of its ending, without dates or versions."""
     absent = {
         ".png": ["Software"],

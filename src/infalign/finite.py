@@ -294,33 +294,41 @@ class FiniteModel:
 
         They obey a recursion, log q_{g+1} − log q_g = h′(P_g)(C⁰_{g+1} − C⁰_g)/β with q = m/m⁰, so that everything
         follows from log q_1, which must make P_G = 1. At log q_1 = 0 all q ≥ 1; at minus the largest rise all q ≤ 1.
+        Where h′ is larger at 0 than at 1 it goes down from log q_G instead: upwards, rounding would grow.
         """
         rises = np.diff(ranks_G) / beta
         span = float(procedure.density(np.linspace(0.0, 1.0, 1026)[1:-1]).max() * rises.sum())
         if span < ULP:
             return np.zeros((1, len(ranks_G)))  # nothing to gain but rounding
+        lowest, highest = procedure.density([0.0, 1.0])
+        down = bool(lowest > highest)
+        side = 1.0 if down else -1.0
         graded = np.geomspace(1e-6 * min(span, 1.0), span, STARTS)
-        starts = np.unique(np.concatenate([[0.0], -graded, -np.linspace(0.0, span, STARTS)]))
-        over = self._shoot(starts, procedure, rises)[1] >= 1.0
+        starts = np.unique(np.concatenate([[0.0], side * graded, side * np.linspace(0.0, span, STARTS)]))
+        over = self._shoot(starts, procedure, rises, down)[1] >= 1.0
         over[0], over[-1] = False, True  # true but for rounding
         crossings = np.flatnonzero(over[1:] != over[:-1])
         low, high, over_low = starts[crossings], starts[crossings + 1], over[crossings]
-        while (high - low > ULP * np.maximum(-low, 1.0)).any():
+        while (high - low > ULP * np.maximum(np.abs(low), 1.0)).any():
             inside = np.linspace(low, high, SECTIONS)
-            over = self._shoot(inside, procedure, rises)[1] >= 1.0
+            over = self._shoot(inside, procedure, rises, down)[1] >= 1.0
             over[0], over[-1] = over_low, ~over_low
             crossing = np.argmax(over != over_low, axis=0)
             points = np.arange(len(crossing))
             low, high = inside[crossing - 1, points], inside[crossing, points]
-        return self._normalised(self._shoot(low, procedure, rises)[0].T)
+        return self._normalised(self._shoot(low, procedure, rises, down)[0].T)
 
-    def _shoot(self, start: Array, procedure: Distortion, rises: Array) -> tuple[Array, Array]:
-        """Return log q_g, shape (G, *start.shape), and the final P_G of the recursion from log q_1 = ``start``."""
-        log_q, cdf = [start], self._mass[0] * np.exp(start)
-        for mass, rise in zip(self._mass[1:], rises, strict=True):
-            log_q.append(np.minimum(log_q[-1] + procedure.density(np.minimum(cdf, 1.0)) * rise, 600.0))
-            cdf = cdf + mass * np.exp(log_q[-1])
-        return np.stack(log_q), cdf
+    def _shoot(self, start: Array, procedure: Distortion, rises: Array, down: bool) -> tuple[Array, Array]:
+        """Return log q_g, shape (G, *start.shape), and the whole mass, of the recursion from log q_1 or q_G."""
+        order = slice(None, None, -1) if down else slice(None)
+        first, *others = self._mass[order]
+        log_q = [np.minimum(start, 600.0)]
+        seen = first * np.exp(log_q[0])
+        for mass, rise in zip(others, -rises[order] if down else rises, strict=True):
+            cdf = np.maximum(1.0 - seen, 0.0) if down else np.minimum(seen, 1.0)
+            log_q.append(np.minimum(log_q[-1] + procedure.density(cdf) * rise, 600.0))
+            seen = seen + mass * np.exp(log_q[-1])
+        return np.stack(log_q[order]), seen
 
     def _rewound(self, procedure: RewindAndRepeat, ranks_G: Array, beta: float) -> Array:
         """Return the stationary points under Rewind-and-Repeat.

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,8 @@ class Unit:
     function: Callable[..., dict[str, Any]]
 
 
-def units(recipe: Recipe, root: Path) -> list[Unit]:
-    """Return the units of a recipe, each after those it needs."""
+def units(recipe: Recipe, root: Path, splits: Sequence[str] = ("test",)) -> list[Unit]:
+    """Return the units of a recipe, each after those it needs; models are evaluated on the prompts of ``splits``."""
     layout, settings = Layout(root), recipe.model_dump(mode="json")
     found: list[Unit] = []
 
@@ -97,23 +97,32 @@ def units(recipe: Recipe, root: Path) -> list[Unit]:
         output = layout.scores(part)
         scores += [add("score", f"score-{part}", needs, part_of("reward"), output, stages.score_rollouts, part)]
     calibrated = add("calibrate", "calibrate", scores, {}, layout.calibrated, stages.calibrate_prompts)
+    if recipe.rank_model is not None:
+        add_model("calibrate", "rank-model", [calibrated], part_of("rank_model"), "rank", stages.fit_rank_model)
 
     judges = [name for needed in sources.values() for name in needed]
-    judging = sampling | part_of(*stages.reward_names(recipe))
+    judging, climbed = sampling | part_of(*stages.reward_names(recipe)), sampling | part_of("reward")
     extent = {"prompts": recipe.evaluate.prompts, "samples": recipe.evaluate.samples}
 
-    def evaluate(model: str, needs: list[str]) -> str:
-        name, output = f"evaluate-{model}", layout.evaluation(model)
-        needs = [*needs, *judges]
-        return add("evaluate", name, needs, judging, output, stages.evaluate_model, model, extent=extent)
+    def evaluate(model: str, needs: list[str]) -> list[str]:
+        found = []
+        for split in splits:
+            name = f"evaluate-{model}" if split == "test" else f"evaluate-{model}.{split}"
+            scored, keys = (judges, judging) if split == "test" else (sources["reward"], climbed)
+            output, work = layout.evaluation(model, split), stages.evaluate_model
+            found += [add("evaluate", name, [*needs, *scored], keys, output, work, model, split, extent=extent)]
+        return found
 
-    evaluated = [evaluate("reference", policy)]
+    evaluated = evaluate("reference", policy)
     for name in recipe.policies:
         keys = part_of() | {"policy": settings["policies"][name]}
+        ranks = "rank-model" if keys["policy"].pop("ranks") == "model" else calibrated  # what it needs is in its key
         if recipe.policies[name].transform.endswith(".json"):  # what the file holds counts, not where it lies
             keys["policy"] |= {"transform": _digest(Path(recipe.policies[name].transform))}
-        trained = add_model("train", f"train-{name}", [calibrated], keys, name, stages.train_policy, name)
-        evaluated += [evaluate(name, [trained])]
+        if recipe.policies[name].solver == "maxk":  # which climbs it
+            keys |= part_of("procedure")
+        trained = add_model("train", f"train-{name}", [ranks], keys, name, stages.train_policy, name)
+        evaluated += evaluate(name, [trained])
     keys = part_of("evaluate", "procedure")
     results = add("evaluate", "results", evaluated, keys, layout.results, summarise)
     add("report", "report", [results], {}, root / "report.html", _write_report)
@@ -154,13 +163,35 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
 
     What an earlier attempt left is continued if only its extent differs from what is wanted, and removed otherwise.
     """
+    root = _run_directory(recipe)
+    write_text(root / "recipe.yaml", dump_recipe(recipe))
+    wanted = [unit for unit in units(recipe, root) if STAGES.index(unit.stage) <= STAGES.index(until)]
+    _do(recipe, root, wanted, until=until, console=console)
+    return root
+
+
+def evaluate_policies(recipe: Recipe, *, console: Console) -> Path:
+    """Train the recipe's policies and evaluate them on test and training prompts, as far as that is not done yet.
+
+    Results, report and recorded recipe stay as they are: they may be those of other policies in the same directory.
+    """
+    root = _run_directory(recipe)
+    wanted = [unit for unit in units(recipe, root, ("test", "train")) if unit.name not in ("results", "report")]
+    _do(recipe, root, wanted, until="evaluate", console=console)
+    return root
+
+
+def _run_directory(recipe: Recipe) -> Path:
     root = Path(recipe.run_dir)
     try:
         (root / "stages").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the run directory {root} cannot be made: {error.strerror}; change run_dir") from error
-    write_text(root / "recipe.yaml", dump_recipe(recipe))
-    wanted = [unit for unit in units(recipe, root) if STAGES.index(unit.stage) <= STAGES.index(until)]
+    return root
+
+
+def _do(recipe: Recipe, root: Path, wanted: list[Unit], *, until: str, console: Console) -> None:
+    """Do the units that are not done yet, and record each; a distributed run does those of stage ``until`` only."""
     by_name = {unit.name: unit for unit in wanted}
     todo = pending(wanted, root)
     distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -168,6 +199,9 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {until}; run them without it first")
     if done := len(wanted) - len(todo):
         console.print(f"{done} of {len(wanted)} steps are done already", highlight=False)
+    if any(by_name[name].stage == "train" for name in todo):
+        for warning in stages.coarse_ranks(recipe):
+            console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
 
     def finish(name: str, summary: dict[str, Any], seconds: float) -> None:
         record = {"key": todo[name], "stage": by_name[name].stage, "seconds": round(seconds, 2), "summary": summary}
@@ -184,7 +218,6 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
     with Display(console) as display:
         processes = 1 if distributed else recipe.compute.processes
         run_jobs(jobs, processes=processes, threads=recipe.compute.threads, display=display, on_done=finish)
-    return root
 
 
 def _begin(root: Path, unit: Unit, key: str, *, report: Report) -> dict[str, Any]:

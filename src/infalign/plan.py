@@ -10,12 +10,21 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from infalign.config import Model, Recipe, Scratch, Source, is_hub_id
+from infalign.config import ON_POLICY, Model, Recipe, Scratch, Source, is_hub_id
 from infalign.errors import ConfigError
 from infalign.pipeline import pending, units
 from infalign.procedures import Standard, parse_procedure
 from infalign.scoring import function_reward
-from infalign.stages import STAGES, load_tokenizer, policy_betas, policy_law, read_examples, reward_names, reward_source
+from infalign.shaping import parse_shaping
+from infalign.stages import (
+    STAGES,
+    coarse_ranks,
+    load_tokenizer,
+    policy_law,
+    read_examples,
+    reward_names,
+    reward_source,
+)
 
 ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
 TOKEN_BYTES = 8  # of a token in a table: its id and its text
@@ -97,11 +106,16 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
     columns = ("policy", "solver", "transform", "KL, nats", "β", "trainer's β")
     table = _table(*columns, *(f"{p.name}, %" for p in procedures))
     for name, policy in recipe.policies.items():
-        law = policy_law(policy)
+        law = policy_law(policy, parse_procedure(recipe.procedure))
+        if law is None:  # of rewards that are no ranks the rollouts decide, and bond goes on until the budget is spent
+            table.add_row(name, policy.solver, policy.transform, f"{policy.kl_budget or math.nan:.3g}")
+            continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
-        betas = (f"{beta:.4g}" for beta in policy_betas(policy))
+        betas = (f"{beta:.4g}" for beta in (law.beta, law.beta / parse_shaping(policy.transform).scale))
         table.add_row(name, policy.solver, policy.transform, f"{law.kl:.3g}", *betas, *wins)
     _print(console, "Policies: β for the paper's raw Φ and for the trainer's, and theory's win rates at this KL", table)
+    for warning in coarse_ranks(recipe):
+        console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
 
 
 def _print_cost(recipe: Recipe, console: Console) -> None:
@@ -111,9 +125,10 @@ def _print_cost(recipe: Recipe, console: Console) -> None:
         "evaluation": (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples,
     }
     stored = sum(generated.values()) * (tokens * TOKEN_BYTES + ROW_BYTES)
-    on_policy = [policy for policy in recipe.policies.values() if policy.solver == "rloo"]
+    on_policy = [policy for policy in recipe.policies.values() if policy.solver in ON_POLICY and not policy.stored]
     if on_policy:
-        epochs = sum(policy.fit.epochs * policy.generations for policy in on_policy)
+        # bond draws two responses of its anchor with each of its own
+        epochs = sum(p.fit.epochs * p.generations * (3 if p.solver == "bond" else 1) for p in on_policy)
         generated["on-policy training"] = math.ceil(rollout.prompts * epochs)
     table = _table("generated", "responses", "tokens at most")
     for purpose, responses in generated.items():

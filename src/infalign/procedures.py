@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import comb
 from typing import Literal, Protocol
 
 import numpy as np
@@ -183,6 +184,28 @@ def top_k(k: int, n: int) -> OrderStatistics:
     """Return the procedure that serves one of the ``k`` best of ``n`` draws at random, spelled ``top-2-of-8``."""
     _check_k(k, n)
     return OrderStatistics(f"top-{k}-of-{n}", tuple(float(i >= n - k) / k for i in range(n)))
+
+
+def of_best(procedure: BestOfN | WorstOfN, n: int) -> BestOfN | OrderStatistics:
+    """Return what ``procedure`` serves, as one procedure, of a policy that itself serves the best of ``n`` draws.
+
+    Best-of-N of Best-of-n is Best-of-Nn. Worst-of-N serves the worst of the bests of N groups of n: it is below the
+    j-th smallest of the Nn draws unless each group has one of the others, which inclusion and exclusion count.
+
+    >>> of_best(WorstOfN(2), 2).name
+    'worst-of-2 of best-of-2'
+    """
+    if isinstance(procedure, BestOfN):
+        return BestOfN(procedure.n * n)
+    groups, draws = procedure.n, procedure.n * n
+    none_within = [  # of the groups within the j smallest draws; exact, since the terms cancel
+        sum((-1) ** k * comb(groups, k) * comb(draws - n * k, j - n * k) for k in range(min(groups, j // n) + 1))
+        / comb(draws, j)
+        for j in range(draws + 1)
+    ]
+    probabilities = 0.0 - np.diff(none_within)
+    name = f"{procedure.name} of best-of-{n}"
+    return OrderStatistics(name, tuple(float(q) for q in probabilities))
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def write(recipe: Recipe, root: Path) -> None:
         verdict=verdict(results),
         comparison=compare(results),
         figures=figures,
-        betas={name: policy_betas(policy) for name, policy in recipe.policies.items()},
+        betas={name: policy_betas(recipe, root, name) for name in recipe.policies},
         saturation=saturated(recipe, root),
         examples=examples(recipe, root),
         records=made,
@@ -115,7 +115,7 @@ def print_table(root: Path, console: Console) -> None:
     results = read_results(root)
     procedure = results["procedure"]
     spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
-    table = _table("policy", "judged by", "KL, nats", "standard, %")
+    table = plain_table("policy", "judged by", "KL, nats", "standard, %")
     if procedure != "standard":
         table.add_column(f"{procedure}, %", no_wrap=True)
     for name, policy in results["policies"].items():
@@ -128,7 +128,7 @@ def print_table(root: Path, console: Console) -> None:
     console.print(table)
     if rows := compare(results):
         matched = results["matched"]
-        table = _table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
+        table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
         for row in rows:
             table.add_row(row["judge"] if row["first"] else "", row["method"], row["wins"], row["theory"], row["gain"])
             if row["last"]:
@@ -139,7 +139,7 @@ def print_table(root: Path, console: Console) -> None:
     console.print(f"\nReport: {root / 'report.html'}", highlight=False, soft_wrap=True)
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
     """Return an empty table of two columns of names, which break where space is short, the others unbroken."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):

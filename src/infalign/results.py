@@ -1,6 +1,7 @@
 """All numbers of an evaluated run with their intervals, beside what theory gives."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
     for step, (name, policy) in enumerate(recipe.policies.items()):
         report(step, len(recipe.policies), name)
         own = {source: samples_of(recipe, root, name, source) for source in sources}
-        wins[name] = {
-            source: dict(
-                zip(
-                    (procedure.name for procedure in served),
-                    win_rates_of(Samples(own["reward"], own[source]), Samples(base["reward"], base[source]), served),
-                    strict=True,
-                )
-            )
-            for source in sources
-        }
+        wins[name] = wins_of(recipe, root, name, served)
         kl = samples_of(recipe, root, name, "kl")
         length = samples_of(recipe, root, name, "length")
         pairs = {
@@ -70,17 +62,17 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
             "transform": policy.transform,
             "solver": policy.solver,
             "kl_budget": policy.kl_budget,
-            "beta": policy_beta(policy),
-            "kl": _estimate(recipe, kl.mean(axis=1)),
+            "beta": policy_beta(recipe, root, name),
+            "kl": estimated(recipe, kl.mean(axis=1)),
             "kl_per_token": float(kl.sum() / length.sum()),
-            "length": _estimate(recipe, length.mean(axis=1)),
-            "rewind_draws": _estimate(recipe, draws),
+            "length": estimated(recipe, length.mean(axis=1)),
+            "rewind_draws": estimated(recipe, draws),
             "win_rates": {
-                source: {procedure: _estimate(recipe, values) for procedure, values in by_procedure.items()}
+                source: {procedure: estimated(recipe, values) for procedure, values in by_procedure.items()}
                 for source, by_procedure in wins[name].items()
             },
             "at_equal_length": {source: _at_equal_length(recipe, *pairs[source], aim) for source in sources},
-            "ties": {source: _estimate(recipe, tie_rate(*pairs[source])) for source in sources},
+            "ties": {source: estimated(recipe, tie_rate(*pairs[source])) for source in sources},
             "theory": _theory(policy.transform, float(kl.mean()), recipe.procedure),
         }
     selected = base["reward"]
@@ -98,14 +90,30 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
             source: {name: _pareto(policies, source, name) for name in drawn_procedures(recipe)} for source in sources
         },
         "base": {
-            "length": _estimate(recipe, base_length.mean(axis=1)),
-            "rewind_draws": _estimate(recipe, rewind_draws(reference, reference, rewind)),
-            "calibrated_mean": _estimate(recipe, check.mean(axis=1)),
+            "length": estimated(recipe, base_length.mean(axis=1)),
+            "rewind_draws": estimated(recipe, rewind_draws(reference, reference, rewind)),
+            "calibrated_mean": estimated(recipe, check.mean(axis=1)),
             "distance_from_uniform": uniformity(check),
         },
     }
     write_text(Layout(root).results, json.dumps(results, indent=1))
     return {name: p["win_rates"]["judge"][recipe.procedure] for name, p in policies.items()}
+
+
+def wins_of(recipe: Recipe, root: Path, name: str, served: Sequence[Procedure]) -> dict[str, dict[str, Array]]:
+    """Return a policy's win rates against the reference, both served alike: by judge and procedure's name, (P,) each.
+
+    Responses are selected by ``reward`` and judged by each reward source of the recipe.
+    """
+    found: dict[str, dict[str, Array]] = {}
+    for judge in reward_names(recipe):
+        policy, base = (
+            Samples(samples_of(recipe, root, model, "reward"), samples_of(recipe, root, model, judge))
+            for model in (name, "reference")
+        )
+        rates = win_rates_of(policy, base, served)
+        found[judge] = dict(zip((procedure.name for procedure in served), rates, strict=True))
+    return found
 
 
 def procedures(recipe: Recipe) -> list[Procedure]:
@@ -126,7 +134,7 @@ def _at_equal_length(
 ) -> dict[str, float] | dict[str, str]:
     """Return the length-controlled win rate with its interval, or why there is none."""
     try:
-        return _estimate(recipe, length_controlled([(policy, base)], procedure))
+        return estimated(recipe, length_controlled([(policy, base)], procedure))
     except DataError as error:
         return {"none": str(error)}
 
@@ -177,8 +185,8 @@ def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Arr
         }
         first, *others = values
         rows[judge] = {
-            "win_rates": {method: _estimate(recipe, v) for method, v in values.items()},
-            "gain_over": {other: _estimate(recipe, values[first] - values[other]) for other in others},
+            "win_rates": {method: estimated(recipe, v) for method, v in values.items()},
+            "gain_over": {other: estimated(recipe, values[first] - values[other]) for other in others},
         }
     theory = {
         method: _theory(recipe.policies[names[0]].transform, kl, recipe.procedure)[recipe.procedure]
@@ -187,7 +195,8 @@ def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Arr
     return {"kl": kl, "first": next(iter(methods)), "judges": rows, "theory": theory}
 
 
-def _estimate(recipe: Recipe, values: Array) -> dict[str, float]:
+def estimated(recipe: Recipe, values: Array) -> dict[str, float]:
+    """Return the mean over prompts with its interval, by the recipe's confidence and seed."""
     return estimate(values, confidence=recipe.evaluate.confidence, seed=recipe.seed).as_dict()
 
 

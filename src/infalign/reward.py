@@ -1,19 +1,24 @@
-"""The calibrated and transformed reward as a drop-in reward function for a trainer."""
+"""The calibrated and transformed reward, or another shaping, as a drop-in reward function for a trainer.
+
+:class:`CalibratedReward` ranks a reward among stored rewards of the prompt, :class:`PredictedRankReward` asks a model.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
-from infalign.calibration import calibrate
+from infalign.calibration import Array, calibrate
 from infalign.errors import DataError
-from infalign.transforms import Transformation, at_ranks
+from infalign.shaping import Shaping, as_shaping
+from infalign.transforms import Transformation
 
 
 @dataclass(frozen=True)
 class CalibratedReward:
-    """Φ∘Ĉ as a TRL reward function, for ``RLOOTrainer`` and ``GRPOTrainer`` alike.
+    """Φ∘Ĉ, or a :class:`Shaping`, as a TRL reward function, for ``RLOOTrainer`` and ``GRPOTrainer`` alike.
 
     ``reward(prompts, responses)`` scores a whole batch at once; prompts are as the dataset has them (text or messages),
     responses are text. The dataset carries the column ``reference_rewards``: for each prompt the sorted rewards of its
@@ -23,11 +28,11 @@ class CalibratedReward:
     """
 
     reward: Callable[[list[Any], list[str]], Sequence[float]]
-    transform: Transformation
+    shaping: Transformation | Shaping
 
     @property
     def __name__(self) -> str:  # TRL logs the reward under this name
-        return f"calibrated {self.transform.name}"
+        return self.shaping.name
 
     def __call__(
         self,
@@ -37,16 +42,65 @@ class CalibratedReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: object,
     ) -> list[float]:
-        """Return Φ(Ĉ) for each completion; logs the mean of Ĉ, which is the standard win rate, as ``win_rate``."""
+        """Return each completion's shaped reward; logs the mean of Ĉ, the standard win rate, as ``win_rate``."""
         if reference_rewards is None:
             raise DataError("the training dataset has no column reference_rewards; make it with `infalign calibrate`")
-        responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-        rewards = np.asarray(self.reward(prompts, responses), float)
-        if rewards.shape != (len(responses),):
-            raise DataError(f"the reward function returned shape {rewards.shape} for {len(responses)} responses")
-        u = np.array([calibrate(r, reference) for r, reference in zip(rewards, reference_rewards, strict=True)])
+        rewards = _rewards(self.reward, prompts, completions)
+        references = [np.asarray(row, float) for row in reference_rewards]
+        pairs = list(zip(rewards, references, strict=True))
         if log_metric is not None:
-            log_metric("win_rate", float(u.mean()))
+            log_metric("win_rate", float(np.mean([calibrate(*pair) for pair in pairs])))
             log_metric("reward_model", float(rewards.mean()))
-        phi = [at_ranks(self.transform, v, len(reference)) for v, reference in zip(u, reference_rewards, strict=True)]
-        return [float(value) for value in phi]
+        shaping = as_shaping(self.shaping)
+        return [float(shaping(*pair)) for pair in pairs]
+
+
+@dataclass(frozen=True)
+class PredictedRankReward:
+    """Φ(u), u = sigmoid(output) of a rank model, as a TRL reward function; the dataset needs a prompt and no more.
+
+    ``reward(prompts, responses)`` returns the logit of the predicted rank of each response: a recipe's ``rank_model``,
+    or what :func:`infalign.training.calibrated.fit_calibrated` trains, loaded as a ``ClassifierReward``. Prompts are as
+    the dataset has them, responses are text.
+
+    Raises DataError if an output or its Φ(u) is not finite (TRL would train on it in silence).
+    """
+
+    reward: Callable[[list[Any], list[str]], Sequence[float]]
+    transform: Transformation
+
+    @property
+    def __name__(self) -> str:  # TRL logs the reward under this name
+        return self.transform.name
+
+    def __call__(
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: object,
+    ) -> list[float]:
+        """Return each completion's normalised Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
+        outputs = _rewards(self.reward, prompts, completions)
+        ranks = expit(outputs)
+        values = np.asarray(self.transform(ranks), float)
+        if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
+            raise DataError(
+                f"response {bad[0]}: the rank model's output is {outputs[bad[0]]} and {self.transform.name} of its "
+                f"sigmoid {values[bad[0]]}; both must be finite: mend the model, or choose a transformation that is "
+                "finite on [0, 1]"
+            )
+        if log_metric is not None:
+            log_metric("win_rate", float(ranks.mean()))
+        return [float(value) for value in values]
+
+
+def _rewards(
+    reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], completions: list[Any]
+) -> Array:
+    """Return the reward of each completion, which is text or messages; DataError for a wrong number of rewards."""
+    responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    rewards = np.asarray(reward(prompts, responses), float)
+    if rewards.shape != (len(responses),):
+        raise DataError(f"the reward function returned shape {rewards.shape} for {len(responses)} responses")
+    return rewards

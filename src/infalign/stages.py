@@ -10,16 +10,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import partial
+from hashlib import blake2b, file_digest
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import expit
 
-from infalign.calibration import Array, win
-from infalign.config import Fit, Model, Policy, Recipe, RewardSource, Source
+from infalign.calibration import Array, calibrate, win
+from infalign.config import ON_POLICY, OWN_TRANSFORM, Fit, Model, Policy, Recipe, RewardSource, Source
 from infalign.data import (
     MESSAGES,
     Example,
@@ -34,15 +36,22 @@ from infalign.data import (
 )
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation import estimate
+from infalign.finite import finite_rollouts
 from infalign.jobs import Report
-from infalign.theory import Law, aligned_law, law_at_kl
-from infalign.transforms import Tabulated, normalised_beta, parse_transform
+from infalign.optimum import optimal
+from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
+from infalign.shaping import Ranked, budget_beta, parse_shaping
+from infalign.theory import Law, Served, aligned_law, law_at_kl
 
 Summary = dict[str, Any]
 STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
 PARTS = 4  # of the rollouts, each a unit of work
 HELD_OUT_PAIRS = 512
 BATCH_TOKENS = 16384  # tokens a forward pass
+MANIFEST = b"infalign"  # in the schema of calibrated.parquet: what it was made with
+MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
+MOST_LOST = 0.02  # of a win rate, to ranks among K rollouts, before a run says so
+BOND_REGULARISER = 1.0  # γ of J-BOND, the weight of the KL to its moving anchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +91,9 @@ class Layout:
         """Training prompts with the column ``reference_rewards``."""
         return self.root / "calibrated.parquet"
 
-    def evaluation(self, name: str) -> Path:
-        """Return the folder of a model's samples, scores and KL on the test prompts."""
-        return self.root / "evaluation" / name
+    def evaluation(self, name: str, split: str = "test") -> Path:
+        """Return the folder of a model's samples, scores and KL on the prompts of a split."""
+        return self.root / ("evaluation" if split == "test" else f"evaluation-{split}") / name
 
     @property
     def results(self) -> Path:
@@ -433,7 +442,10 @@ def score_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> 
 
 
 def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
-    """Give every training prompt the column ``reference_rewards``: its K rewards, sorted."""
+    """Give every training prompt the column ``reference_rewards``: its K rewards, sorted.
+
+    The schema of the table carries a manifest, as JSON: `made_with`, K and the number of prompts.
+    """
     layout, k = Layout(root), recipe.rollout.k
     references: dict[str, Array] = {}
     for part in range(parts(recipe)):
@@ -442,7 +454,9 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
     prompts = read_table(layout.data / "train_prompts.parquet").slice(0, recipe.rollout.prompts)
     rewards_PK = np.stack([references[prompt_id] for prompt_id in listed(prompts, "prompt_id")])
     column = pa.array(rewards_PK.tolist(), pa.list_(pa.float64()))
-    write_table(layout.calibrated, prompts.append_column("reference_rewards", column))
+    manifest = json.dumps(made_with(recipe, root) | {"k": k, "prompts": len(rewards_PK)})
+    table = prompts.append_column("reference_rewards", column)
+    write_table(layout.calibrated, table.replace_schema_metadata({MANIFEST: manifest}))
     distinct = np.array([np.unique(row).size for row in rewards_PK])
     spread = rewards_PK.std(axis=1)
     return {
@@ -454,30 +468,186 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
     }
 
 
+def made_with(recipe: Recipe, root: Path) -> dict[str, str]:
+    """Return what calibrated rewards depend on: the digests of ``reference`` and ``reward``, or a function's name."""
+    reward = recipe.reward.function or model_digest(model_path(recipe.reward, "reward", root))
+    return {"reference": model_digest(model_path(recipe.policy, "reference", root)), "reward": reward}
+
+
+def model_digest(model: str) -> str:
+    """Return the hash of what a model folder's weights, configuration and tokenizer hold; a hub id is its own."""
+    if not Path(model).is_dir():
+        return model
+    digest = blake2b(digest_size=16)
+    for path in sorted(Path(model).iterdir()):
+        if path.suffix in MODEL_FILES:
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + file_digest(file, partial(blake2b, digest_size=16)).digest())
+    return digest.hexdigest()
+
+
+def check_calibrated(recipe: Recipe, root: Path) -> None:
+    """Raise DataError unless the calibrated rewards are those of the recipe's reward and reference policy as they are.
+
+    The pipeline knows what the recipe says; this is about models that were exchanged under the same name.
+    """
+    path = Layout(root).calibrated
+    table = read_table(path)
+    manifest = (table.schema.metadata or {}).get(MANIFEST)
+    if manifest is None or "reference_rewards" not in table.column_names:
+        raise DataError(
+            f"{path} has {'no manifest' if manifest is None else 'no column reference_rewards'}; remove it and run "
+            "`infalign calibrate` again"
+        )
+    made, now = json.loads(manifest), made_with(recipe, root)
+    for name, stale in (("reference", "rollouts"), ("reward", "scores")):
+        if made[name] != now[name]:
+            raise DataError(
+                f"{path} was made with another {name} model than the one that the recipe gives now; remove the folder "
+                f"{root / stale} and run `infalign calibrate` again"
+            )
+
+
+# The rank model
+
+
+def fit_rank_model(recipe: Recipe, root: Path, *, report: Report) -> Summary:
+    """Train a classifier to predict Ĉ of the rollouts; return its `_rank_quality` on a tenth of the prompts, held out.
+
+    Raises DataError where `check_calibrated` does, if no rollout fits, or if fewer than two held-out prompts have
+    rollouts of different rewards.
+    """
+    from infalign.training.calibrated import fit_calibrated
+
+    assert recipe.rank_model is not None
+    check_calibrated(recipe, root)
+    fit, k, start = recipe.rank_model.fit, recipe.rollout.k, rank_model_start(recipe, root)
+    tokenizer = load_tokenizer(start)
+    rows = _ranked_rollouts(recipe, root)
+    every = min(10, len(rows) // k // 2)  # so that two or more are held out
+    train, held_out = ([row for i, row in enumerate(rows) if (i // k % every == 0) == out] for out in (False, True))
+    ordered = sum(len({row["rank"] for row in held_out[i : i + k]}) > 1 for i in range(0, len(held_out), k))
+    if ordered < 2:
+        raise DataError(
+            f"{ordered} of the {len(held_out) // k} prompts held out from the rank model have rollouts of different "
+            "rewards, and an interval needs 2; raise rollout.prompts or rollout.k"
+        )
+    short, long = fitting(train, tokenizer, fit, lambda row: [row["response"]])
+    if not short:
+        raise DataError(f"all {long} rollouts exceed {fit.max_length} tokens; raise rank_model.fit.max_length")
+    with training_to(recipe, Layout(root), "rank", report) as (job, folder):
+        fit_calibrated(
+            start, tokenizer, [(row["prompt"], row["response"], row["rank"]) for row in short], fit, job, folder
+        )
+    quality = _rank_quality(recipe, root, held_out)
+    return {"rollouts": len(short), "rollouts_too_long": long, **quality, "held_out_prompts": len(held_out) // k}
+
+
+def rank_model_start(recipe: Recipe, root: Path) -> str:
+    """Return where the rank model starts: its own `model`, else the reward model, else the reference policy."""
+    assert recipe.rank_model is not None
+    if recipe.rank_model.model is not None:
+        return recipe.rank_model.model
+    if recipe.reward.function is None:
+        return model_path(recipe.reward, "reward", root)
+    return model_path(recipe.policy, "reference", root)
+
+
+def _ranked_rollouts(recipe: Recipe, root: Path) -> list[dict[str, Any]]:
+    """Return prompt, response and rank of all rollouts, prompt by prompt; the rank is among the prompt's own K."""
+    from infalign.rollouts import read_rollouts
+
+    layout, k = Layout(root), recipe.rollout.k
+    rows: list[dict[str, Any]] = []
+    for part in range(parts(recipe)):
+        prompts = train_prompts(recipe, root, part)
+        rewards_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
+        columns = {
+            "prompt": repeated(prompts.conversations, k),
+            "response": listed(read_rollouts(layout.rollouts(part), prompts.prompt_ids, k), "text"),
+            "rank": calibrate(rewards_PK, np.sort(rewards_PK, axis=1)).ravel().tolist(),
+        }
+        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return rows
+
+
+def _rank_quality(recipe: Recipe, root: Path, rows: list[dict[str, Any]]) -> Summary:
+    """Return how well the rank model predicts the ranks of ``rows``, K of each prompt: means over prompts.
+
+    Of u = sigmoid(output), ``squared_error`` is that of (u − Ĉ)² and ``rank_correlation`` that of Spearman's, over
+    prompts whose rollouts do not all tie. A constant 1/2 has ``squared_error_of_half`` and a correlation of 0.
+    """
+    from infalign.scoring import ClassifierReward, score
+
+    model = ClassifierReward.load(Layout(root).model("rank"), device=device(recipe))
+    outputs = score(model, [row["prompt"] for row in rows], [row["response"] for row in rows], name="rank")
+    predicted_PK = expit(outputs).reshape(-1, recipe.rollout.k)
+    ranks_PK = np.reshape([row["rank"] for row in rows], predicted_PK.shape)
+    ordered = np.ptp(ranks_PK, axis=1) > 0
+    found = {
+        "squared_error": ((predicted_PK - ranks_PK) ** 2).mean(axis=1),
+        "squared_error_of_half": ((0.5 - ranks_PK) ** 2).mean(axis=1),
+        "rank_correlation": rank_correlations(predicted_PK[ordered], ranks_PK[ordered]),
+    }
+    mean = partial(estimate, confidence=recipe.evaluate.confidence, seed=recipe.seed)
+    return {name: mean(values_P).as_dict() for name, values_P in found.items()}
+
+
+def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:
+    """Return Spearman's correlation within each prompt, shape (P,); 0 where its predictions all tie.
+
+    Ties have mid-ranks. ``ranks_PK`` are calibrated rewards, so mid-ranks already; those of a prompt must not all tie.
+    """
+    found_PK = calibrate(predicted_PK, np.sort(predicted_PK, axis=1)) - 0.5
+    true_PK = ranks_PK - 0.5  # the mean of mid-ranks
+    together_P = np.sqrt((found_PK**2).sum(axis=1) * (true_PK**2).sum(axis=1))
+    products_P = (found_PK * true_PK).sum(axis=1)
+    return np.asarray(np.divide(products_P, together_P, out=np.zeros_like(products_P), where=together_P > 0))
+
+
 # Training
 
 
-def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
-    """Train one policy by its solver, with the β that its KL budget, or its n, asks for."""
-    from infalign.reward import CalibratedReward
-    from infalign.training.rloo import fit_rloo
+def coarse_ranks(recipe: Recipe) -> list[str]:
+    """Return a warning for each policy that loses much because its rewards are ranked among K rollouts only.
 
+    That is theory's answer, for a policy with a KL budget that is trained on ranks, under the recipe's procedure; it
+    has none under Rewind-and-Repeat.
+    """
+    procedure, k = parse_procedure(recipe.procedure), recipe.rollout.k
+    if isinstance(procedure, RewindAndRepeat):
+        return []
+    warnings = []
+    for name, policy in recipe.policies.items():
+        shaping, kl = parse_shaping(policy.transform), policy.kl_budget
+        if policy.solver in OWN_TRANSFORM or policy.ranks == "model" or not isinstance(shaping, Ranked) or kl is None:
+            continue
+        try:
+            found = finite_rollouts(shaping.transform, procedure, rollouts=k, kl=kl, seed=recipe.seed)
+        except ConfigError as error:  # K rollouts cannot spend so much
+            warnings.append(f"policies.{name}: {error}; or raise rollout.k")
+            continue
+        if found.lost > MOST_LOST:
+            warnings.append(
+                f"policies.{name}: with {k} rollouts a prompt {policy.transform} wins {100 * found.lost:.1f} ± "
+                f"{100 * found.standard_error:.1f} points less of {procedure.name} at {kl:g} nats than with exact "
+                "ranks; raise rollout.k"
+            )
+    return warnings
+
+
+def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
+    """Train one policy by its solver, with the β that its KL budget, or its n, asks for.
+
+    Raises DataError for calibrated rewards of another reward or reference policy than the recipe's.
+    """
+    check_calibrated(recipe, root)
     layout, policy = Layout(root), recipe.policies[name]
-    transform, beta = parse_transform(policy.transform), policy_beta(policy)
+    beta, trainer_beta = policy_betas(recipe, root, name)
     reference = model_path(recipe.policy, "reference", root)
     with training_to(recipe, layout, name, report) as (job, folder):
-        if policy.solver == "rloo":
-            history = fit_rloo(
-                reference,
-                load_tokenizer(layout.tokenizer, padding_side="left"),
-                read_table(layout.calibrated, columns=["prompt", "reference_rewards"]).to_pylist(),
-                CalibratedReward(load_reward(recipe, root, "reward"), transform),
-                policy,
-                job,
-                folder,
-                beta=beta,
-                max_new_tokens=recipe.rollout.max_new_tokens,
-            )
+        if policy.solver in ON_POLICY:
+            history = _train_online(recipe, root, policy, trainer_beta, job, folder)
         else:
             from infalign.rollouts import load_policy
             from infalign.training.offline import fit_offline, offline_solver
@@ -485,33 +655,96 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
             model, tokenizer = load_policy(reference, device=device(recipe))
             rows = _rewarded_rollouts(recipe, root, policy, model, tokenizer)
             history = fit_offline(model, tokenizer, offline_solver(policy, beta), rows, policy.fit, job, folder)
-        if isinstance(transform, Tabulated) and not int(os.environ.get("RANK", "0")):
-            write_text(folder / "transformation.json", transform.to_json())  # a policy keeps what it was trained on
+        if policy.transform.endswith(".json") and not int(os.environ.get("RANK", "0")):
+            shutil.copyfile(policy.transform, folder / "transformation.json")  # a policy keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    return {"beta": beta, "trainer_beta": normalised_beta(transform, beta), **watched, "history": history}
+    return {"beta": beta, "trainer_beta": trainer_beta, **watched, "history": history}
 
 
-def policy_beta(policy: Policy) -> float:
-    """Return the paper's β of a policy: given, or whose optimum spends the KL budget or is Best-of-n."""
-    return policy_law(policy).beta
+def _train_online(
+    recipe: Recipe, root: Path, policy: Policy, beta: float, job: Any, folder: Path
+) -> list[dict[str, Any]]:
+    """Train a policy on-policy, with ``beta`` for the normalised values, and return the log.
+
+    With ranks from the rank model the prompts are all training prompts, also those without rollouts.
+    """
+    from infalign.scoring import ClassifierReward
+    from infalign.training.online import Objective, StoredRollouts, fit_online
+
+    layout, procedure = Layout(root), parse_procedure(recipe.procedure)
+    predicted = policy.ranks == "model"
+    if predicted:
+        reward: Any = ClassifierReward.load(layout.model("rank"), device=device(recipe))
+        prompts = read_table(layout.data / "train_prompts.parquet", columns=["prompt"])
+    else:
+        reward = load_reward(recipe, root, "reward")
+        prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards"])
+    by_prompt: dict[str, list[dict[str, Any]]] = {}
+    for row in _stored_rollouts(recipe, root) if policy.stored else ():
+        by_prompt.setdefault(row["prompt_id"], []).append(row)
+    return fit_online(
+        model_path(recipe.policy, "reference", root),
+        load_tokenizer(layout.tokenizer, padding_side="left"),
+        prompts.to_pylist(),
+        Objective(
+            reward,
+            parse_shaping(policy.transform),
+            beta,
+            predicted=predicted,
+            procedure=procedure if isinstance(procedure, (BestOfN, WorstOfN)) else None,
+            kl_budget=policy.kl_budget,
+        ),
+        policy,
+        job,
+        folder,
+        max_new_tokens=recipe.rollout.max_new_tokens,
+        stored=StoredRollouts(by_prompt) if policy.stored else None,
+    )
 
 
-def policy_betas(policy: Policy) -> tuple[float, float]:
-    """Return a policy's β for the paper's raw Φ and for the normalised Φ that it is trained on."""
-    beta = policy_beta(policy)
-    return beta, normalised_beta(parse_transform(policy.transform), beta)
+def policy_beta(recipe: Recipe, root: Path, name: str) -> float:
+    """Return the paper's β of a policy: given, or whose optimum spends the KL budget or is Best-of-n.
 
-
-def policy_law(policy: Policy) -> Law:
-    """Return the law that theory gives for a policy that is free for every prompt."""
-    transform = parse_transform(policy.transform)
-    if policy.n is not None:
-        return aligned_law(transform, beta=1.0 / (policy.n - 1))  # Best-of-n itself
+    For rewards that are no ranks that depends on their law: β spends the budget on the stored rollouts.
+    """
+    policy = recipe.policies[name]
+    law = policy_law(policy, parse_procedure(recipe.procedure))
+    if law is not None:
+        return law.beta
     if policy.beta is not None:
-        return aligned_law(transform, beta=policy.beta)
+        return policy.beta
+    if policy.solver == "bond":
+        return BOND_REGULARISER
     assert policy.kl_budget is not None
-    return law_at_kl(transform, kl=policy.kl_budget)
+    shaping = parse_shaping(policy.transform)
+    references_PK = np.stack(listed(read_table(Layout(root).calibrated), "reference_rewards"))
+    shaped_PK = np.stack([shaping(references_K, references_K) for references_K in references_PK])
+    return budget_beta(shaped_PK, policy.kl_budget)
+
+
+def policy_betas(recipe: Recipe, root: Path, name: str) -> tuple[float, float]:
+    """Return a policy's β for the paper's raw Φ and for the normalised Φ that it is trained on."""
+    beta = policy_beta(recipe, root, name)
+    return beta, beta / parse_shaping(recipe.policies[name].transform).scale
+
+
+def policy_law(policy: Policy, procedure: Served) -> Law | None:
+    """Return the law that theory gives for a policy that is free for every prompt; None where there is none.
+
+    There is none for rewards that are no ranks, and for bond, which has no objective but its next step.
+    """
+    shaping = parse_shaping(policy.transform)
+    if policy.solver == "bond" or not isinstance(shaping, Ranked):
+        return None
+    if policy.n is not None:
+        return aligned_law(shaping.transform, beta=1.0 / (policy.n - 1))  # Best-of-n itself
+    if policy.solver == "maxk":
+        return optimal(procedure, kl=policy.kl_budget, beta=policy.beta).law
+    if policy.beta is not None:
+        return aligned_law(shaping.transform, beta=policy.beta)
+    assert policy.kl_budget is not None
+    return law_at_kl(shaping.transform, kl=policy.kl_budget)
 
 
 def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
@@ -519,6 +752,18 @@ def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, t
     import torch
 
     from infalign.likelihood import token_logprobs
+
+    rows = _stored_rollouts(recipe, root)
+    if recipe.rollout.engine.kind == "server" or policy.fit.bf16:  # else they round as in training already
+        texts = ([row[name] for row in rows] for name in ("prompt_ids", "completion_ids"))
+        with torch.autocast(device(recipe), torch.bfloat16, enabled=policy.fit.bf16):
+            found = token_logprobs(model, *texts, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)
+        rows = [row | {"reference_logprob": logprob} for row, logprob in zip(rows, found.tolist(), strict=True)]
+    return rows
+
+
+def _stored_rollouts(recipe: Recipe, root: Path) -> list[dict[str, Any]]:
+    """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave."""
     from infalign.rollouts import read_rollouts
 
     layout, k = Layout(root), recipe.rollout.k
@@ -526,42 +771,43 @@ def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, t
     for part in range(parts(recipe)):
         prompts = train_prompts(recipe, root, part)
         rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
-        rewards = listed(read_table(layout.scores(part)), "reward")
-        prompt_ids, completion_ids = repeated(prompts.token_ids, k), listed(rollouts, "token_ids")
-        logprobs = listed(rollouts, "logprob")
-        if recipe.rollout.engine.kind == "server" or policy.fit.bf16:  # else they round as in training already
-            pad_id = tokenizer.pad_token_id
-            with torch.autocast(device(recipe), torch.bfloat16, enabled=policy.fit.bf16):
-                found = token_logprobs(model, prompt_ids, completion_ids, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
-            logprobs = found.tolist()
-        columns = (listed(rollouts, "prompt_id"), prompt_ids, completion_ids, logprobs, rewards)
-        names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob", "reward")
-        rows += [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        columns = {
+            "prompt_id": listed(rollouts, "prompt_id"),
+            "prompt_ids": repeated(prompts.token_ids, k),
+            "completion_ids": listed(rollouts, "token_ids"),
+            "reference_logprob": listed(rollouts, "logprob"),
+            "reward": listed(read_table(layout.scores(part)), "reward"),
+        }
+        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return rows
 
 
 # Evaluation
 
 
-def evaluate_model(recipe: Recipe, root: Path, name: str, *, report: Report) -> Summary:
-    """Draw fresh samples of the reference or a policy on the test prompts, score them and measure the KL."""
+def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *, report: Report) -> Summary:
+    """Draw fresh samples of the reference or a policy on the prompts of a split, score them and measure the KL.
+
+    On training prompts only the reward scores them: it shows how well it was climbed where the policy was trained.
+    """
     from infalign.likelihood import rao_blackwell_kl
     from infalign.rollouts import load_policy, read_rollouts
     from infalign.scoring import score
 
     layout, samples = Layout(root), recipe.evaluate.samples
-    folder = layout.evaluation(name)
-    prompts = Prompts.read(layout.data / "test_prompts.parquet", recipe.evaluate.prompts)
+    folder = layout.evaluation(name, split)
+    prompts = Prompts.read(layout.data / f"{split}_prompts.parquet", _evaluated(recipe, split))
     reference = model_path(recipe.policy, "reference", root)
     path = reference if name == "reference" else str(layout.model(name))
     # A stream of its own for each model: common random numbers would make policy and base samples dependent.
-    seed = int.from_bytes(blake2b(f"{recipe.seed} {name}".encode(), digest_size=4).digest(), "little")
+    stream = f"{recipe.seed} {name}" if split == "test" else f"{recipe.seed} {name} {split}"
+    seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
     _draw(recipe, path, prompts, samples, folder / "samples", seed, report)
     rollouts = read_rollouts(folder / "samples", prompts.prompt_ids, samples)
     completion_ids = listed(rollouts, "token_ids")
     scores = rollouts.select(["prompt_id", "index"])
     scores = scores.append_column("length", pa.array([len(ids) for ids in completion_ids], pa.int32()))
-    for source in reward_names(recipe):
+    for source in reward_names(recipe) if split == "test" else ["reward"]:
         reward, said_to = load_reward(recipe, root, source), repeated(prompts.conversations, samples)
         scores = scores.append_column(source, pa.array(score(reward, said_to, listed(rollouts, "text"), name=source)))
     if name != "reference":
@@ -580,9 +826,15 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, *, report: Report) -> 
     return {"samples": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
 
 
-def samples_of(recipe: Recipe, root: Path, name: str, column: str) -> Array:
+def _evaluated(recipe: Recipe, split: str) -> int:
+    """Return on how many prompts of a split models are evaluated: of the training prompts those that have rollouts."""
+    prompts = recipe.evaluate.prompts
+    return prompts if split == "test" else min(prompts, recipe.rollout.prompts)
+
+
+def samples_of(recipe: Recipe, root: Path, name: str, column: str, split: str = "test") -> Array:
     """Return a column of a model's evaluation scores as an array of shape (P, M)."""
-    table = read_table(Layout(root).evaluation(name) / "scores.parquet", columns=[column])
+    table = read_table(Layout(root).evaluation(name, split) / "scores.parquet", columns=[column])
     return table[column].to_numpy().astype(float).reshape(-1, recipe.evaluate.samples)
 
 

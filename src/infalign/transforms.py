@@ -49,9 +49,18 @@ def at_ranks(transform: Transformation, u: ArrayLike, rollouts: int) -> Array:
     """Return Φ(u) for ranks ``u`` among ``rollouts`` references, finite everywhere.
 
     A response worse than all K has rank 0, where log is −∞; there Φ is taken at 1/(2K), the worst rollout's mid-rank.
+    Raises ConfigError where Φ is not finite otherwise.
     """
-    phi = transform(u)
-    return np.where(np.isfinite(phi), phi, transform(0.5 / rollouts))
+    u = np.asarray(u, float)
+    u = np.where((u == 0) & (transform(u) == -np.inf), 0.5 / rollouts, u)
+    phi = np.asarray(transform(u))
+    bad = ~np.isfinite(phi)
+    if bad.any():
+        raise ConfigError(
+            f"the transformation {transform.name} is {phi[bad][0]:g} at the rank {u[bad][0]:g}; "
+            "give one that is finite at every rank above 0, and at 0 finite or −∞"
+        )
+    return phi
 
 
 @dataclass(frozen=True, slots=True)

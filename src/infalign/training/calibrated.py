@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infalign.training.common import Job, arguments, fit_and_save, lora  # first: it sets TRL's environment
+from infalign.training.common import Job, arguments, fit_and_save, length_class, lora  # first: sets TRL's environment
 
 from datasets import Dataset  # isort: skip
 from peft import TaskType, get_peft_model
@@ -38,6 +38,8 @@ def fit_calibrated(
         start, num_labels=1, use_safetensors=True, trust_remote_code=False, dtype="float32"
     )
     model.config.pad_token_id = tokenizer.pad_token_id
+    conversations = [[*prompt, _reply(response)] for prompt, response, _ in rows]
+    tokenized = [tokenizer.apply_chat_template(row, tokenize=True, return_dict=True) for row in conversations]
     config = lora(fit, TaskType.SEQ_CLS)
     trainer = _RankRegression(
         model=get_peft_model(model, config) if config else model,
@@ -49,11 +51,8 @@ def fit_calibrated(
         ),
         train_dataset=Dataset.from_list(
             [
-                {
-                    **tokenizer.apply_chat_template([*prompt, _reply(response)], tokenize=True, return_dict=True),
-                    "rank": rank,
-                }
-                for prompt, response, rank in rows
+                {**tokens, "rank": rank, "length": length_class(len(tokens["input_ids"]))}
+                for tokens, (_, _, rank) in zip(tokenized, rows, strict=True)
             ]
         ),
         data_collator=DataCollatorWithPadding(tokenizer),

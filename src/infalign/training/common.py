@@ -1,6 +1,8 @@
 """What every training job shares: arguments, progress, checkpoints and the saved model."""
 
+import math
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,9 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage otherwise
 
+import torch  # isort: skip
 from peft import LoraConfig, PeftModel, TaskType
+from psutil import Process  # type: ignore[import-untyped]
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -65,6 +69,14 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
     }
 
 
+def length_class(tokens: Any) -> Any:
+    """Return the class of a length, or of an array of lengths, by which rows are batched together.
+
+    Batches of one exact length, such as all the shortest, would make biased steps.
+    """
+    return -(-tokens // 8)
+
+
 def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
     """Return the adapter's configuration, on all linear layers, or None for full fine-tuning."""
     if fit.lora is None:
@@ -75,15 +87,20 @@ def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
 def fit_and_save(
     trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path
 ) -> list[dict[str, Any]]:
-    """Train, from the last checkpoint in the job's folder if there is one, save the model and return the log."""
+    """Train, from the last checkpoint in the job's folder if there is one, save the model and return the log.
+
+    Raises InfalignError for a loss or gradient that is not finite, before a checkpoint could hold what it made.
+    The last row has ``train_peak_memory`` in bytes: on the CPU the most that this process held, libraries included, on
+    a GPU the most that its tensors took.
+    """
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
     trainer.add_callback(_Reporter(job.report))
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(job.folder)) if job.folder.is_dir() else None)
+    trainer.add_callback(_StopUnlessFinite(job.folder))
+    with _PeakMemory(job.device) as memory:
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(job.folder)) if job.folder.is_dir() else None)
     history = [dict(row) for row in trainer.state.log_history]
-    losses = [row["loss"] for row in history if "loss" in row]
-    if not losses or any(loss != loss for loss in losses):
-        raise InfalignError(f"training {job.folder.name} diverged (loss NaN); lower fit.learning_rate")
+    history[-1]["train_peak_memory"] = memory.peak  # beside train_runtime
     if trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
         save_model(model.merge_and_unload() if isinstance(model, PeftModel) else model, tokenizer, model_dir)
@@ -94,6 +111,41 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model
     """Write a standard model folder: safetensors weights, config, tokenizer."""
     model.save_pretrained(model_dir)
     tokenizer.save_pretrained(model_dir)
+
+
+class _PeakMemory:
+    """Measures the most memory in use within a ``with`` block.
+
+    On the CPU a thread looks every twentieth of a second. (transformers' own tracker looks without a pause, and so
+    holds up the interpreter that trains.)
+    """
+
+    INTERVAL = 0.05  # seconds
+
+    def __init__(self, device: str) -> None:
+        self.peak, self._on_gpu = 0, device != "cpu"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "_PeakMemory":
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_gpu:
+            self.peak = torch.cuda.max_memory_allocated()
+        else:
+            self._ended.set()
+            self._thread.join()
+
+    def _watch(self) -> None:
+        process, ended = Process(), False
+        while not ended:
+            self.peak = max(self.peak, process.memory_info().rss)
+            ended = self._ended.wait(self.INTERVAL)
 
 
 class _Reporter(TrainerCallback):
@@ -111,3 +163,26 @@ class _Reporter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._report(state.global_step, state.max_steps, self._note)
+
+
+class _StopUnlessFinite(TrainerCallback):
+    """Raises InfalignError for a loss or gradient that is not finite, and lets no step be saved that was not logged."""
+
+    WATCHED = ("loss", "grad_norm", "eval_loss")
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        for name in self.WATCHED:
+            value = float((logs or {}).get(name, 0.0))
+            if not math.isfinite(value):
+                kept = get_last_checkpoint(str(self._checkpoints))
+                raise InfalignError(
+                    f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
+                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved yet")
+                    + "; lower fit.learning_rate"
+                )

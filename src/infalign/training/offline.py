@@ -13,6 +13,8 @@ ipo       (h_i − h_j − (2w_ij − 1)/2τ)²                         π_ref·
 bon-sft   −h·(weight in the Best-of-n of the K)                 Best-of-n itself
 bonbon    −α·h_best + (1 − α)·(h_best − h_worst − 1/2β_n)²      its own, which is not Best-of-n
 ========  ====================================================  ====================================================
+
+In qrpo and resample any :class:`infalign.shaping.Shaping` of the reward may stand in place of Φ(Ĉ).
 """
 
 from dataclasses import dataclass
@@ -23,23 +25,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from infalign.training.common import Job, arguments, fit_and_save, lora  # first: it sets TRL's environment
+from infalign.training.common import Job, arguments, fit_and_save, length_class, lora  # first: sets TRL's environment
 
 import torch  # isort: skip
 from datasets import Dataset
 from peft import TaskType, get_peft_model
-from scipy.special import logsumexp
 from torch.nn.functional import logsigmoid
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from infalign.calibration import Array, calibrate, win
+from infalign.calibration import Array, win
 from infalign.config import Fit, Policy
 from infalign.likelihood import IGNORED, completion_logprobs, right_padded
 from infalign.procedures import BestOfN
-from infalign.transforms import Transformation, at_ranks, normalised_beta, parse_transform
+from infalign.shaping import Shaping, log_ratios, parse_shaping, shape_rollouts
+from infalign.transforms import Transformation
 
 HELD_OUT = 0.1  # share of prompts whose rollouts only watch for memorisation
-LENGTHS = 8  # tokens in a class of length: batches of one exact length, such as all the shortest, make biased steps
 Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
 
 
@@ -60,12 +61,12 @@ class QRPO:
     With calibrated rewards Z is known, so that the optimum of RLHF is a least-squares fit.
     """
 
-    transform: Transformation
+    shaping: Transformation | Shaping
     beta: float
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return every rollout with its target."""
-        return _singles(rewards_K), regression_targets(rewards_K[None], self.transform, self.beta)[0]
+        return _singles(rewards_K), regression_targets(rewards_K[None], self.shaping, self.beta)[0]
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the mean squared residual, in nats²."""
@@ -79,12 +80,12 @@ class Resample:
     The population loss is KL(π* ‖ π) but for a constant: the projection of π* = π_ref·e^{Φ/β}/Z by the forward KL.
     """
 
-    transform: Transformation
+    shaping: Transformation | Shaping
     beta: float
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return every rollout with its weight, of mean 1."""
-        return _singles(rewards_K), np.exp(_log_ratios(rewards_K[None], self.transform, self.beta)[0])
+        return _singles(rewards_K), np.exp(_log_ratios(rewards_K[None], self.shaping, self.beta)[0])
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the weighted negative log-likelihood, counted from the reference's."""
@@ -170,28 +171,28 @@ class BoNBoN:
 
 def offline_solver(policy: Policy, beta: float) -> Solver:
     """Return the solver that a recipe's policy names, with ``beta`` for the paper's raw Φ."""
-    transform = parse_transform(policy.transform)
+    shaping = parse_shaping(policy.transform)
     if policy.solver == "qrpo":
-        return QRPO(transform, beta)
+        return QRPO(shaping, beta)
     if policy.solver == "resample":
-        return Resample(transform, beta)
+        return Resample(shaping, beta)
     if policy.solver == "ipo":
         return IPO(beta, policy.length_averaged)
     assert policy.n is not None
     return BestOfNTuning(policy.n) if policy.solver == "bon-sft" else BoNBoN(policy.n, policy.released_code)
 
 
-def regression_targets(rewards_PK: Array, transform: Transformation, beta: float) -> Array:
+def regression_targets(rewards_PK: Array, shaping: Transformation | Shaping, beta: float) -> Array:
     """Return log π*/π_ref of each rollout, shape (P, K), with the exact Z of the K rollouts of its prompt.
 
-    Ĉ is the mid-rank among the prompt's own K rollouts, Z = mean exp(Φ(Ĉ)/β) over them, so every tie counts as it is
-    and a prompt with one reward everywhere has targets 0. ``beta`` belongs to the paper's raw Φ.
+    Rewards are shaped among the prompt's own K rollouts, where Ĉ is the mid-rank, and Z = mean exp(Φ(Ĉ)/β) over them:
+    every tie counts as it is, and a prompt with one reward everywhere has targets 0. ``beta`` is for the paper's raw Φ.
 
     Ratios below 1/K, which K rollouts cannot tell from 0, are raised to it: −e^{−10u} at a KL of one nat asks for
     log-ratios of −1000 at the bottom, and squares of those would be all that is learned.
     """
-    log_ratios = _log_ratios(rewards_PK, transform, beta)
-    return _log_normalised(np.maximum(log_ratios, -np.log(rewards_PK.shape[1])))
+    seen_PK = np.maximum(_log_ratios(rewards_PK, shaping, beta), -np.log(rewards_PK.shape[1]))
+    return log_ratios(seen_PK, 1.0)
 
 
 def fit_offline(
@@ -253,7 +254,7 @@ def _examples(
     for members in of_prompt.values():
         indices_EM, number_E = solver.examples(np.array([rollouts[i]["reward"] for i in members], float), rng)
         lengths = np.array([len(rollouts[i]["prompt_ids"]) + len(rollouts[i]["completion_ids"]) for i in members])
-        lengths = -(-lengths // LENGTHS)
+        lengths = length_class(lengths)
         columns = (np.array(members)[indices_EM].tolist(), number_E.tolist(), lengths[indices_EM].max(1).tolist())
         rows += [
             {"rollouts": indices, "number": number, "length": length}
@@ -275,15 +276,9 @@ def _weighted(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
     return -(weight_B * h_BM[:, 0]).mean()
 
 
-def _log_ratios(rewards_PK: Array, transform: Transformation, beta: float) -> Array:
-    """Return Φ(Ĉ)/β − log Z, shape (P, K)."""
-    u = calibrate(rewards_PK, np.sort(rewards_PK, axis=1))
-    return _log_normalised(at_ranks(transform, u, rewards_PK.shape[1]) / normalised_beta(transform, beta))
-
-
-def _log_normalised(log_ratios_PK: Array) -> Array:
-    """Shift each prompt's log-ratios so that their exponentials average to 1."""
-    return log_ratios_PK - (logsumexp(log_ratios_PK, axis=1, keepdims=True) - np.log(log_ratios_PK.shape[1]))
+def _log_ratios(rewards_PK: Array, shaping: Transformation | Shaping, beta: float) -> Array:
+    """Return Φ(Ĉ)/β − log Z, shape (P, K), with β for the paper's raw Φ."""
+    return log_ratios(shape_rollouts(shaping, rewards_PK), beta / shaping.scale)
 
 
 class _Offline(Trainer):

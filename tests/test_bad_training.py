@@ -1,0 +1,249 @@
+"""What stops a training before it does harm: another model's rewards, a loss that is no number, too few rollouts."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from io import StringIO
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+torch = pytest.importorskip("torch")
+
+import enumerable  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+from infalign import pipeline  # noqa: E402
+from infalign.calibration import Array  # noqa: E402
+from infalign.config import Fit, Recipe, load_recipe  # noqa: E402
+from infalign.data import write_table  # noqa: E402
+from infalign.errors import DataError, InfalignError  # noqa: E402
+from infalign.plan import print_plan  # noqa: E402
+from infalign.rollouts import load_policy  # noqa: E402
+from infalign.stages import Layout, coarse_ranks, made_with, model_digest  # noqa: E402
+from infalign.training.common import Job, arguments, fit_and_save  # noqa: E402
+from infalign.training.offline import QRPO, Examples, fit_offline  # noqa: E402
+from infalign.transforms import Identity  # noqa: E402
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+# Calibrated rewards of another model
+
+
+def settings(root: Path) -> dict[str, Any]:
+    """Return the recipe of a run with a trained reward model and one policy, in one process."""
+    changes = {"judge": micro.GOLD, "compute": {"device": "cpu", "threads": 1}, "report_to": []}
+    recipe = micro.settings(root) | changes
+    recipe["policies"] = {"aware": recipe["policies"]["aware"]}
+    del recipe["gold"]
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a run that has calibrated its rewards."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("calibrated")
+    train(folder / "run", until="calibrate")
+    return folder / "run"
+
+
+@pytest.fixture
+def root(calibrated: Path, tmp_path: Path) -> Path:
+    """Return a copy of that run."""
+    return Path(shutil.copytree(calibrated, tmp_path / "run"))
+
+
+def train(root: Path, *, until: str = "train") -> None:
+    """Go on with the run."""
+    pipeline.run(recipe_of(root), until=until, console=Console(quiet=True))
+
+
+def recipe_of(root: Path) -> Recipe:
+    """Return the recipe of the run."""
+    return load_recipe(micro.write(root.parent / "recipe.yaml", settings(root)))
+
+
+def exchange(folder: Path) -> None:
+    """Put other weights into a model folder."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * values for name, values in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_calibrated_rewards_of_the_models_at_hand_are_trained_on(root: Path) -> None:
+    """The table says what it was made with, and with nothing exchanged the policy is trained."""
+    train(root)
+    assert Layout(root).model("aware").is_dir()
+
+
+@pytest.mark.parametrize(("name", "stale"), [("reward", "scores"), ("reference", "rollouts")])
+def test_an_exchanged_model_is_noticed(name: str, stale: str, root: Path) -> None:
+    """Training refuses the rewards of other weights, and what the message says to do helps."""
+    exchange(Layout(root).model(name))
+    with pytest.raises(DataError, match=f"made with another {name} model .* remove the folder {root / stale} and run"):
+        train(root)
+    assert not Layout(root).model("aware").exists()
+    shutil.rmtree(root / stale)
+    train(root, until="calibrate")
+    train(root)
+    assert Layout(root).model("aware").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.replace_schema_metadata(None), "has no manifest"),
+        (lambda table: table.drop_columns(["reference_rewards"]), "has no column reference_rewards"),
+    ],
+)
+def test_calibrated_rewards_of_unknown_origin_are_refused(change: Any, said: str, root: Path) -> None:
+    """Without its manifest or its rewards the table has to be made again."""
+    path = Layout(root).calibrated
+    write_table(path, change(pq.read_table(path)))
+    with pytest.raises(DataError, match=f"calibrated.parquet {said}; remove it and run"):
+        train(root)
+    path.unlink()
+    train(root)
+
+
+def test_a_digest_is_of_what_a_model_computes(root: Path, tmp_path: Path) -> None:
+    """A copy elsewhere has the same digest, a changed tokenizer another; functions and hub ids are their names."""
+    folder = Layout(root).model("reference")
+    elsewhere = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
+    (elsewhere / "README.md").write_text("A note changes nothing.\n")
+    assert model_digest(str(elsewhere)) == model_digest(str(folder))
+    tokenizer = elsewhere / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("0", "1", 1))
+    assert model_digest(str(elsewhere)) != model_digest(str(folder))
+    path = micro.write(tmp_path / "hub.yaml", micro.given(tmp_path, "owner/name"))
+    assert made_with(load_recipe(path), tmp_path) == {"reference": "owner/name", "reward": "infalign.world:gold"}
+
+
+# A loss that is no number
+
+
+WELL = QRPO(Identity(), 0.3)
+
+
+@dataclass(slots=True)
+class FailsAt:
+    """QRPO whose loss is NaN at one training step."""
+
+    step: int
+    steps: int = field(default=0, init=False)
+
+    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
+        """Return QRPO's."""
+        return WELL.examples(rewards_K, rng)
+
+    def loss(self, h_BM: Any, lengths_BM: Any, number_B: Any) -> Any:
+        """Return QRPO's, or NaN."""
+        self.steps += torch.is_grad_enabled()  # it is not in an evaluation
+        return WELL.loss(h_BM, lengths_BM, number_B) * (nan if self.steps == self.step else 1.0)
+
+
+class NaNAt(Trainer):
+    """Fine-tuning whose loss is NaN at one step."""
+
+    def __init__(self, step: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._step = step
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the model's loss, or NaN."""
+        return super().compute_loss(model, inputs) * (nan if self.state.global_step + 1 == self._step else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "stopped", "kept"), [(10, 10, None), (25, 25, None), (61, 62, 50), (74, 74, 50), (75, 75, 50)]
+)
+def test_a_loss_that_is_no_number_stops_the_training(step: int, stopped: int, kept: int | None, tmp_path: Path) -> None:
+    """Of 100 steps every second is logged and every 25th saved; no checkpoint is written once the loss was NaN."""
+    torch.set_num_threads(1)
+    case = enumerable.enumerable(tmp_path / "reference")
+    model, tokenizer = load_policy(case.folder)
+    rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 100
+    fit, job = Fit(batch_size=1, learning_rate=1e-4), Job(tmp_path / "policy", 0, "cpu", [], quiet)
+    trainer = NaNAt(step, model=model, args=TrainingArguments(**arguments(fit, job)), train_dataset=rows)
+    with pytest.raises(InfalignError, match=f"at step {stopped} .* nan; {found(kept)}; lower fit.learning_rate"):
+        fit_and_save(trainer, tokenizer, job, tmp_path / "saved")
+    assert_only_kept(kept, job.folder)
+
+
+def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    """Of the 75 steps of an offline solver every 15th is evaluated and saved if it is the best so far."""
+    torch.set_num_threads(1)
+    case = enumerable.enumerable(tmp_path / "reference")
+    rollouts, (model, tokenizer) = case.rollouts(16), load_policy(case.folder)
+    fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
+    job = Job(tmp_path / "policy", 0, "cpu", [], quiet)
+    with pytest.raises(InfalignError, match=f"training policy diverged: at step 45 .* nan; {found(30)}"):
+        fit_offline(model, tokenizer, FailsAt(45), rollouts, fit, job, tmp_path / "saved")
+    assert_only_kept(30, job.folder)
+
+
+def found(kept: int | None) -> str:
+    """Return what the message says about checkpoints."""
+    return f"the checkpoint of step {kept} is kept" if kept else "no step was saved yet"
+
+
+def assert_only_kept(kept: int | None, folder: Path) -> None:
+    """Check that there is that checkpoint and no other, with finite weights, and no model."""
+    checkpoints = list(folder.glob("checkpoint-*"))
+    assert [path.name for path in checkpoints] == ([f"checkpoint-{kept}"] if kept else [])
+    for path in checkpoints:
+        assert all(bool(values.isfinite().all()) for values in load_file(path / "model.safetensors").values())
+    assert not (folder.parent / "saved").exists()
+
+
+# Too few rollouts
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ["policies.aware: with 16 rollouts a prompt exp:10 wins 3.8 ± 0.1 points less of best-of-4 at 1 nats"]),
+        ({"rollout.k": 100}, []),
+        ({"procedure": "rewind:0.75:4"}, []),
+        ({"policies.aware.kl_budget": 4}, ["policies.aware: 16 rollouts cannot spend a KL of 4.0 nats"]),
+        ({"policies.aware.transform": "identity"}, []),
+        ({"policies.aware": "{solver: maxk, kl_budget: 1}"}, []),
+        ({"policies.aware": "{transform: raw, kl_budget: 1}"}, []),
+    ],
+)
+def test_too_few_rollouts_are_said_before_they_are_drawn(
+    changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    """A policy that loses more than two points to coarse ranks has a warning, where theory knows; others have none."""
+    rollout = {"prompts": 12, "k": 16, "max_new_tokens": 12}
+    path = micro.write(tmp_path / "recipe.yaml", settings(tmp_path) | {"rollout": rollout})
+    warnings = coarse_ranks(load_recipe(path, [f"{key}={value}" for key, value in changes.items()]))
+    assert len(warnings) == len(said)
+    assert all(warning.startswith(start) for warning, start in zip(warnings, said, strict=True))
+    assert all("raise rollout.k" in warning for warning in warnings)
+
+
+def test_plan_and_run_print_the_warning_once(root: Path) -> None:
+    """Six rollouts a prompt cost exp:10 eight points; a run says so before it trains, and not when it has trained."""
+    recipe = recipe_of(root)
+
+    def said(work: Callable[[Console], object]) -> int:
+        console = Console(file=StringIO(), width=80)
+        work(console)
+        return console.file.getvalue().count("! policies.aware: with 6 rollouts a prompt exp:10 wins 7.8 ± 0.2")
+
+    def run(console: Console) -> None:
+        pipeline.run(recipe, until="train", console=console)
+
+    assert [said(partial(print_plan, recipe)), said(run), said(run)] == [1, 1, 0]

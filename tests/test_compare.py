@@ -1,0 +1,337 @@
+"""Several methods compared in one run directory: what is shared, what is counted, what is written."""
+
+import csv
+import io
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+
+from infalign import pipeline
+from infalign.calibration import win
+from infalign.compare import METHODS, Compared, aware_transform, compare_methods, default_methods, nearest_n, sheets
+from infalign.config import Policy, Recipe, load_recipe
+from infalign.errors import ConfigError
+from infalign.evaluation import matched
+from infalign.optimum import optimal
+from infalign.procedures import BestOfN, WorstOfN, parse_procedure
+from infalign.theory import law_at_kl
+from infalign.transforms import parse_transform
+
+torch.set_num_threads(1)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
+
+
+def recipe(root: Path, *overrides: str) -> Recipe:
+    """Return a recipe whose run trains an offline and an on-policy policy and takes the gold for its judge."""
+    root.mkdir(parents=True, exist_ok=True)
+    settings = micro.settings(root / "run") | {"judge": micro.GOLD}
+    del settings["policies"]["plain"], settings["gold"]
+    settings["procedure"] = "best-of-2"
+    for policy in settings["policies"].values():
+        policy["fit"] = policy["fit"] | {"epochs": 4, "learning_rate": 1e-2}  # enough to spend the budgets
+    fixed = ["compute.processes=1", "report_to=[]"]
+    return load_recipe(micro.write(root / "recipe.yaml", settings), [*fixed, *overrides])
+
+
+def compare(root: Path, methods: list[str], budgets: list[float] = BUDGETS) -> tuple[dict[str, Any], list[str]]:
+    """Return the numbers of a comparison and the names of the units that were done for it."""
+    console = Console(file=io.StringIO(), width=200)
+    results = compare_methods(recipe(root), methods=methods, budgets=budgets, console=console)
+    return results, [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Return all that a run leaves for its reader and the records of its units."""
+    files = [root / name for name in ("results.json", "report.html", "recipe.yaml", "calibrated.parquet")]
+    return {str(path): path.read_bytes() for path in [*files, *sorted((root / "stages").glob("*.json"))]}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return a run, a comparison in its directory and one with another method: numbers, units done, files before."""
+    root = tmp_path_factory.mktemp("compare")
+    pipeline.run(recipe(root), console=Console(file=io.StringIO()))
+    before = contents(root / "run")
+    first, done_first = compare(root, FIRST)
+    results, done = compare(root, [*FIRST, "rloo", "best-of-n"], [0.2])
+    final, done_final = compare(root, [*FIRST, "rloo", "best-of-n"])
+    return {
+        "root": root,
+        "before": before,
+        "first": first,
+        "done": [done_first, done, done_final],
+        "narrow": results,
+        "results": final,
+    }
+
+
+def samples(root: Path, name: str, column: str) -> np.ndarray:
+    """Return a column of a model's evaluation, prompts × samples."""
+    table = pq.read_table(root / "run" / "evaluation" / name / "scores.parquet")
+    return table[column].to_numpy().reshape(6, 8)
+
+
+def test_a_comparison_trains_and_evaluates_its_own_policies_only(finished: dict[str, Any]) -> None:
+    """All that the run has done is used, two budgets with one n share a policy; training prompts are sampled too."""
+    names = ["qrpo-0.1", "qrpo-0.2", "bon-sft-n2", "ipo-0.1", "ipo-0.2"]
+    works = [f"train-{name}" for name in names] + [f"evaluate-{name}" for name in names]
+    on_training_prompts = [f"evaluate-{name}.train" for name in ["reference", *names]]
+    assert sorted(finished["done"][0]) == sorted([*works, *on_training_prompts])
+    assert list(finished["first"]["policies"]) == names
+
+
+def test_a_later_comparison_trains_only_what_is_new(finished: dict[str, Any]) -> None:
+    """One more method costs its training and evaluation, one more budget as well, and nothing else."""
+    for done, name in zip(finished["done"][1:], ("rloo-0.2", "rloo-0.1"), strict=True):
+        assert done == [f"train-{name}", f"evaluate-{name}", f"evaluate-{name}.train"]
+
+
+def test_the_run_itself_does_not_change(finished: dict[str, Any]) -> None:
+    """Results, report, recipe and every record of the run are as before, and the run has nothing left to do."""
+    assert {path: Path(path).read_bytes() for path in finished["before"]} == finished["before"]
+    settings = recipe(finished["root"])
+    root = Path(settings.run_dir)
+    assert pipeline.pending(pipeline.units(settings, root), root) == {}
+
+
+@pytest.mark.parametrize("judge", ["reward", "judge"])
+@pytest.mark.parametrize("served", ["standard", "best-of-2", "worst-of-2"])
+def test_the_win_rates_follow_from_the_table_of_scores(finished: dict[str, Any], served: str, judge: str) -> None:
+    """KL and win rate of a policy are recounted over all pairs of samples."""
+    root, result = finished["root"], finished["results"]["policies"]["rloo-0.2"]
+    pairs = [(i, j) for i in range(8) for j in range(8) if i != j]
+
+    def shown(name: str) -> list[np.ndarray]:
+        """Return, prompt by prompt, the judge's scores of what is served of each pair, or of each sample."""
+        selected, judged = samples(root, name, "reward"), samples(root, name, judge)
+        if served == "standard":
+            return list(judged)
+        s = selected if served == "best-of-2" else -selected
+        return [np.array([q[i] if r[i] >= r[j] else q[j] for i, j in pairs]) for r, q in zip(s, judged, strict=True)]
+
+    by_hand = [win(a[:, None], b).mean() for a, b in zip(shown("rloo-0.2"), shown("reference"), strict=True)]
+    assert result["win_rates"][judge][served]["mean"] == pytest.approx(np.mean(by_hand))
+    assert result["kl"]["mean"] == pytest.approx(samples(root, "rloo-0.2", "kl").mean())
+
+
+def test_cost_is_counted_where_it_arises(finished: dict[str, Any]) -> None:
+    """On-policy training generates tokens, at most twelve a response; offline training uses the shared rollouts."""
+    results = finished["results"]
+    costs = {name: policy["cost"] for name, policy in results["policies"].items() if "cost" in policy}
+    assert all(costs[name]["generated_tokens"] == 0 for name in ("qrpo-0.1", "bon-sft-n2", "ipo-0.2"))
+    responses = 192  # 12 prompts × 4 generations × 4 epochs
+    assert responses < costs["rloo-0.2"]["generated_tokens"] <= 12 * responses
+    assert all(cost["seconds"] > 0 and 2**27 < cost["peak_memory"] < 2**36 for cost in costs.values())
+    rollouts = [
+        len(ids)
+        for shard in (finished["root"] / "run" / "rollouts").glob("part-*/part-*.parquet")
+        for ids in pq.read_table(shard)["token_ids"].to_pylist()
+    ]
+    shared = results["shared_cost"]
+    assert (shared["responses"], shared["generated_tokens"]) == (len(rollouts), sum(rollouts))
+
+
+def test_best_of_n_itself_is_counted_over_the_references_samples(finished: dict[str, Any]) -> None:
+    """The best of two of one half wins against the other half as all pairs say; served best-of-2, as all fours do."""
+    found = finished["results"]["policies"]["best-of-2"]
+    assert found["kl_bound"] == pytest.approx(np.log(2) - 0.5)
+    assert 0 < found["kl"]["mean"] <= found["kl_bound"] + 1e-9
+    rewards = samples(finished["root"], "reference", "reward")
+    for served, ours, theirs in (("standard", 2, 1), ("best-of-2", 4, 2)):
+        by_hand = [
+            win(
+                np.array([max(chosen) for chosen in combinations(row[:4], ours)])[:, None],
+                np.array([max(chosen) for chosen in combinations(row[4:], theirs)]),
+            ).mean()
+            for row in rewards
+        ]
+        assert found["win_rates"]["reward"][served]["mean"] == pytest.approx(np.mean(by_hand))
+
+
+def test_the_share_of_theorys_gap_is_that_at_the_policys_kl(finished: dict[str, Any]) -> None:
+    """On test prompts the win rate is that of the table, and the share places it between identity and optimum."""
+    for policy in finished["results"]["policies"].values():
+        for split, found in policy.get("captured", {}).items():
+            if split == "test":
+                assert found["win_rate"] == pytest.approx(policy["win_rates"]["reward"]["best-of-2"])
+                assert found["kl"] == pytest.approx(policy["kl"]["mean"])
+            assert 0.5 < found["identity"] < found["optimum"]
+            assert found["optimum"] == pytest.approx(optimal(BestOfN(2), kl=max(found["kl"], 1e-6)).win_rate)
+            if found["share"]:
+                gap = found["optimum"] - found["identity"]
+                assert found["win_rate"]["low"] == pytest.approx(found["identity"] + found["share"]["low"] * gap)
+
+
+def test_methods_are_compared_at_a_kl_that_all_of_them_reach(finished: dict[str, Any]) -> None:
+    """Methods below half of the budget are named and left out; the gain is the paired one over the best baseline."""
+    results = finished["results"]
+    reached: dict[str, float] = {}
+    for policy in results["policies"].values():
+        reached[policy["method"]] = max(reached.get(policy["method"], 0.0), policy["kl"]["mean"])
+    for at in results["matched"]:
+        kept = {method for method in reached if reached[method] >= at["budget"] / 2}
+        assert at["left_out"] == pytest.approx({m: reached[m] for m in reached.keys() - kept})
+        assert at["kl"] == (pytest.approx(min(at["budget"], *(reached[m] for m in kept))) if kept else None)
+        for judge, by_procedure in at["win_rates"].items():
+            for procedure, found in by_procedure.items():
+                assert found.keys() == kept
+                gains = at["gains"][judge][procedure]
+                if gains["baseline"]:
+                    for method, e in gains["gain"].items():
+                        difference = found[method]["mean"] - found[gains["baseline"]]["mean"]
+                        assert e["mean"] == pytest.approx(difference)
+    assert any(at["kl"] for at in results["matched"])
+
+
+def test_between_budgets_the_share_of_theorys_gain_is_interpolated(finished: dict[str, Any]) -> None:
+    """A method's win rate at the common KL is `evaluation.matched` of its policies, and theory is its own law's."""
+    results = finished["results"]
+    at = next(at for at in results["matched"] if at["kl"] and "rloo" in at["theory"]["best-of-2"])
+    transform, procedure = parse_transform("exp:5"), BestOfN(2)
+
+    def theory(kl: float) -> float:
+        return law_at_kl(transform, kl=kl).win_rate(procedure)
+
+    points = [
+        (
+            np.full(2, policy["kl"]["mean"]),
+            np.full(2, policy["win_rates"]["reward"]["best-of-2"]["mean"]),
+        )
+        for policy in results["policies"].values()
+        if policy["method"] == "rloo"
+    ]
+    expected = matched(points, at["kl"], lambda kl: theory(kl) - 0.5)
+    assert at["win_rates"]["reward"]["best-of-2"]["rloo"]["mean"] == pytest.approx(expected[0])
+    assert at["theory"]["best-of-2"]["rloo"] == pytest.approx(theory(at["kl"]))
+
+
+def test_numbers_tables_and_figures_are_kept(finished: dict[str, Any]) -> None:
+    """The folder holds every number as JSON and CSV, the tables as Markdown and a figure by each judge."""
+    folder, results = finished["root"] / "run" / "compare", finished["results"]
+    assert json.loads((folder / "comparison.json").read_text()) == results
+    rows = list(csv.DictReader((folder / "comparison.csv").open()))
+    assert len(rows) == len(results["policies"]) * len(results["judges"]) * 3
+    for row in rows:
+        policy = results["policies"][row["policy"]]
+        assert float(row["win_rate"]) == policy["win_rates"][row["judge"]][row["procedure"]]["mean"]
+        assert float(row["kl"]) == policy["kl"]["mean"]
+    text = (folder / "comparison.md").read_text()
+    for name, policy in results["policies"].items():
+        if cost := policy.get("cost"):
+            assert f"| {name} | {cost['generated_tokens']:,} | {cost['seconds']:,.1f} |" in text
+        assert f"{100 * policy['win_rates']['judge']['best-of-2']['mean']:.1f} (" in text
+    for judge in results["judges"]:
+        assert (folder / f"win-rate-by-kl-{judge}.png").read_bytes().startswith(b"\x89PNG")
+        svg = (folder / f"win-rate-by-kl-{judge}.svg").read_text()
+        assert all(method in svg for method in results["methods"])
+        assert ("theory, optimal" in svg) == (judge == "reward")
+
+
+def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: dict[str, Any]) -> None:
+    """A method that is left out is named with its KL, and a gain comes with what the choice of the baseline does."""
+    results = finished["results"]
+    at = results["matched"][-1] | {"left_out": {"bond": 0.031}}
+    *_, methods, gains = sheets(results | {"matched": [at]})
+    assert "reach less than half of the budget: bond (0.03 nats)." in methods.markdown()
+    assert "which favours it a little" in gains.markdown()
+    best = [at["gains"]["judge"][procedure]["baseline"] for procedure in results["procedures"]]
+    assert f"| best baseline | judge | {' | '.join(best)} |" in gains.markdown()
+
+
+def test_strengths_are_those_of_the_budget() -> None:
+    """The n of Best-of-n is the one with the nearest KL; transformations are the paper's for the procedure."""
+    for n in (2, 3, 17, 400):
+        assert nearest_n(law_at_kl(parse_transform("log"), kl=np.log(n) - (n - 1) / n).kl) == n
+    procedures = [BestOfN(2), BestOfN(32), WorstOfN(2), WorstOfN(4)]
+    assert [aware_transform(procedure) for procedure in procedures] == ["exp:5", "exp:10", "exp:-5", "exp:-10"]
+
+
+@pytest.mark.parametrize("served", ["best-of-4", "worst-of-2"])
+def test_every_method_is_a_policy_of_the_recipe(tmp_path: Path, served: str) -> None:
+    """Each solver accepts its settings at a budget, and the aware ones have the transformation for the procedure."""
+    changed = recipe(tmp_path, f"procedure={served}", "rollout.k=8")
+    trained = [method for method in METHODS if method != "best-of-n"]
+    compared = Compared(changed, trained, [0.5]).recipe
+    methods = dict(zip(trained, compared.policies.values(), strict=True))
+    procedure = parse_procedure(served)
+    assert isinstance(procedure, (BestOfN, WorstOfN))
+    aware = {name for name, policy in methods.items() if policy.transform == aware_transform(procedure)}
+    assert aware == {"qrpo", "resample", "rloo", "ppo", "grpo"}
+    assert methods["rloo"].fit == methods["bond"].fit == changed.policies["online"].fit
+    assert methods["ipo"].fit == methods["grpo-once"].fit == changed.policies["aware"].fit
+    assert methods["rloo"].generations == 4
+
+
+def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path) -> None:
+    """Three times the epochs and 2.5 times the learning rate; nothing else differs."""
+    both = recipe(tmp_path)
+    offline = both.model_copy(update={"policies": {"aware": both.policies["aware"]}})
+    fit = Compared(offline, ["rloo"], [0.5]).recipe.policies["rloo-0.5"].fit
+    own = both.policies["aware"].fit
+    assert fit == own.model_copy(update={"epochs": 3 * own.epochs, "learning_rate": 2.5 * own.learning_rate})
+
+
+def test_without_names_the_methods_are_those_that_the_recipe_has_settings_for(tmp_path: Path) -> None:
+    """On-policy methods need an on-policy policy, and what is left out comes with its reason."""
+    both = recipe(tmp_path)
+    chosen, left_out = default_methods(both, [0.5])
+    assert [*METHODS] == sorted([*chosen, *left_out], key=[*METHODS].index)
+    assert left_out.keys() == {"grpo-once"}
+    assert "no multiple of rollout.k 6" in left_out["grpo-once"]
+    offline = both.model_copy(update={"policies": {"aware": both.policies["aware"]}})
+    chosen, left_out = default_methods(offline, [0.5])
+    assert set(chosen) == {name for name, method in METHODS.items() if not method.generates} - {"grpo-once"}
+    assert "no on-policy policy" in left_out["bond"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--methods", "qpro"], "unknown method 'qpro'; did you mean qrpo?"),
+        (["--methods", "zzz"], "unknown method 'zzz'; known: qrpo, "),
+        (["--kl-budgets", "0,1"], "KL budgets are [0.0, 1.0]; give positive numbers"),
+        (["--kl-budgets", "a"], "--kl-budgets takes numbers such as 0.5,1, found 'a'"),
+        (["--set", "procedure=standard"], "the recipe's procedure is standard; change procedure"),
+        (["--methods", "bon-sft", "--kl-budgets", "2"], "needs a rollout.k of at least 19"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_any_work(main: Any, tmp_path: Path, words: list[str], said: str) -> None:
+    """What cannot be compared is said with what would be possible, exit code 2, and the run directory is not made."""
+    recipe(tmp_path)
+    code, _, err = main("compare", tmp_path / "recipe.yaml", *words)
+    assert code == 2
+    assert err.startswith("infalign: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:
+    """A name that the recipe gave to something else is refused."""
+    own = recipe(tmp_path)
+    taken = own.model_copy(update={"policies": own.policies | {"qrpo-1": Policy(kl_budget=0.3)}})
+    with pytest.raises(ConfigError, match="another policy of the name qrpo-1; rename it"):
+        Compared(taken, ["qrpo"], [1.0])
+
+
+def test_the_help_lists_the_methods(main: Any) -> None:
+    """Each method is there with its line, and no line is wider than a terminal."""
+    code, out, _ = main("compare", "--help")
+    assert code == 0
+    assert all(name in out and method.about in out for name, method in METHODS.items())
+    assert max(map(len, out.splitlines())) <= 80

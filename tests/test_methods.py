@@ -1,0 +1,274 @@
+"""What each method would learn at the same KL if it could be any distribution, in exact arithmetic.
+
+``python tests/test_methods.py`` prints the win rates of all methods on a language model that can be enumerated.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import qmc
+
+torch = pytest.importorskip("torch")
+
+import enumerable  # noqa: E402
+from enumerable import Enumerable, at_kl, kl, tilted_by, token_tilted, transformed, win_rate  # noqa: E402
+
+from infalign.calibration import Array  # noqa: E402
+from infalign.procedures import BestOfN, Standard, WorstOfN  # noqa: E402
+from infalign.shaping import LSC, PAR, RawPerPrompt  # noqa: E402
+from infalign.transforms import Exponential, Identity, Log, Transformation  # noqa: E402
+
+BUDGETS = 0.5, 1.0, 2.0  # nats, the mean over prompts
+GROUP = 8
+OTHERS = qmc.Sobol(GROUP - 1, rng=0).random_base2(12)  # with others the win rates differ by some 10⁻⁴
+Law = Callable[[Enumerable, float], Array]  # of a case and a budget
+
+
+def tilt(values: Callable[[Enumerable], Array]) -> Law:
+    """Return the tilt of the reference by values, with β for the budget."""
+    return lambda case, budget: at_kl(case, partial(tilted_by, case, values(case)), budget)
+
+
+def calibrated(transform: Transformation) -> Law:
+    """Return what CTRL learns: the tilt by Φ(C)."""
+    return tilt(partial(transformed, transform=transform))
+
+
+def optimum(procedure: BestOfN | WorstOfN) -> Law:
+    """Return what maxk learns, with one β for all prompts."""
+    return lambda case, budget: at_kl(case, partial(enumerable.optimum, case, procedure), budget)
+
+
+def grpo(transform: Transformation) -> Law:
+    """Return what GRPO learns without group std, and with its KL's bias corrected; the mean with self only scales β."""
+    return lambda case, budget: at_kl(case, partial(token_tilted, case, transformed(case, transform)), budget)
+
+
+def shipped(transform: Transformation, others: Array = OTHERS) -> Law:
+    """Return what GRPO learns as TRL ships it, but for β > 0."""
+    return lambda case, budget: enumerable.group_normalised(case, transformed(case, transform), budget, others)[0]
+
+
+OPTIMA = {procedure.name: optimum(procedure) for procedure in (BestOfN(4), WorstOfN(4))}
+METHODS: dict[str, Law] = {
+    **{f"maxk {name}": law for name, law in OPTIMA.items()},
+    "exp:10": calibrated(Exponential(10.0)),
+    "exp:-10": calibrated(Exponential(-10.0)),
+    "identity, ipo": calibrated(Identity()),
+    "log": calibrated(Log()),
+    "bon-sft": lambda case, budget: at_kl(case, partial(enumerable.best_of_n, case), budget, between=(1.0, 200.0)),
+    "bonbon n=4": lambda case, budget: at_kl(
+        case, lambda margin: enumerable.best_worst_optimum(case, 4, margin=margin), budget, between=(1.0, 60.0)
+    ),
+    "bond": enumerable.bond,
+    "grpo exp:10": grpo(Exponential(10.0)),
+    "grpo exp:-10": grpo(Exponential(-10.0)),
+    "grpo shipped exp:10": shipped(Exponential(10.0)),
+    "grpo shipped exp:-10": shipped(Exponential(-10.0)),
+    "raw": tilt(lambda case: case.rewards),
+    "raw-prompt": tilt(enumerable.standardised),
+    "par": tilt(enumerable.preference),
+    "lsc:0.85": tilt(enumerable.log_sigmoid),
+}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
+    """Make the reference."""
+    torch.set_num_threads(1)
+    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
+
+
+def listed(case: Enumerable, reference: Array, rewards: Array) -> Enumerable:
+    """Return a case of one prompt with other responses, of one token each."""
+    tokens = [[y] for y in range(len(rewards))]
+    return replace(case, responses=tokens, log_reference=np.log(reference)[None], rewards=rewards[None])
+
+
+def uniform(case: Enumerable, size: int) -> Enumerable:
+    """Return a case of one prompt with equally probable responses: the continuous model as their number grows."""
+    return listed(case, np.full(size, 1.0 / size), np.random.default_rng(0).normal(size=size))
+
+
+@pytest.mark.parametrize("budget", [pytest.param(b, marks=[pytest.mark.slow] if b != 1.0 else []) for b in BUDGETS])
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_beats_the_optimum(name: str, budget: float, case: Enumerable) -> None:
+    """A method's law sums to 1, spends the budget, and wins at most as often as the optimum at that KL."""
+    law = METHODS[name](case, budget)
+    assert np.exp(law).sum(axis=1) == pytest.approx(1.0, abs=1e-12)
+    assert kl(law, case.log_reference) == pytest.approx(budget, abs=1e-6)
+    for procedure in (BestOfN(4), WorstOfN(4)):
+        best = win_rate(case, OPTIMA[procedure.name](case, budget), procedure)
+        assert win_rate(case, law, procedure) <= best + 1e-9
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(4)], ids=lambda procedure: procedure.name)
+@pytest.mark.parametrize("beta", [0.1, 0.01, 0.001])
+def test_the_optimum_has_the_gradient_of_its_objective(
+    procedure: BestOfN | WorstOfN, beta: float, case: Enumerable
+) -> None:
+    """Where W − β·KL is largest, log π/π_ref is the gradient of W over β, plus a constant."""
+    for model, law in zip(case.finite(), enumerable.optimum(case, procedure, beta), strict=True):
+        log_z = np.log(model.reference) + model.gradient(np.exp(law), procedure) / beta - law
+        assert np.ptp(log_z) < 1e-7
+
+
+def test_the_worst_of_n_optimum_is_the_library_s(case: Enumerable) -> None:
+    """Two recursions, from the best response down and from the worst up, lead to the same policy."""
+    laws = enumerable.optimum(case, WorstOfN(4), 0.03)
+    found = [model.optimum(WorstOfN(4), beta=0.03).policy for model in case.finite()]
+    assert np.exp(laws) == pytest.approx(np.array(found), rel=1e-8)
+
+
+def test_ipo_is_the_identity(case: Enumerable) -> None:
+    """At the KL that it spends, IPO's optimum over pairs is the tilt by C itself."""
+    pairs = enumerable.pair_optimum(case, 0.15)
+    assert pairs == pytest.approx(METHODS["identity, ipo"](case, kl(pairs, case.log_reference)), abs=1e-4)
+
+
+def test_best_of_real_n_is_best_of_n(case: Enumerable) -> None:
+    """Where n is whole, the n-th power of the CDF is what Best-of-n serves."""
+    served = [model.served(model.reference, BestOfN(5)) for model in case.finite()]
+    assert np.exp(enumerable.best_of_n(case, 5.0)) == pytest.approx(np.array(served), rel=1e-9)
+
+
+def test_a_step_of_bond_minimises_its_loss_on_two_responses(case: Enumerable) -> None:
+    """With two responses the loss, written out, has its minimum where the step leads."""
+    worse, better, gamma = 0.7, 0.3, 0.2
+    two = listed(case, np.array([worse, better]), np.array([0.0, 1.0]))
+    law = enumerable.bond_step(two, two.log_reference, gamma)
+
+    def loss(p: float) -> float:  # p is the policy's probability of the better one, which Bo2 serves but for 0.7²
+        forward = -0.49 * np.log(1 - p) - 0.51 * np.log(p)
+        kl_to_anchor = p * np.log(p / better) + (1 - p) * np.log((1 - p) / worse)
+        reward = -(1 - p) * np.log(16) * better**2  # the worse one loses to both draws with probability 0.3²
+        return float(0.5 * forward + 0.5 * (kl_to_anchor - reward) + gamma * kl_to_anchor)
+
+    found = minimize_scalar(loss, bounds=(0.01, 0.99), method="bounded", options={"xatol": 1e-10}).x
+    assert np.exp(law[0, 1]) == pytest.approx(found, abs=1e-6)
+    assert better < found < 0.51  # between the anchor and Best-of-2
+
+
+def test_a_step_of_bond_on_the_continuous_model(case: Enumerable) -> None:
+    """From a continuous reference one step spends 0.2007 nats and wins 0.6718; Best-of-2 has 0.1931 and 0.6667."""
+    many = uniform(case, 3000)
+    law = enumerable.bond_step(many, many.log_reference, 0.0)
+    assert kl(law, many.log_reference) == pytest.approx(0.2007, abs=2e-4)
+    assert win_rate(many, law, Standard()) == pytest.approx(0.6718, abs=2e-4)
+
+
+def test_corrected_grpo_with_single_tokens_is_the_tilt(case: Enumerable) -> None:
+    """Where responses are one token, only the mean with self is left: β·G/(G − 1) in place of β."""
+    one, beta = uniform(case, 50), 0.2
+    phi = transformed(one, Exponential(10.0))
+    less_mean = phi - (phi + (GROUP - 1) * phi.mean()) / GROUP  # another's Φ is a constant, here its mean
+    found = token_tilted(one, less_mean, beta)
+    assert found == pytest.approx(tilted_by(one, phi, beta * GROUP / (GROUP - 1)), abs=1e-12)
+
+
+def test_corrected_grpo_has_no_gradient_left(case: Enumerable) -> None:
+    """The gradient of E[Φ] less β times that of each prefix's KL, its probability held fixed, is 0 at every logit."""
+    phi, beta = transformed(case, Exponential(10.0)), 0.1
+    for values, reference, law in zip(phi, case.log_reference, token_tilted(case, phi, beta), strict=True):
+        first, second = (torch.tensor(part, requires_grad=True) for part in _by_token(law))
+        objective = (_joined(first, second).exp() * torch.tensor(values)).sum()
+        for p, q in zip((first, second), map(torch.tensor, _by_token(reference)), strict=True):
+            spent = (p.log_softmax(-1).exp() * (p.log_softmax(-1) - q)).sum(-1)
+            reached = torch.ones(()) if p is first else first.softmax(-1)[1:].detach()
+            objective = objective - beta * (reached * spent).sum()
+        objective.backward()
+        for logits in (first, second):
+            assert logits.grad is not None
+            assert logits.grad.abs().max() < 1e-12
+    tilt = tilted_by(case, phi, beta)
+    assert kl(token_tilted(case, phi, beta), tilt) > 0.01  # which is what RLOO learns
+
+
+def test_group_advantages_equal_enumeration(case: Enumerable) -> None:
+    """The expected advantage is the one over all groups of three, written out with torch's std."""
+    values, policy = np.array([0.0, 0.3, 1.0]), np.array([0.25, 0.5, 0.25])
+    quarters = np.array(list(itertools.product((np.arange(4) + 0.5) / 4, repeat=2)))  # hit each as often as it is drawn
+    expected = []
+    for value in values:
+        total = 0.0
+        for pair in itertools.product(range(3), repeat=2):
+            group = torch.tensor([value, *values[list(pair)]])
+            total += float(policy[list(pair)].prod() * (value - group.mean()) / (group.std() + 1e-4))
+        expected.append(total)
+    assert enumerable.group_advantages(values[None], np.log(policy)[None], quarters)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("transform", "procedure", "known"),
+    [(Exponential(10.0), BestOfN(4), 0.9352), (Exponential(-10.0), WorstOfN(4), 0.9510)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_shipped_grpo_on_the_continuous_model(
+    case: Enumerable, transform: Transformation, procedure: BestOfN | WorstOfN, known: float
+) -> None:
+    """At 1 nat a group of 8 with its std ends where an independent solver of the continuous model found it."""
+    many = uniform(case, 1000)
+    others = qmc.Sobol(GROUP - 1, rng=1).random_base2(9)
+    law, residual = enumerable.group_normalised(many, transformed(many, transform), 1.0, others, iterations=20)
+    assert residual < 1e-3
+    assert win_rate(many, law, procedure) == pytest.approx(known, abs=1e-3)
+
+
+def test_shipped_grpo_is_found(case: Enumerable) -> None:
+    """The iteration converges, and other random groups end at the same win rates."""
+    phi = transformed(case, Exponential(-10.0))
+    others = [qmc.Sobol(GROUP - 1, rng=seed).random_base2(12) for seed in (0, 1)]
+    found = [enumerable.group_normalised(case, phi, 1.0, points) for points in others]
+    assert max(residual for _, residual in found) < 1e-3
+    one, two = (enumerable.row(case, law) for law, _ in found)
+    assert one == pytest.approx(two, abs=1e-3)
+
+
+def test_shapings_are_the_library_s(case: Enumerable) -> None:
+    """Over equally probable responses, the exact shapings are the library's with the responses as references."""
+    even = uniform(case, 21)
+    references = np.sort(even.rewards[0])
+    for exact, shaping in (
+        (enumerable.standardised, RawPerPrompt()),
+        (enumerable.preference, PAR()),
+        (enumerable.log_sigmoid, LSC(0.85)),
+    ):
+        assert exact(even)[0] == pytest.approx(shaping(even.rewards[0], references))
+
+
+def _by_token(law: Array) -> tuple[Array, Array]:
+    """Return log-probabilities of the first token, the end first, and of the second given each letter."""
+    pairs = np.concatenate([law[1:8, None], law[8:].reshape(7, 7)], axis=1)
+    letters = np.logaddexp.reduce(pairs, axis=1)
+    return np.append(law[0], letters), pairs - letters[:, None]
+
+
+def _joined(first: "torch.Tensor", second: "torch.Tensor") -> "torch.Tensor":
+    """Return the log-law of logits by token."""
+    start = first.log_softmax(0)
+    pairs = start[1:, None] + second.log_softmax(1)
+    return torch.cat([start[:1], pairs[:, 0], pairs[:, 1:].flatten()])
+
+
+def main() -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    columns = [f"{name} at {budget:g}" for name in OPTIMA for budget in BUDGETS]
+    print(f"| method, KL in nats | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
+    with tempfile.TemporaryDirectory() as folder:
+        case = enumerable.enumerable(Path(folder) / "reference")
+        for name, method in METHODS.items():
+            rows = [enumerable.row(case, method(case, budget)) for budget in BUDGETS]
+            cells = [f"{row[column]:.4f}" for column in (1, 2) for row in rows]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

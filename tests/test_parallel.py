@@ -1,0 +1,195 @@
+"""Adapters, gradient checkpointing and several processes, for every solver."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+from rich.console import Console
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from infalign import pipeline  # noqa: E402
+from infalign.config import Fit, Lora, Policy, Scratch, load_recipe  # noqa: E402
+from infalign.data import prompt_id  # noqa: E402
+from infalign.errors import ConfigError  # noqa: E402
+from infalign.procedures import BestOfN  # noqa: E402
+from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
+from infalign.shaping import parse_shaping  # noqa: E402
+from infalign.stages import Layout, load_tokenizer  # noqa: E402
+from infalign.training.common import Job, save_model  # noqa: E402
+from infalign.training.offline import fit_offline, offline_solver  # noqa: E402
+from infalign.training.online import Objective, StoredRollouts, fit_online  # noqa: E402
+from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
+PROMPTS = [[{"role": "user", "content": f"say {i}"}] for i in range(3)]
+COPIES = 10  # of each prompt: one of ten is held out, and it must not be a new one
+K, TOKENS = 16, 2
+
+OFFLINE = {
+    "qrpo": {"solver": "qrpo", "transform": "exp:10", "beta": 1.0},
+    "ipo": {"solver": "ipo", "beta": 0.3},
+    "bonbon": {"solver": "bonbon", "n": 2},
+}
+ONLINE = {
+    "rloo": {"solver": "rloo", "beta": 0.3},
+    "ppo": {"solver": "ppo", "beta": 0.3},
+    "grpo": {"solver": "grpo", "beta": 0.3},
+    "grpo, stored": {"solver": "grpo", "beta": 0.3, "stored": True},
+    "maxk": {"solver": "maxk", "beta": 0.3},
+    "bond": {"solver": "bond", "kl_budget": 5.0},
+}
+WAYS = {
+    "plain": {},
+    "checkpointing": {"gradient_checkpointing": True},
+    "lora, checkpointing": {"lora": Lora(rank=4), "gradient_checkpointing": True},
+}
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+def lengths(prompts: list[Any], responses: list[str]) -> list[float]:
+    """Return a reward that most responses differ in: the sum of their characters."""
+    return [float(sum(map(ord, response))) for response in responses]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a tiny Llama."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tiny") / "reference"
+    tokenizer = train_tokenizer(["say it again and again", "yes no maybe"], SCRATCH)
+    save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rollouts(reference: Path) -> list[dict[str, Any]]:
+    """Draw K rollouts of each prompt."""
+    model, tokenizer = load_policy(reference)
+    engine, rows = SharedPrefixEngine(model, tokenizer, Sampling(TOKENS)), list[dict[str, Any]]()
+    for prompt in PROMPTS:
+        ids = list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
+        rows += [
+            {
+                "prompt_id": prompt_id(prompt),
+                "prompt_ids": ids,
+                "completion_ids": list(response.token_ids),
+                "reference_logprob": response.logprob,
+                "reward": lengths([], [response.text])[0],
+            }
+            for response in engine.sample(ids, prompt_id(prompt), range(K))
+        ]
+    return rows
+
+
+def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Train a few steps of a solver and return the weights that it saved."""
+    fit = Fit(batch_size=K, epochs=0.25, learning_rate=0.001, **WAYS[way])
+    policy = Policy(**(OFFLINE | ONLINE)[name], generations=4, fit=fit)
+    job, saved = Job(folder / "checkpoints", 0, "cpu", [], quiet), folder / "policy"
+    if name in OFFLINE:
+        model, tokenizer = load_policy(reference)
+        torch.manual_seed(0)
+        rows = [row | {"prompt_id": f"{row['prompt_id']} {copy}"} for copy in range(COPIES) for row in rollouts]
+        fit_offline(model, tokenizer, offline_solver(policy, policy.beta or 1.0), rows, fit, job, saved)
+    else:
+        of_prompt = {prompt_id(prompt): [] for prompt in PROMPTS}
+        for row in rollouts:
+            of_prompt[row["prompt_id"]].append(row)
+        references = {i: sorted(row["reward"] for row in rows) for i, rows in of_prompt.items()}
+        torch.manual_seed(0)
+        fit_online(
+            str(reference),
+            load_tokenizer(reference, padding_side="left"),
+            [{"prompt": prompt, "reference_rewards": references[prompt_id(prompt)]} for prompt in PROMPTS] * COPIES,
+            Objective(lengths, parse_shaping(policy.transform), 0.1, procedure=BestOfN(2)),
+            policy,
+            job,
+            saved,
+            max_new_tokens=TOKENS,
+            stored=StoredRollouts(of_prompt) if policy.stored else None,
+        )
+    _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert not any(info.values())
+    assert not list(saved.glob("adapter*"))
+    return load_file(saved / "model.safetensors")
+
+
+def moved(weights: dict[str, Any], start: Path) -> float:
+    """Return by how much the weight that moved most did."""
+    before = load_file(start / "model.safetensors")
+    assert weights.keys() == before.keys()
+    return max(float((weights[name] - before[name]).abs().max()) for name in before)
+
+
+@pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
+def test_gradient_checkpointing_changes_no_weight(
+    name: str, reference: Path, rollouts: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """A policy that is trained with it moves, and to where it moves without."""
+    plain = trained(name, "plain", reference, rollouts, tmp_path / "plain")
+    checkpointed = trained(name, "checkpointing", reference, rollouts, tmp_path / "checkpointed")
+    assert moved(plain, reference) > 1e-3
+    for weight, values in plain.items():
+        torch.testing.assert_close(checkpointed[weight], values, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in (*OFFLINE, *ONLINE) if name != "bond"])
+def test_an_adapter_is_trained_and_merged(
+    name: str, reference: Path, rollouts: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """With checkpointing too, what is saved is a whole model, and not the reference any more."""
+    assert moved(trained(name, "lora, checkpointing", reference, rollouts, tmp_path), reference) > 1e-3
+
+
+def test_bond_refuses_an_adapter(tmp_path: Path) -> None:
+    """Its anchor is a whole model, and the recipe says what to leave out."""
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
+    with pytest.raises(ConfigError, match=r"policies\.new.*bond moves a whole model .* leave fit\.lora out"):
+        load_recipe(path, ["policies.new={solver: bond, kl_budget: 1, fit: {lora: {rank: 4}}}"])
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
+    """`infalign train` under torchrun leaves whole models that moved, and a run that goes on from there."""
+    root, fit = tmp_path / "run", micro.FIT | {"batch_size": 24}
+    one = {"compute": {"device": "cpu", "threads": 1}, "reward": micro.GOLD, "judge": micro.GOLD, "report_to": []}
+    policies = {name: {"solver": name, "beta": 0.5, "generations": 4, "fit": fit} for name in ("ppo", "maxk")}
+    policies["adapter"] = policies["ppo"] | {"fit": fit | {"lora": {"rank": 2}, "device_batch_size": 6}}
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(root) | one | {"policies": policies})
+    recipe = load_recipe(path)
+    pipeline.run(recipe, until="calibrate", console=Console(quiet=True))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*torchrun, "-m", "infalign", "train", path],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("✓")] == [
+        "train-adapter",
+        "train-maxk",
+        "train-ppo",
+    ]
+    for name in policies:
+        weights = load_file(Layout(root).model(name) / "model.safetensors")
+        assert moved(weights, Layout(root).model("reference")) > 1e-5
+    assert not [name for name in pipeline.pending(pipeline.units(recipe, root), root) if name.startswith("train")]

@@ -1,0 +1,233 @@
+"""Shapings: closed forms, what leaves each unchanged, and the β that spends a budget on the rollouts."""
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+from scipy.stats import entropy
+
+from infalign.calibration import Array, calibrate
+from infalign.errors import ConfigError, DataError
+from infalign.reward import CalibratedReward
+from infalign.shaping import (
+    LSC,
+    PAR,
+    Ranked,
+    Raw,
+    RawPerPrompt,
+    Shaping,
+    budget_beta,
+    log_ratios,
+    parse_shaping,
+    shape_rollouts,
+)
+from infalign.theory import law_at_kl
+from infalign.transforms import Exponential, Function, Identity, Log, at_ranks
+
+REFERENCES = np.array([-1.0, 0.0, 0.5, 2.0])
+RIVALS = [Raw(), RawPerPrompt(), PAR(), LSC()]
+ROLLOUTS_PK = np.random.default_rng(0).normal(size=(30, 64)) * np.linspace(0.1, 3.0, 30)[:, None]
+
+
+def sigmoid(x: float) -> float:
+    """Return σ(x)."""
+    return float(1.0 / (1.0 + np.exp(-x)))
+
+
+def test_par_is_the_mean_probability_of_winning() -> None:
+    """PAR is the mean of σ(r − r_i) over the references, one at a time."""
+    rewards = np.array([[-2.0, 0.5], [1.0, 7.0]])
+    exact = [[np.mean([sigmoid(r - z) for z in REFERENCES]) for r in row] for row in rewards]
+    assert PAR()(rewards, REFERENCES) == pytest.approx(np.array(exact), rel=1e-14)
+
+
+def test_lsc_is_the_log_sigmoid_above_a_quantile() -> None:
+    """LSC is log σ(r − q); a reward far below stays finite, where σ itself is 0."""
+    median = 0.25
+    assert LSC(0.5)([1.0, median], REFERENCES) == pytest.approx([np.log(sigmoid(0.75)), np.log(0.5)])
+    assert LSC(0.5)(-2000.0, REFERENCES) == pytest.approx(-2000.25)
+    assert LSC()(0.0, np.linspace(0.0, 1.0, 101)) == pytest.approx(np.log(sigmoid(-0.85)))
+
+
+def test_per_prompt_standardisation_gives_mean_zero_and_variance_one() -> None:
+    """The rollouts of each prompt get mean 0 and standard deviation 1; equal rollouts get 0, and others r − mean."""
+    shaped_PK = shape_rollouts(RawPerPrompt(), ROLLOUTS_PK)
+    assert shaped_PK.mean(axis=1) == pytest.approx(0.0, abs=1e-14)
+    assert shaped_PK.std(axis=1) == pytest.approx(1.0)
+    assert RawPerPrompt()([0.1, 2.1], np.full(3, 0.1)) == pytest.approx([0.0, 2.0])
+
+
+def test_raw_is_the_reward() -> None:
+    """Raw rewards come back as they are, as a copy."""
+    rewards = np.array([3.0, -1.0])
+    shaped = Raw()(rewards, REFERENCES)
+    assert shaped.tolist() == [3.0, -1.0]
+    assert shaped is not rewards
+
+
+@pytest.mark.parametrize(
+    ("shaping", "affine", "monotone"),
+    [
+        (Ranked(Exponential(10)), True, True),
+        (RawPerPrompt(), True, False),
+        (Raw(), False, False),
+        (PAR(), False, False),
+        (LSC(), False, False),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else str(value),
+)
+def test_what_a_prompt_may_do_to_its_rewards(shaping: Shaping, affine: bool, monotone: bool) -> None:
+    """Increasing affine maps leave the standardised reward and the rank alone, increasing maps the rank only."""
+    shaped_PK = shape_rollouts(shaping, ROLLOUTS_PK)
+    for rewards_PK, invariant in ((3.0 * ROLLOUTS_PK + 1.0, affine), (np.exp(ROLLOUTS_PK), monotone)):
+        assert np.allclose(shape_rollouts(shaping, rewards_PK), shaped_PK, rtol=1e-9, atol=1e-12) == invariant
+
+
+@pytest.mark.parametrize("shaping", [PAR(), LSC()], ids=lambda shaping: shaping.name)
+def test_par_and_lsc_ignore_a_shift_of_a_prompt(shaping: Shaping) -> None:
+    """They see differences of rewards only."""
+    moved = shape_rollouts(shaping, ROLLOUTS_PK + 5.0)
+    assert moved == pytest.approx(shape_rollouts(shaping, ROLLOUTS_PK), rel=1e-12)
+
+
+def test_par_of_large_differences_is_the_rank() -> None:
+    """Scaled up, every σ is a win, a tie or a loss, so PAR is Ĉ."""
+    rewards = np.array([-2.0, 0.0, 0.1, 3.0])
+    assert PAR()(1e3 * rewards, 1e3 * REFERENCES) == pytest.approx(calibrate(rewards, REFERENCES), abs=1e-12)
+
+
+def test_ranked_is_the_transformation_at_the_rank() -> None:
+    """Ranked has the value, the name and the scale of its transformation, and the log is finite at rank 0."""
+    shaping = Ranked(Exponential(10))
+    assert shaping([0.0, 3.0], REFERENCES) == pytest.approx(np.exp([10 * (3 / 8 - 1), 0.0]))
+    assert (shaping.name, shaping.scale) == ("exp:10", Exponential(10).scale)
+    assert Ranked(Log())(-5.0, REFERENCES) == pytest.approx(np.log(1 / 8))
+
+
+@pytest.mark.parametrize("shaping", [*RIVALS, Ranked(Identity())], ids=lambda shaping: shaping.name)
+def test_a_shaping_refuses_what_calibration_refuses(shaping: Shaping) -> None:
+    """A reward that is not finite and references that are not sorted are errors for every shaping."""
+    with pytest.raises(DataError, match="is nan"):
+        shaping([np.nan], REFERENCES)
+    with pytest.raises(DataError, match="sorted in ascending order"):
+        shaping([0.0], REFERENCES[::-1])
+
+
+@pytest.mark.parametrize("name", ["raw", "raw-prompt", "par", "lsc:0.85", "lsc:0.5", "identity", "exp:-10"])
+def test_names_round_trip(name: str) -> None:
+    """A name spells a shaping whose name it is."""
+    assert parse_shaping(name).name == name
+
+
+@pytest.mark.parametrize("name", ["rew", "lsc", "lsc:x", "par:1"])
+def test_an_unknown_name_is_answered_with_all_spellings(name: str) -> None:
+    """The message lists transformations and shapings."""
+    with pytest.raises(ConfigError, match=r"known: identity, log, exp:T.*raw, raw-prompt, par, lsc:Q"):
+        parse_shaping(name)
+
+
+@pytest.mark.parametrize("name", ["lsc:1.5", "lsc:-0.1", "lsc:nan"])
+def test_a_quantile_outside_its_range_is_refused(name: str) -> None:
+    """The quantile of LSC is from 0 to 1."""
+    with pytest.raises(ConfigError, match=f"quantile Q from 0 to 1, found {name.removeprefix('lsc:')}"):
+        parse_shaping(name)
+
+
+def test_log_ratios_are_the_log_of_the_softmax_times_k() -> None:
+    """e^{log-ratio}/K is the law ∝ e^{s/β}, also where exponents exceed what floating point can hold."""
+    shaped_PK = np.array([[0.0, 1.0, 1.0], [5.0, 5.0, 5.0]])
+    weights = np.exp(shaped_PK / 0.5)
+    exact = weights / weights.mean(axis=1, keepdims=True)
+    assert np.exp(log_ratios(shaped_PK, 0.5)) == pytest.approx(exact)
+    assert log_ratios(shaped_PK, 1e-5)[0] == pytest.approx([-1e5 + np.log(1.5), np.log(1.5), np.log(1.5)])
+
+
+@pytest.mark.parametrize("kl", [0.1, 0.5, 1.0])
+def test_gaussian_rewards_spend_half_an_inverse_square(kl: float) -> None:
+    """A tilt of N(0, 1) by e^{r/β} is N(1/β, 1), so that KL = 1/2β² and β = 1/sqrt(2·KL)."""
+    normal_PK = ndtri((np.arange(200_000) + 0.5) / 200_000)[None]
+    assert budget_beta(shape_rollouts(Raw(), normal_PK), kl) == pytest.approx(1 / np.sqrt(2 * kl), rel=1e-3)
+
+
+@pytest.mark.parametrize("kl", [0.05, 1.0, 3.0])
+def test_ranks_have_the_beta_of_theory(kl: float) -> None:
+    """With many rollouts the budget gives the β of the analytic law, times the scale where Φ is normalised."""
+    rewards_PK = np.random.default_rng(0).normal(size=(2, 4000))
+    for transform in (Identity(), Exponential(10)):
+        beta = budget_beta(shape_rollouts(transform, rewards_PK), kl) * transform.scale
+        assert beta == pytest.approx(law_at_kl(transform, kl=kl).beta, rel=2e-3)
+
+
+@pytest.mark.parametrize("shaping", RIVALS, ids=lambda shaping: shaping.name)
+@pytest.mark.parametrize("kl", [1e-6, 0.5, 4.0])
+def test_the_budget_is_spent_on_average(shaping: Shaping, kl: float) -> None:
+    """At the β found the entropy lost against the uniform law averages to the budget over prompts."""
+    shaped_PK = shape_rollouts(shaping, ROLLOUTS_PK)
+    law_PK = np.exp(log_ratios(shaped_PK, budget_beta(shaped_PK, kl))) / 64
+    assert law_PK.sum(axis=1) == pytest.approx(1.0)
+    assert np.mean(np.log(64) - entropy(law_PK, axis=1)) == pytest.approx(kl, rel=1e-6)
+
+
+def test_beta_follows_the_scale_of_the_rewards() -> None:
+    """A shift of all shaped rewards leaves β and a scale multiplies it, however small or large."""
+    beta = budget_beta(ROLLOUTS_PK, 0.5)
+    for scale in (1e-200, 3.0, 1e200):
+        assert budget_beta(scale * (ROLLOUTS_PK + 1.0), 0.5) == pytest.approx(scale * beta, rel=1e-9, abs=0.0)
+
+
+@pytest.mark.parametrize(
+    ("shaped_PK", "largest"),
+    [
+        (np.array([[0.0, 1.0, 2.0, 3.0]]), "1.386"),  # log 4
+        (np.array([[0.0, 1.0, 3.0, 3.0], [0.0, 1.0, 2.0, 3.0]]), "1.04"),  # (log 4 + log 2)/2
+        (np.array([[1.0, 1.0, 1.0, 1.0]]), "0"),
+    ],
+)
+def test_an_unreachable_budget_is_refused(shaped_PK: Array, largest: str) -> None:
+    """K rollouts reach log K less the log of ties at the top, on average over prompts; the message says how much."""
+    with pytest.raises(
+        ConfigError, match=rf"4 rollouts .* 1.5 nats; .* below {largest} .*smaller budget or sample more"
+    ):
+        budget_beta(shaped_PK, 1.5)
+    for kl in (0.0, -1.0, np.nan):
+        with pytest.raises(ConfigError, match="must be positive"):
+            budget_beta(shaped_PK, kl)
+
+
+def test_nearly_all_of_the_reach_can_be_spent() -> None:
+    """A budget just below log K has a β, at which the law is almost the best rollout alone."""
+    shaped_PK = np.array([[0.0, 1.0, 2.0, 3.0]])
+    beta = budget_beta(shaped_PK, np.log(4) - 1e-6)
+    assert np.exp(log_ratios(shaped_PK, beta))[0, 3] / 4 == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("phi", "said"),
+    [
+        (lambda u: 1.0 / (1.0 - u), "odd is inf at the rank 1;"),
+        (lambda u: np.where(u == 0.5, np.nan, u), "odd is nan at the rank 0.5;"),
+        (lambda u: 1.0 / u, "odd is inf at the rank 0;"),
+        (lambda u: np.log(u - 0.2), "odd is nan at the rank 0;"),
+        (lambda u: np.where(u < 0.2, -np.inf, u), "odd is -inf at the rank 0.125;"),
+    ],
+    ids=["inf above", "nan inside", "inf below", "nan below", "-inf above 0"],
+)
+def test_a_transformation_is_finite_but_for_minus_infinity_at_rank_zero(phi: object, said: str) -> None:
+    """Any other infinity or NaN is an error with the transformation, the rank and the value."""
+    with pytest.raises(ConfigError, match=f"the transformation {said} give one that is finite"):
+        at_ranks(Function("odd", phi), [0.0, 0.5, 1.0], 4)  # type: ignore[arg-type]
+
+
+def test_par_is_a_reward_function() -> None:
+    """In a trainer each completion gets PAR among its own prompt's references; the logged win rate stays the rank's."""
+    logged: dict[str, float] = {}
+    reward = CalibratedReward(lambda prompts, responses: [float(len(r)) for r in responses], PAR())
+    values = reward(
+        ["p", "q"],
+        ["aaa", "a"],
+        reference_rewards=[[1.0, 2.0, 3.0, 4.0], [1.0, 3.0]],
+        log_metric=lambda name, value: logged.update({name: value}),
+    )
+    exact = [(sigmoid(2) + sigmoid(1) + sigmoid(0) + sigmoid(-1)) / 4, (sigmoid(0) + sigmoid(-2)) / 2]
+    assert values == pytest.approx(exact)
+    assert logged == {"win_rate": pytest.approx((2.5 / 4 + 0.5 / 2) / 2), "reward_model": 2.0}
+    assert reward.__name__ == "par"
