@@ -35,7 +35,7 @@ from infalign.procedures import BestOfN, Standard, WorstOfN, of_best, parse_proc
 from infalign.report import MARKERS, SPOKEN, amount, gain, plain_table, share
 from infalign.results import estimated, wins_of
 from infalign.rollouts import read_rollouts
-from infalign.stages import Layout, Prompts, parts, policy_law, records, reward_names, samples_of, train_prompts
+from infalign.stages import Layout, Prompts, method_law, parts, records, reward_names, samples_of, train_prompts
 from infalign.theory import Law, Served, law_at_kl
 from infalign.transforms import Identity, Log
 
@@ -423,8 +423,8 @@ def _matched(
     def law(method: str, nats: float) -> Law | None:
         if method == ITSELF:
             return law_at_kl(Log(), kl=max(nats, 1e-6))
-        strength = {"kl_budget": max(nats, 1e-6), "n": None}
-        return policy_law(recipe.policies[names[method][0]].model_copy(update=strength), _extreme(recipe))
+        policy = recipe.policies[names[method][0]]
+        return method_law(policy.solver, policy.transform, _extreme(recipe), max(nats, 1e-6))
 
     def at_kl(method: str, judge: str, procedure: Served) -> Array:
         def theory_gain(nats: float) -> float:

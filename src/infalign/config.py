@@ -228,6 +228,13 @@ class Policy(Settings):
     )
     fit: Fit = Fit()
 
+    @property
+    def method(self) -> str:
+        """What it optimises and by which solver: ``exp:10 (qrpo)``; a solver with an objective of its own: ``maxk``."""
+        options = ("length_averaged", "released_code", "shipped", "stored")
+        said = " ".join([self.solver, *(name.replace("_", "-") for name in options if getattr(self, name))])
+        return said if self.solver in OWN_TRANSFORM else f"{self.transform} ({said})"
+
     @model_validator(mode="after")
     def _one_weight(self) -> "Policy":
         if self.solver in ON_POLICY and not self.stored and self.fit.batch_size % self.generations:

@@ -85,7 +85,9 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
 
 
 def _models(recipe: Recipe) -> list[tuple[str, Model]]:
-    return [("policy", recipe.policy), *((name, reward_source(recipe, name)) for name in reward_names(recipe))]
+    ranks: list[tuple[str, Model]] = [] if recipe.rank_model is None else [("rank_model", recipe.rank_model)]
+    sources = ((name, reward_source(recipe, name)) for name in reward_names(recipe))
+    return [("policy", recipe.policy), *sources, *ranks]
 
 
 def _print_work(recipe: Recipe, console: Console) -> None:
@@ -103,16 +105,16 @@ def _print_work(recipe: Recipe, console: Console) -> None:
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
     procedures = dict.fromkeys([Standard(), parse_procedure(recipe.procedure)])
-    columns = ("policy", "solver", "transform", "KL, nats", "β", "trainer's β")
+    columns = ("policy", "trained on", "KL, nats", "β", "trainer's β")
     table = _table(*columns, *(f"{p.name}, %" for p in procedures))
     for name, policy in recipe.policies.items():
         law = policy_law(policy, parse_procedure(recipe.procedure))
         if law is None:  # of rewards that are no ranks the rollouts decide, and bond goes on until the budget is spent
-            table.add_row(name, policy.solver, policy.transform, f"{policy.kl_budget or math.nan:.3g}")
+            table.add_row(name, policy.method, f"{policy.kl_budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
         betas = (f"{beta:.4g}" for beta in (law.beta, law.beta / parse_shaping(policy.transform).scale))
-        table.add_row(name, policy.solver, policy.transform, f"{law.kl:.3g}", *betas, *wins)
+        table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
     _print(console, "Policies: β for the paper's raw Φ and for the trainer's, and theory's win rates at this KL", table)
     for warning in coarse_ranks(recipe):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)

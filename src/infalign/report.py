@@ -22,9 +22,17 @@ from infalign.figures import COLOURS, INK, PAPER, QUIET
 from infalign.figures import STYLE as ANY_STYLE
 from infalign.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.results import drawn_procedures, read_results
-from infalign.stages import Layout, parts, policy_betas, records, reward_names, reward_source, samples_of
-from infalign.theory import curve, law_at_kl
-from infalign.transforms import parse_transform
+from infalign.stages import (
+    Layout,
+    method_law,
+    parts,
+    policy_betas,
+    records,
+    reward_names,
+    reward_source,
+    samples_of,
+)
+from infalign.theory import Law
 
 Numbers = dict[str, Any]
 
@@ -188,11 +196,12 @@ def verdict(results: Numbers) -> list[str]:
         for judge in unseen:
             said = {f"{other} by {_gain_in_points(e)}": e for other, e in gains[judge].items()}
             sentences += _sorted_by_outcome(judge, said, 0.0, (*ways, unclear))
-        sentences += [
-            f"By the reward that both were trained on, it gains {_gain_in_points(e)} over {other}; "
-            f"theory gives {_points(theory[first] - theory[other])}."
-            for other, e in gains["reward"].items()
-        ]
+        for other, e in gains["reward"].items():
+            known = first in theory and other in theory
+            promised = f"; theory gives {_points(theory[first] - theory[other])}" if known else ""
+            sentences.append(
+                f"By the reward that both were trained on, it gains {_gain_in_points(e)} over {other}{promised}."
+            )
     sentences.append(
         f"The {results['confidence']:.0%} intervals are over test prompts; "
         "training from another seed would add a spread that one run cannot show."
@@ -230,7 +239,8 @@ def compare(results: Numbers) -> list[Numbers]:
     first = matched["first"]
     for judge, found in matched["judges"].items():
         for i, (method, wins) in enumerate(found["win_rates"].items()):
-            theory = matched["theory"][method] if judge == "reward" else None
+            theory = matched["theory"].get(method) if judge == "reward" else None
+            first_theory = matched["theory"].get(first)
             rows.append(
                 {
                     "judge": judge,
@@ -240,7 +250,7 @@ def compare(results: Numbers) -> list[Numbers]:
                     "wins": share(wins),
                     "theory": "" if theory is None else f"{100 * theory:.1f}",
                     "gain": "" if i == 0 else gain(found["gain_over"][method]),
-                    "theory_gain": "" if i == 0 or theory is None else _points(matched["theory"][first] - theory),
+                    "theory_gain": "" if i == 0 or None in (theory, first_theory) else _points(first_theory - theory),
                 }
             )
     return rows
@@ -269,11 +279,12 @@ def win_rate_by_kl(results: Numbers, procedure: str, judges: list[str], looks: M
         kls = most * np.linspace(0.01, 1, 60) ** 2  # the curves bend near 0
         drawn: set[str] = set()
         for name, policy in policies.items():
-            if policy["transform"] not in drawn:
-                drawn.add(policy["transform"])
-                expected, _ = curve(parse_transform(policy["transform"]), parse_procedure(procedure), kls)
-                label = f"theory, {policy['transform']}"
-                axes.plot([0, *kls], [50, *100 * expected], "--", color=looks[name].color, label=label)
+            aim = "optimum" if policy["solver"] == "maxk" else policy["transform"]
+            laws = [law for kl in kls if aim not in drawn and (law := _law(results, policy, kl)) is not None]
+            if laws:
+                drawn.add(aim)
+                expected = [100 * law.win_rate(parse_procedure(procedure)) for law in laws]
+                axes.plot([0, *kls], [50, *expected], "--", color=looks[name].color, label=f"theory, {aim}")
     for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
         front = [policies[name] for name in results["pareto"][judge][procedure]]
         if len(front) > 1:
@@ -309,6 +320,12 @@ def win_rate_by_kl(results: Numbers, procedure: str, judges: list[str], looks: M
     )
 
 
+def _law(results: Numbers, policy: Numbers, kl: float) -> Law | None:
+    """Return what theory gives for a policy's method at a KL, if it has a law."""
+    aim = parse_procedure(results["procedure"])
+    return method_law(policy["solver"], policy["transform"], aim, max(kl, 1e-6))
+
+
 def _front(judges: list[str], judge: str) -> str:
     return "Pareto front" if len(judges) == 1 else f"Pareto front, {judge}"
 
@@ -324,8 +341,8 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
         mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
         axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
         axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
-        if judge == "reward":
-            law = law_at_kl(parse_transform(policy["transform"]), kl=max(policy["kl"]["mean"], 1e-6))
+        law = _law(results, policy, policy["kl"]["mean"]) if judge == "reward" else None
+        if law is not None:
             expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
             axes.plot(list(names), expected, "--", color=looks[name].color, label=f"theory, {name}")
         ends.append(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from infalign.calibration import Array, calibrate
-from infalign.config import Recipe
+from infalign.config import Policy, Recipe
 from infalign.data import write_text
 from infalign.errors import DataError
 from infalign.evaluation import (
@@ -24,9 +24,7 @@ from infalign.evaluation import (
 )
 from infalign.jobs import Report
 from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
-from infalign.stages import Layout, policy_beta, reward_names, samples_of
-from infalign.theory import law_at_kl
-from infalign.transforms import parse_transform
+from infalign.stages import Layout, method_law, policy_beta, reward_names, samples_of
 
 
 def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
@@ -59,6 +57,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         }
         draws = rewind_draws(Samples(own["reward"], own["reward"]), reference, rewind)
         policies[name] = {
+            "method": policy.method,
             "transform": policy.transform,
             "solver": policy.solver,
             "kl_budget": policy.kl_budget,
@@ -73,7 +72,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
             },
             "at_equal_length": {source: _at_equal_length(recipe, *pairs[source], aim) for source in sources},
             "ties": {source: estimated(recipe, tie_rate(*pairs[source])) for source in sources},
-            "theory": _theory(policy.transform, float(kl.mean()), recipe.procedure),
+            "theory": _theory(recipe, policy, float(kl.mean())),
         }
     selected = base["reward"]
     half = selected.shape[1] // 2
@@ -151,32 +150,35 @@ def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
     return front
 
 
-def _theory(transform: str, kl: float, procedure: str) -> dict[str, float]:
-    """Return what a policy that is free for every prompt would reach with this transformation at this KL."""
-    law = law_at_kl(parse_transform(transform), kl=max(kl, 1e-6))
-    return {"kl": kl, "standard": law.win_rate(Standard()), procedure: law.win_rate(parse_procedure(procedure))}
+def _theory(recipe: Recipe, policy: Policy, kl: float) -> dict[str, float] | None:
+    """Return what the method would reach at this KL if it were free for every prompt; None where theory has no law."""
+    procedure = parse_procedure(recipe.procedure)
+    law = method_law(policy.solver, policy.transform, procedure, max(kl, 1e-6))
+    if law is None:
+        return None
+    return {"kl": kl, "standard": law.win_rate(Standard()), recipe.procedure: law.win_rate(procedure)}
 
 
-def _theoretical_gain(transform: str, procedure: str, kl: float) -> float:
-    return _theory(transform, kl, procedure)[procedure] - 0.5
+def _theoretical_gain(recipe: Recipe, policy: Policy, kl: float) -> float:
+    """Return theory's gain at a KL; for a method without a law the identity's, which only shapes the interpolation."""
+    known = _theory(recipe, policy, kl) or _theory(recipe, Policy(kl_budget=1.0), kl)
+    assert known is not None
+    return known[recipe.procedure] - 0.5
 
 
 def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Array]]]) -> dict[str, Any] | None:
-    """Return the win rates of every transformation at one KL, the largest that all reach, and their paired differences.
+    """Return the win rates of every method at one KL, the largest that all reach, and their paired differences.
 
-    Along one transformation's budgets the win rate is interpolated (`evaluation.matched`).
+    Along one method's budgets the win rate is interpolated (`evaluation.matched`).
     """
     methods: dict[str, list[str]] = {}
     for name, policy in recipe.policies.items():
-        methods.setdefault(f"{policy.transform} ({policy.solver})", []).append(name)
+        methods.setdefault(policy.method, []).append(name)
     if len(methods) < 2:
         return None
     kls = {name: samples_of(recipe, root, name, "kl").mean(axis=1) for name in recipe.policies}
     kl = min(max(float(kls[name].mean()) for name in names) for names in methods.values())
-    gains = {
-        method: partial(_theoretical_gain, recipe.policies[names[0]].transform, recipe.procedure)
-        for method, names in methods.items()
-    }
+    gains = {method: partial(_theoretical_gain, recipe, recipe.policies[names[0]]) for method, names in methods.items()}
     rows: dict[str, Any] = {}
     for judge in reward_names(recipe):
         values = {
@@ -188,10 +190,8 @@ def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Arr
             "win_rates": {method: estimated(recipe, v) for method, v in values.items()},
             "gain_over": {other: estimated(recipe, values[first] - values[other]) for other in others},
         }
-    theory = {
-        method: _theory(recipe.policies[names[0]].transform, kl, recipe.procedure)[recipe.procedure]
-        for method, names in methods.items()
-    }
+    laws = {method: _theory(recipe, recipe.policies[names[0]], kl) for method, names in methods.items()}
+    theory = {method: law[recipe.procedure] for method, law in laws.items() if law is not None}
     return {"kl": kl, "first": next(iter(methods)), "judges": rows, "theory": theory}
 
 

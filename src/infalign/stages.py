@@ -734,17 +734,24 @@ def policy_law(policy: Policy, procedure: Served) -> Law | None:
 
     There is none for rewards that are no ranks, and for bond, which has no objective but its next step.
     """
+    if policy.kl_budget is not None:
+        return method_law(policy.solver, policy.transform, procedure, policy.kl_budget)
     shaping = parse_shaping(policy.transform)
-    if policy.solver == "bond" or not isinstance(shaping, Ranked):
+    if not isinstance(shaping, Ranked):
         return None
-    if policy.n is not None:
-        return aligned_law(shaping.transform, beta=1.0 / (policy.n - 1))  # Best-of-n itself
     if policy.solver == "maxk":
-        return optimal(procedure, kl=policy.kl_budget, beta=policy.beta).law
-    if policy.beta is not None:
-        return aligned_law(shaping.transform, beta=policy.beta)
-    assert policy.kl_budget is not None
-    return law_at_kl(shaping.transform, kl=policy.kl_budget)
+        return optimal(procedure, beta=policy.beta).law
+    beta = policy.beta if policy.n is None else 1.0 / (policy.n - 1)  # Best-of-n itself
+    assert beta is not None
+    return aligned_law(shaping.transform, beta=beta)
+
+
+def method_law(solver: str, transform: str, procedure: Served, kl: float) -> Law | None:
+    """Return the law that theory gives for a solver with a transformation at a KL; None where there is none."""
+    shaping = parse_shaping(transform)
+    if solver == "bond" or not isinstance(shaping, Ranked):
+        return None
+    return optimal(procedure, kl=kl).law if solver == "maxk" else law_at_kl(shaping.transform, kl=kl)
 
 
 def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
