@@ -21,9 +21,9 @@ from infalign.config import Policy, Recipe, load_recipe
 from infalign.errors import ConfigError
 from infalign.evaluation import matched
 from infalign.optimum import optimal
-from infalign.procedures import BestOfN, WorstOfN, parse_procedure
+from infalign.procedures import BestOfN, Standard, WorstOfN, parse_procedure
 from infalign.theory import law_at_kl
-from infalign.transforms import parse_transform
+from infalign.transforms import Identity, parse_transform
 
 torch.set_num_threads(1)
 
@@ -77,6 +77,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "done": [done_first, done, done_final],
         "narrow": results,
         "results": final,
+        "budgets": {
+            0.1: ["qrpo-0.1", "bon-sft-n2", "ipo-0.1", "rloo-0.1", "best-of-2"],
+            0.2: ["qrpo-0.2", "bon-sft-n2", "ipo-0.2", "rloo-0.2", "best-of-2"],
+        },
     }
 
 
@@ -172,21 +176,26 @@ def test_the_share_of_theorys_gap_is_that_at_the_policys_kl(finished: dict[str, 
                 assert found["kl"] == pytest.approx(policy["kl"]["mean"])
             assert 0.5 < found["identity"] < found["optimum"]
             assert found["optimum"] == pytest.approx(optimal(BestOfN(2), kl=max(found["kl"], 1e-6)).win_rate)
+            standard = law_at_kl(Identity(), kl=max(found["kl"], 1e-6)).win_rate(Standard())
+            if split == "test":
+                gain = policy["win_rates"]["reward"]["standard"]["mean"] - 0.5
+                assert found["efficiency"]["mean"] == pytest.approx(gain / (standard - 0.5))
             if found["share"]:
                 gap = found["optimum"] - found["identity"]
                 assert found["win_rate"]["low"] == pytest.approx(found["identity"] + found["share"]["low"] * gap)
 
 
 def test_methods_are_compared_at_a_kl_that_all_of_them_reach(finished: dict[str, Any]) -> None:
-    """Methods below half of the budget are named and left out; the gain is the paired one over the best baseline."""
+    """The KL is the median spent for a budget, or what all reach; the gain is the paired one over the best baseline."""
     results = finished["results"]
     reached: dict[str, float] = {}
     for policy in results["policies"].values():
         reached[policy["method"]] = max(reached.get(policy["method"], 0.0), policy["kl"]["mean"])
-    for at in results["matched"]:
-        kept = {method for method in reached if reached[method] >= at["budget"] / 2}
+    for at, names in zip(results["matched"], finished["budgets"].values(), strict=True):
+        median = np.median([results["policies"][name]["kl"]["mean"] for name in names])
+        kept = {method for method in reached if reached[method] >= median / 2}
         assert at["left_out"] == pytest.approx({m: reached[m] for m in reached.keys() - kept})
-        assert at["kl"] == (pytest.approx(min(at["budget"], *(reached[m] for m in kept))) if kept else None)
+        assert at["kl"] == pytest.approx(min(median, *(reached[m] for m in kept)))
         for judge, by_procedure in at["win_rates"].items():
             for procedure, found in by_procedure.items():
                 assert found.keys() == kept
@@ -247,7 +256,7 @@ def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: 
     results = finished["results"]
     at = results["matched"][-1] | {"left_out": {"bond": 0.031}}
     *_, methods, gains = sheets(results | {"matched": [at]})
-    assert "reach less than half of the budget: bond (0.03 nats)." in methods.markdown()
+    assert "reach less than half of this median: bond (0.03 nats)." in methods.markdown()
     assert "which favours it a little" in gains.markdown()
     best = [at["gains"]["judge"][procedure]["baseline"] for procedure in results["procedures"]]
     assert f"| best baseline | judge | {' | '.join(best)} |" in gains.markdown()

@@ -113,10 +113,10 @@ METHODS = {
     "rloo exp:10": Method(Policy(solver="rloo", transform="exp:10", beta=1.0, fit=fit(80)), transformed, tilted),
     "ppo exp:10": Method(Policy(solver="ppo", transform="exp:10", beta=1.0, fit=fit(240)), transformed, tilted),
     "maxk best-of-4": Method(
-        Policy(solver="maxk", beta=1.0, fit=fit(120)), served(BEST), lambda case: enumerable.optimum(case, BEST, 0.08)
+        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(BEST), lambda case: enumerable.optimum(case, BEST, 0.08)
     ),
     "maxk worst-of-4": Method(
-        Policy(solver="maxk", beta=1.0, fit=fit(120)), served(WORST), lambda case: enumerable.optimum(case, WORST, 0.08)
+        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(WORST), lambda case: enumerable.optimum(case, WORST, 0.08)
     ),
     "bond, one step": Method(
         Policy(solver="bond", kl_budget=1.0, fit=fit(80)),

@@ -43,8 +43,9 @@ Numbers = dict[str, Any]
 
 AWARE = "aware"  # the paper's transformation for the recipe's procedure
 LONGER, FASTER = 3, 2.5  # on-policy training against offline: the log's RLOO at the KL of its QRPO
+LEAST_KL = 1e-3  # nats, below which nothing was learnt
 LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
-LEAST_REACHED = 0.5  # of a budget, by a method that is compared there
+LEAST_REACHED = 0.5  # of the median KL, by a method that is compared there
 ITSELF = "best-of-n"
 DRAWS = {"bond": 3}  # responses that are generated for one that is trained on; else 1
 
@@ -162,6 +163,7 @@ class Compared:
     def __init__(self, recipe: Recipe, methods: Sequence[str], budgets: Sequence[float]) -> None:
         self.budgets = budgets
         self.by_method: dict[str, list[str]] = {method: [] for method in methods}
+        self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
         self.itself: dict[str, int] = {}
         if ITSELF in methods:
             largest = recipe.evaluate.samples // 2 // _extreme(recipe).n
@@ -170,7 +172,10 @@ class Compared:
                     f"{ITSELF} served by {recipe.procedure} needs evaluate.samples of at least "
                     f"{4 * _extreme(recipe).n}, found {recipe.evaluate.samples}"
                 )
-            self.itself = {f"best-of-{n}": n for n in sorted({min(nearest_n(b), largest) for b in budgets})}
+            for budget in budgets:
+                n = min(nearest_n(budget), largest)
+                self.itself[f"best-of-{n}"] = n
+                self.by_budget[budget].append(f"best-of-{n}")
             self.by_method[ITSELF] = list(self.itself)
         policies: dict[str, Policy] = {}
         for budget in budgets:
@@ -181,6 +186,7 @@ class Compared:
                 if name not in policies:
                     self.by_method[method].append(name)
                 policies[name] = policy
+                self.by_budget[budget].append(name)
         self.recipe = recipe.model_copy(update={"policies": policies})
 
 
@@ -346,8 +352,10 @@ def _served_itself(
 def _captured(recipe: Recipe, root: Path, name: str, split: str) -> Numbers:
     """Return how much of what theory promises arrives, on the prompts of a split, by the reward it was trained on.
 
-    The share is (win rate − identity's) / (optimum's − identity's) at the policy's KL, which counts as exact; None
-    where the two theories are within `LEAST_GAP` of each other.
+    ``efficiency`` is the standard win rate's gain over ½ relative to the most that this KL can buy, the identity's: it
+    falls with KL that is spent on noise, and at small KL is the correlation of log π/π_ref with the rank. ``share`` is
+    (win rate − identity's) / (optimum's − identity's) of the recipe's procedure; None where these two are within
+    `LEAST_GAP` of each other. The policy's KL counts as exact.
     """
     procedure = _extreme(recipe)
     own, base = (
@@ -356,11 +364,24 @@ def _captured(recipe: Recipe, root: Path, name: str, split: str) -> Numbers:
     )
     kl = float(samples_of(recipe, root, name, "kl", split).mean())
     found = estimated(recipe, win_rates(own, base, procedure))
-    at = max(kl, 1e-6)
-    identity, optimum = law_at_kl(Identity(), kl=at).win_rate(procedure), optimal(procedure, kl=at).win_rate
+    best = law_at_kl(Identity(), kl=max(kl, 1e-6))
+    identity, optimum = best.win_rate(procedure), optimal(procedure, kl=max(kl, 1e-6)).win_rate
     gap = optimum - identity
-    share = {end: (found[end] - identity) / gap for end in ("mean", "low", "high")} if gap > LEAST_GAP else None
-    return {"kl": kl, "win_rate": found, "identity": identity, "optimum": optimum, "share": share}
+    return {
+        "kl": kl,
+        "win_rate": found,
+        "identity": identity,
+        "optimum": optimum,
+        "share": _placed(found, identity, gap) if gap > LEAST_GAP else None,
+        "efficiency": _placed(
+            estimated(recipe, win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
+        ),
+    }
+
+
+def _placed(e: Mapping[str, float], start: float, length: float) -> Numbers:
+    """Return where an estimate with its interval lies on a line from 0 at ``start`` to 1 at ``start + length``."""
+    return {end: (e[end] - start) / length for end in ("mean", "low", "high")}
 
 
 def training_cost(record: Numbers, policy: Policy) -> Numbers:
@@ -404,20 +425,21 @@ def _matched(
     kls: Mapping[str, Array],
     wins: Mapping[str, Mapping[str, Mapping[str, Array]]],
 ) -> Numbers:
-    """Return the methods at one KL: the largest up to ``budget`` that all reach, but for those far below the budget.
+    """Return the methods at one KL: the median that they spent for ``budget``, or the largest that all of them reach.
 
-    A method that reaches less than half of the budget is left out, with the KL that it reaches; it would take all
-    others down to where nothing has been learnt. Along a method's budgets the win rate is interpolated
+    What a trained policy spends is not its budget. A method that reaches less than half of the median is left out, with
+    the KL that it reaches; it would take all others down with it. Along a method's budgets the win rate is interpolated
     (`evaluation.matched`), by theory's curve of what it optimises, or of the identity if theory has none.
     """
     recipe = compared.recipe
     reached = {method: max(float(kls[name].mean()) for name in names) for method, names in compared.by_method.items()}
-    names = {m: names for m, names in compared.by_method.items() if reached[m] >= LEAST_REACHED * budget}
+    median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
+    names = {m: names for m, names in compared.by_method.items() if reached[m] >= LEAST_REACHED * median}
     left_out = {method: reached[method] for method in reached.keys() - names.keys()}
-    found: Numbers = {"budget": budget, "left_out": dict(sorted(left_out.items()))}
-    if not names:
+    found: Numbers = {"budget": budget, "median": median, "left_out": dict(sorted(left_out.items()))}
+    if median < LEAST_KL:
         return found | {"kl": None, "win_rates": {}, "theory": {}, "gains": {}}
-    kl = min(budget, *(reached[method] for method in names))
+    kl = min(median, *(reached[method] for method in names))
 
     @cache
     def law(method: str, nats: float) -> Law | None:
@@ -527,20 +549,32 @@ def _shares(results: Numbers) -> Sheet:
     rows = []
     for name, policy in results["policies"].items():
         for split, found in policy.get("captured", {}).items():
-            shares = (f"{100 * found[key]:.1f}" for key in ("identity", "optimum"))
-            captured = found["share"]
-            part = (
-                "–" if captured is None else f"{captured['mean']:.2f} ({captured['low']:.2f} to {captured['high']:.2f})"
-            )
+            theory = (f"{100 * found[key]:.1f}" for key in ("identity", "optimum"))
+            placed = (_interval(found[key]) for key in ("share", "efficiency"))
             first = name if split == "train" else ""
-            rows.append([first, split, f"{found['kl']:.2f}", share(found["win_rate"]), *shares, part])
+            rows.append([first, split, f"{found['kl']:.2f}", share(found["win_rate"]), *theory, *placed])
     procedure = results["procedure"]
-    columns = ("policy", "prompts", "KL, nats", f"{procedure}, %", "identity", "optimum", "share of the gap")
-    note = (
-        f"Identity and optimum: what theory gives at this KL for {procedure}, by the reward, to a policy that is free "
-        "for every prompt. A share of 0 is what a perfect solver of the identity has, 1 that of the optimum."
+    columns = (
+        "policy",
+        "prompts",
+        "KL, nats",
+        f"{procedure}, %",
+        "identity",
+        "optimum",
+        "share of the gap",
+        "efficiency",
     )
-    return Sheet("How much of what theory promises arrives", columns, rows, [note])
+    notes = [
+        f"Identity and optimum: what theory gives at this KL for {procedure}, by the reward, to a policy that is free "
+        "for every prompt. A share of 0 is what a perfect solver of the identity has, 1 that of the optimum.",
+        "Efficiency: the gain of the standard win rate over one half, relative to the most that this KL can buy. At "
+        "small KL it is the correlation of log π/π_ref with the rank; the rest of the KL is spent on noise.",
+    ]
+    return Sheet("How much of what theory promises arrives", columns, rows, notes)
+
+
+def _interval(e: Mapping[str, float] | None) -> str:
+    return "–" if e is None else f"{e['mean']:.2f} ({e['low']:.2f} to {e['high']:.2f})"
 
 
 def _costs(results: Numbers) -> Sheet:
@@ -563,8 +597,9 @@ def _costs(results: Numbers) -> Sheet:
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
-    missing = f"Left out, since they reach less than half of the budget: {', '.join(reached)}."
-    notes = [missing] if at["left_out"] else []
+    missing = f"Left out, since they reach less than half of this median: {', '.join(reached)}."
+    notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
+    notes += [missing] if at["left_out"] else []
     if any(at["theory"].values()):
         notes.append(
             "Theory: the method's transformation at this KL, by the reward, if every prompt's policy were free."

@@ -73,21 +73,21 @@ def _origin(source: Source) -> str:
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
     """Check the tokenizer of each model that lies in a local folder; yield the others."""
-    for name, model in _models(recipe):
-        if model.model is None:
+    named = [(name, model.model) for name, model in _models(recipe)]
+    named += [] if recipe.rank_model is None else [("rank_model", recipe.rank_model.model)]
+    for name, path in named:
+        if path is None:
             continue
-        if Path(model.model).is_dir():
-            load_tokenizer(model.model)
-        elif is_hub_id(model.model):
-            yield f"{name}.model: {model.model} of the hub"
+        if Path(path).is_dir():
+            load_tokenizer(path)
+        elif is_hub_id(path):
+            yield f"{name}.model: {path} of the hub"
         else:
-            raise ConfigError(f"{name}.model: there is no folder {model.model}; correct the path")
+            raise ConfigError(f"{name}.model: there is no folder {path}; correct the path")
 
 
 def _models(recipe: Recipe) -> list[tuple[str, Model]]:
-    ranks: list[tuple[str, Model]] = [] if recipe.rank_model is None else [("rank_model", recipe.rank_model)]
-    sources = ((name, reward_source(recipe, name)) for name in reward_names(recipe))
-    return [("policy", recipe.policy), *sources, *ranks]
+    return [("policy", recipe.policy), *((name, reward_source(recipe, name)) for name in reward_names(recipe))]
 
 
 def _print_work(recipe: Recipe, console: Console) -> None:

@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage othe
 
 import torch  # isort: skip
 from peft import LoraConfig, PeftModel, TaskType
-from psutil import Process  # type: ignore[import-untyped]
+from psutil import Process
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
