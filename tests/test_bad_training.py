@@ -187,7 +187,7 @@ def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(tmp_path: Path) -
     case = enumerable.enumerable(tmp_path / "reference")
     rollouts, (model, tokenizer) = case.rollouts(16), load_policy(case.folder)
     fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
-    job = Job(tmp_path / "policy", 0, "cpu", [], quiet)
+    job = Job(tmp_path / "policy", 2, "cpu", [], quiet)
     with pytest.raises(InfalignError, match=f"training policy diverged: at step 45 .* nan; {found(30)}"):
         fit_offline(model, tokenizer, FailsAt(45), rollouts, fit, job, tmp_path / "saved")
     assert_only_kept(30, job.folder)

@@ -95,8 +95,8 @@ def tilted(case: Enumerable) -> Array:
 
 
 def served(procedure: BestOfN | WorstOfN) -> Callable[[Enumerable], Objective]:
-    """Return the objective of maxk: the win rate itself, at a KL weight that leads to 0.9 nats."""
-    return lambda case: Objective(rewarded(case), parse_shaping("identity"), 0.08, procedure=procedure)
+    """Return the objective of maxk: the win rate itself, at a KL weight of 0.2."""
+    return lambda case: Objective(rewarded(case), parse_shaping("identity"), 0.2, procedure=procedure)
 
 
 def at_rest(case: Enumerable) -> Array:
@@ -113,10 +113,10 @@ METHODS = {
     "rloo exp:10": Method(Policy(solver="rloo", transform="exp:10", beta=1.0, fit=fit(80)), transformed, tilted),
     "ppo exp:10": Method(Policy(solver="ppo", transform="exp:10", beta=1.0, fit=fit(240)), transformed, tilted),
     "maxk best-of-4": Method(
-        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(BEST), lambda case: enumerable.optimum(case, BEST, 0.08)
+        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(BEST), lambda case: enumerable.optimum(case, BEST, 0.2)
     ),
     "maxk worst-of-4": Method(
-        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(WORST), lambda case: enumerable.optimum(case, WORST, 0.08)
+        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(WORST), lambda case: enumerable.optimum(case, WORST, 0.2)
     ),
     "bond, one step": Method(
         Policy(solver="bond", kl_budget=1.0, fit=fit(80)),
@@ -228,9 +228,9 @@ def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case
 
 @pytest.mark.parametrize("name", ["ppo exp:10", "bond, one step"])
 def test_a_resumed_training_ends_as_an_undisturbed_one(name: str, case: Enumerable, tmp_path: Path) -> None:
-    """Critic and moving anchor come back from the checkpoint: the last third, done again, gives the same policy."""
+    """Critic and moving anchor come back from a checkpoint in the second epoch, whose rest gives the same policy."""
     method = METHODS[name]
-    policy = method.policy.model_copy(update={"fit": fit(1)})
+    policy = method.policy.model_copy(update={"fit": fit(2)})
     objective = replace(method.objective(case), anchor_rate=0.2)
     laws = []
     for folder in ("undisturbed", "resumed"):
@@ -239,12 +239,11 @@ def test_a_resumed_training_ends_as_an_undisturbed_one(name: str, case: Enumerab
             str(case.folder), left_padding(case), rows(case), objective, policy, job, max_new_tokens=2
         )
         if folder == "undisturbed":
-            trainer.args.save_total_limit = 4
             trainer.train()
         else:
-            trainer.train(resume_from_checkpoint=str(tmp_path / "undisturbed" / "checkpoint-4"))
+            trainer.train(resume_from_checkpoint=str(tmp_path / "undisturbed" / "checkpoint-9"))
         laws.append(case.laws(trainer.model))
-    assert laws[0] == pytest.approx(laws[1], abs=1e-5)
+    assert laws[0] == pytest.approx(laws[1], abs=1e-6)
 
 
 def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def rollouts(reference: Path) -> list[dict[str, Any]]:
 
 def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Train a few steps of a solver and return the weights that it saved."""
-    fit = Fit(batch_size=K, epochs=0.25, learning_rate=0.001, **WAYS[way])
+    fit = Fit(batch_size=K, epochs=0.5, learning_rate=0.001, **WAYS[way])
     policy = Policy(**(OFFLINE | ONLINE)[name], generations=4, fit=fit)
     job, saved = Job(folder / "checkpoints", 0, "cpu", [], quiet), folder / "policy"
     if name in OFFLINE:

@@ -17,7 +17,7 @@ from transformers import (
 
 from infalign.data import prompt_id
 from infalign.errors import ConfigError, DataError
-from infalign.scoring import ClassifierReward, function_reward, score
+from infalign.scoring import ClassifierReward, function_reward, score, score_to
 
 torch.set_num_threads(1)
 
@@ -297,3 +297,25 @@ def test_prompts_and_responses_must_pair_up():
     """A response without a prompt is refused before anything is scored."""
     with pytest.raises(DataError, match=r"3 prompts do not go with 2 responses"):
         score(lambda _, responses: [0.0] * len(responses), PROMPTS, RESPONSES[:2], name="mine")
+
+
+def test_stopped_scoring_goes_on_bit_for_bit(classifier, tmp_path):
+    """Killed at any shard, a classifier's stored scores end the same as those of one undisturbed run, ties included."""
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    responses = ["a", "b", "a", "a long one " * 3, *"cdce", "", "f", "g", ""]
+    settings = {"name": "reward", "made_by": "a", "shard_prompts": 1, "on_progress": lambda done, total: None}
+    whole = score_to(tmp_path / "whole", classifier, prompts, responses, **settings)
+    calls = iter(range(9))
+
+    def dying(*rows):
+        if next(calls) % 2:
+            raise KeyboardInterrupt
+        return classifier(*rows)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            score_to(tmp_path / "killed", dying, prompts, responses, **settings)
+    resumed = score_to(tmp_path / "killed", classifier, prompts, responses, **settings)
+    assert resumed.tolist() == whole.tolist()
+    assert (whole[0], whole[4], whole[8]) == (whole[2], whole[6], whole[11])
+    np.testing.assert_allclose(whole, score(classifier, prompts, responses, name="reward"), atol=1e-5)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.errors import ConfigError, InfalignError, PartialError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +29,30 @@ Examples:
   infalign run recipes/demo.yaml --dry-run    check the data, show the plan
   infalign run recipes/demo.yaml              everything, from data to report
   infalign train recipes/demo.yaml            up to the policies, no evaluation
+  infalign status runs/demo                   what is done, and why the rest is not
   infalign run recipes/demo.yaml --set rollout.k=128    more rollouts, none lost
   infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
 
 The same command continues after a stop and, after a change, redoes what
 depends on it. --debug, anywhere, shows where an error came from.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, recipe or model, 3 invalid data,
-4 partial (run it again), 130 interrupted by SIGINT, 143 by SIGTERM.
+Exit codes: 0 done, 1 failed or run directory in use, 2 wrong usage, recipe or
+model, 3 invalid data, 4 partial (run it again; of `status`: not all is done),
+130 interrupted by SIGINT, 143 by SIGTERM.
+"""
+STATUS_EPILOGUE = """\
+Examples:
+  infalign status runs/demo
+  infalign status recipes/demo.yaml --set rollout.k=128
+  infalign status runs/demo || infalign run recipes/demo.yaml
+
+done: a record says that it was made with these settings and inputs. stale: it
+was made with others, and the reason is shown. partial: it was begun, and the
+same command continues. missing: nothing is there. Another version of a
+library is shown and undoes nothing.
+
+Exit codes: 0 if all is done, 4 if not. Nothing is written and nobody is held
+up; a run in progress may be looked at.
 """
 CURVE_EPILOGUE = """\
 Examples:
@@ -140,6 +156,7 @@ Overrides = Annotated[
         name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", negative=(), show_default=False
     ),
 ]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
 
 
 @app.command
@@ -163,6 +180,27 @@ def run(
     from infalign.report import print_table
 
     print_table(root, _console())
+
+
+@app.command(help_epilogue=STATUS_EPILOGUE)
+def status(
+    run: Annotated[str, Parameter(help="A run directory, or a recipe (YAML).")],
+    /,
+    *,
+    set_: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is done, what is not and why; exit code 4 if work is left."""
+    from infalign.status import print_status, recorded_recipe
+    from infalign.status import status as status_of
+
+    found = status_of(recorded_recipe(Path(run), set_) if Path(run).is_dir() else _recipe(run, set_))
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        print_status(found, _console())
+    if not found.done:
+        sys.exit(PartialError.exit_code)
 
 
 def _add_stage(stage: str, text: str, group: Group) -> None:
@@ -196,10 +234,13 @@ def compare(
     except ValueError as error:
         raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
     from infalign.compare import compare_methods, print_methods
+    from infalign.locks import held
 
     settings, console = _recipe(recipe, set_), _console()
     chosen = methods.split(",") if methods is not None else None
-    print_methods(compare_methods(settings, methods=chosen, budgets=budgets, console=console), console)
+    with held(Path(settings.run_dir)):
+        results = compare_methods(settings, methods=chosen, budgets=budgets, console=console)
+    print_methods(results, console)
     console.print(f"\nComparison: {Path(settings.run_dir) / 'compare'}", highlight=False, soft_wrap=True)
 
 
@@ -210,7 +251,6 @@ ProcedureName = Annotated[
     Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ..."),
 ]
 BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.", show_default=False)]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
 
 
 @app.command(group=_theory, sort_key=0, help_epilogue=CURVE_EPILOGUE)
@@ -332,10 +372,12 @@ def hacking(
     """Poison the preferences and see how reward models bear it (figure 7)."""
     from infalign.hacking import PHRASES, draw, print_hacking
     from infalign.hacking import hacking as poisoned
+    from infalign.locks import held
 
     settings = _recipe(recipe, set_)
     console = _console()
-    results = poisoned(settings, phrases=phrase or PHRASES, share=share, console=console)
+    with held(Path(settings.run_dir)):
+        results = poisoned(settings, phrases=phrase or PHRASES, share=share, console=console)
     print_hacking(results, console)
     figure = Path(settings.run_dir) / "hacking" / results["key"] / "hacking.svg"
     draw(results, figure)

@@ -8,6 +8,7 @@ from copy import copy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import numpy as np
 import yaml
@@ -152,16 +153,39 @@ class PolicyModel(Model):
         return self
 
 
+def _over_http(url: str) -> str:
+    parts = urlsplit(url)  # raises ValueError for a host that is none
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"a URL starts with http:// or https:// and a host, found {url!r}")
+    if parts.username is not None:
+        raise ValueError("a URL with a password would be written into the run directory; use api_key_env")
+    return url
+
+
 class RewardSource(Model):
-    """A Bradley–Terry classifier, or a Python function; without either it starts from the fine-tuned policy."""
+    """A Bradley–Terry classifier, a Python function or a server; without any it starts from the fine-tuned policy."""
 
     function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
+    url: Annotated[str, AfterValidator(_over_http)] | None = Field(
+        None, description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}"
+    )
+    api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether it is a model that transformers loads."""
+        return self.function is None and self.url is None
 
     @model_validator(mode="after")
     def _usable(self) -> "RewardSource":
-        if self.function is not None and (self.model or self.scratch or self.fit):
-            raise ValueError("a `function` is used as it is: leave out model, scratch and fit")
-        if self.function is None and self.model is None and self.fit is None:
+        if self.function is not None and self.url is not None:
+            raise ValueError("give `function` or `url`, not both")
+        if self.api_key_env is not None and self.url is None:
+            raise ValueError("api_key_env is for a `url`")
+        if not self.is_classifier and (self.model or self.scratch or self.fit):
+            kind = "url" if self.function is None else "function"
+            raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch and fit")
+        if self.is_classifier and self.model is None and self.fit is None:
             raise ValueError("a reward model that is no `function` and no ready `model` needs `fit`")
         return self
 
@@ -169,7 +193,7 @@ class RewardSource(Model):
 class RankModel(Settings):
     """A classifier trained to predict the rank Ĉ of a response, for prompts that have no rollouts.
 
-    It starts from `model`; without it from the reward model, or from the reference policy if the reward is a function.
+    It starts from `model`; without it from the reward model, or from the reference policy if the reward is no model.
     """
 
     model: str | None = Field(None, description="folder or hub id")

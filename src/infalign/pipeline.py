@@ -6,19 +6,22 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from infalign import stages
 from infalign.config import Recipe, dump_recipe
+from infalign.contents import Digests, changes, settings_of
 from infalign.data import write_text
 from infalign.errors import ConfigError
 from infalign.jobs import Display, Job, Report, run_jobs
+from infalign.locks import held
 from infalign.report import write
 from infalign.results import summarise
 from infalign.stages import STAGES, Layout
@@ -31,16 +34,30 @@ class Unit:
     stage: str
     name: str
     needs: tuple[str, ...]
-    settings: dict[str, Any]  # the part of the recipe that its output depends on
-    extent: dict[str, int]  # how much of it is wanted; when only this changes, what is there is kept and extended
+    settings: dict[str, Any]  # the part of the recipe that its output depends on, with the content of what it names
+    extent: dict[str, dict[str, int]]  # how much is wanted; when only this changes, what is there is kept and extended
     output: Path
     workspace: Path | None  # what an unfinished attempt leaves to continue from
     function: Callable[..., dict[str, Any]]
+    so_far: Callable[[], str]  # what an unfinished attempt has, in words, "" for nothing
 
 
-def units(recipe: Recipe, root: Path, splits: Sequence[str] = ("test",)) -> list[Unit]:
-    """Return the units of a recipe, each after those it needs; models are evaluated on the prompts of ``splits``."""
-    layout, settings = Layout(root), recipe.model_dump(mode="json")
+@dataclass(frozen=True)
+class Pending:
+    """What is there of a unit that is to be done, and why that is not enough; nothing of a missing one."""
+
+    state: Literal["missing", "partial", "stale"]
+    because: str
+
+
+def units(
+    recipe: Recipe, root: Path, splits: Sequence[str] = ("test",), *, digests: Digests | None = None
+) -> list[Unit]:
+    """Return the units of a recipe, each after those it needs; models are evaluated on the prompts of ``splits``.
+
+    ``digests`` are those of the run directory unless given.
+    """
+    layout, settings = Layout(root), settings_of(recipe, digests or _digests(root))
     found: list[Unit] = []
 
     def add(
@@ -51,27 +68,28 @@ def units(recipe: Recipe, root: Path, splits: Sequence[str] = ("test",)) -> list
         output: Path,
         function: Callable[..., dict[str, Any]],
         *arguments: Any,
-        extent: dict[str, int] | None = None,
+        extent: dict[str, dict[str, int]] | None = None,
         workspace: Path | None = None,
+        so_far: Callable[[], str] = str,  # of units that begin anew: ""
     ) -> str:
         work = partial(function, recipe, root, *arguments)
-        found.append(Unit(stage, name, tuple(needs), keys, extent or {}, output, workspace, work))
+        found.append(Unit(stage, name, tuple(needs), keys, extent or {}, output, workspace, work, so_far))
         return name
 
     def add_model(
         stage: str, name: str, needs: list[str], keys: dict[str, Any], model: str, function: Any, *arguments: Any
     ) -> str:
         workspace = layout.checkpoints(model)
-        return add(stage, name, needs, keys, layout.model(model), function, *arguments, workspace=workspace)
+        so_far = partial(stages.training_so_far, workspace)
+        output = layout.model(model)
+        return add(stage, name, needs, keys, output, function, *arguments, workspace=workspace, so_far=so_far)
 
     def part_of(*keys: str) -> dict[str, Any]:
         return {"seed": recipe.seed, **{key: settings[key] for key in keys}}
 
-    folder = Path(settings["data"].pop("folder"))  # what the files hold counts, not where they lie
-    files = [_digest(folder / source.path) for source in (*recipe.data.sources, *recipe.data.test) if source.path]
-    tokenizer = settings["policy"]["model"] or settings["policy"]["scratch"]
+    tokenizer = {key: settings["policy"][key] for key in ("model", "scratch")}
     learns = recipe.judge.fit is not None  # a ready judge leaves its share of the rows to the reward model
-    keys = part_of("data") | {"tokenizer": tokenizer, "files": files, "judge_learns": learns}
+    keys = part_of("data") | {"policy": tokenizer, "judge": {"fit": learns}}
     data = add("data", "data", [], keys, layout.data, stages.prepare_data)
     policy = [data]
     if recipe.policy.fit is not None:
@@ -86,39 +104,41 @@ def units(recipe: Recipe, root: Path, splits: Sequence[str] = ("test",)) -> list
             sources[name] = [add_model("reward-model", name, needs, part_of(name), name, stages.fit_reward, name)]
 
     sampling = part_of("policy")
-    sampling |= {"engine": settings["rollout"]["engine"], "max_new_tokens": recipe.rollout.max_new_tokens}
-    extent = {"prompts": recipe.rollout.prompts, "k": recipe.rollout.k}
+    sampling |= {"rollout": {key: settings["rollout"][key] for key in ("engine", "max_new_tokens")}}
+    extent = {"rollout": {"prompts": recipe.rollout.prompts, "k": recipe.rollout.k}}
     scores = []
     for part in range(stages.parts(recipe)):
         output = layout.rollouts(part)
-        name = f"rollout-{part}"
-        rollouts = add("rollout", name, policy, sampling, output, stages.draw_rollouts, part, extent=extent)
+        work, so_far = stages.draw_rollouts, partial(stages.rollouts_so_far, recipe, root, part)
+        rollouts = add("rollout", f"rollout-{part}", policy, sampling, output, work, part, extent=extent, so_far=so_far)
         needs = [rollouts, *sources["reward"]]
         output = layout.scores(part)
-        scores += [add("score", f"score-{part}", needs, part_of("reward"), output, stages.score_rollouts, part)]
+        name, work, kept = f"score-{part}", stages.score_rollouts, output.with_suffix("")
+        so_far, keys = partial(stages.scores_so_far, kept), part_of("reward")
+        scores += [add("score", name, needs, keys, output, work, part, extent=extent, workspace=kept, so_far=so_far)]
     calibrated = add("calibrate", "calibrate", scores, {}, layout.calibrated, stages.calibrate_prompts)
     if recipe.rank_model is not None:
         add_model("calibrate", "rank-model", [calibrated], part_of("rank_model"), "rank", stages.fit_rank_model)
 
     judges = [name for needed in sources.values() for name in needed]
     judging, climbed = sampling | part_of(*stages.reward_names(recipe)), sampling | part_of("reward")
-    extent = {"prompts": recipe.evaluate.prompts, "samples": recipe.evaluate.samples}
+    extent = {"evaluate": {"prompts": recipe.evaluate.prompts, "samples": recipe.evaluate.samples}}
 
     def evaluate(model: str, needs: list[str]) -> list[str]:
         found = []
         for split in splits:
             name = f"evaluate-{model}" if split == "test" else f"evaluate-{model}.{split}"
             scored, keys = (judges, judging) if split == "test" else (sources["reward"], climbed)
-            output, work = layout.evaluation(model, split), stages.evaluate_model
-            found += [add("evaluate", name, [*needs, *scored], keys, output, work, model, split, extent=extent)]
+            work, so_far = stages.evaluate_model, partial(stages.samples_so_far, recipe, root, model, split)
+            output, needed = layout.evaluation(model, split), [*needs, *scored]
+            found += [add("evaluate", name, needed, keys, output, work, model, split, extent=extent, so_far=so_far)]
         return found
 
     evaluated = evaluate("reference", policy)
     for name in recipe.policies:
-        keys = part_of() | {"policy": settings["policies"][name]}
-        ranks = "rank-model" if keys["policy"].pop("ranks") == "model" else calibrated  # what it needs is in its key
-        if recipe.policies[name].transform.endswith(".json"):  # what the file holds counts, not where it lies
-            keys["policy"] |= {"transform": _digest(Path(recipe.policies[name].transform))}
+        policy_settings = settings["policies"][name]
+        ranks = "rank-model" if policy_settings.pop("ranks") == "model" else calibrated  # what it needs is in its key
+        keys = part_of() | {"policies": {name: policy_settings}}
         if recipe.policies[name].solver == "maxk":  # which climbs it
             keys |= part_of("procedure")
         trained = add_model("train", f"train-{name}", [ranks], keys, name, stages.train_policy, name)
@@ -134,28 +154,69 @@ def _write_report(recipe: Recipe, root: Path, *, report: Report) -> dict[str, An
     return {}
 
 
-def _digest(path: Path) -> str | None:
-    """Return the hash of a file's content; a missing file is the data stage's error."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
+def _digests(root: Path) -> Digests:
+    return Digests(root / "digests.json")
 
 
-def pending(wanted: list[Unit], root: Path) -> dict[str, str]:
-    """Return the units still to be done, each with the key that its record will carry.
+def pending(wanted: list[Unit], root: Path) -> dict[str, Pending]:
+    """Return the units still to be done, each with what is there of it and why that is not enough.
 
     A unit is done when its output is there with a record of the same settings, extent and keys of what it needs, and
     what it needs is done.
     """
-    keys = _keys(wanted)
-    records = stages.records(root)
-    done = set[str]()
+    keys, records = _keys(wanted), stages.records(root)
+    bases = _bases(wanted, keys)
+    todo: dict[str, Pending] = {}
     for unit in wanted:
-        recorded = unit.output.exists() and records.get(unit.name, {}).get("key") == keys[unit.name]
-        if recorded and done.issuperset(unit.needs):
-            done.add(unit.name)
-    return {name: key for name, key in keys.items() if name not in done}
+        why, grown = list[str](), list[str]()
+        if (record := records.get(unit.name)) is not None:
+            why = list(_reasons(unit, record, keys, todo))
+            grown = list(changes(record.get("extent", unit.extent), unit.extent))
+            if not why and not grown:
+                continue
+        ready = not why and todo.keys().isdisjoint(unit.needs)
+        begun = ready and _holds(_started_path(root, unit.name), bases[unit.name])
+        if so_far := unit.so_far() if begun else "":
+            todo[unit.name] = Pending("partial", "; ".join([*grown, so_far]))
+        elif record is None:
+            todo[unit.name] = Pending("missing", "")
+        else:
+            todo[unit.name] = Pending("stale", "; ".join([*why, *grown]))
+    return todo
+
+
+def _reasons(unit: Unit, record: dict[str, Any], keys: Mapping[str, str], todo: Mapping[str, Pending]) -> Iterator[str]:
+    """Yield why a record does not hold, but for its extent."""
+    if "settings" not in record:
+        yield "made by an older version"
+        return
+    yield from changes(record["settings"], unit.settings)
+    before, now = record["needs"], {name: keys[name] for name in unit.needs}
+    if waiting := [name for name in now if name in todo]:
+        yield f"follows {listed_names(waiting)}"
+    if again := [name for name in now if name not in todo and before.get(name, now[name]) != now[name]]:
+        yield f"{listed_names(again)} was done again"
+    if new := [name for name in now if name not in todo and name not in before]:
+        yield f"now needs {listed_names(new)}"
+    if gone := [name for name in before if name not in now]:
+        yield f"no longer needs {listed_names(gone)}"
+    if not unit.output.exists():
+        yield "its output is missing"
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Return the first three names and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def reasons(todo: Mapping[str, Pending]) -> list[str]:
+    """Return a line for each reason to do units again or to go on with them: ``again: train-aware (…)``."""
+    names: dict[Pending, list[str]] = {}
+    for name, found in todo.items():
+        if found.state != "missing":
+            names.setdefault(found, []).append(name)
+    words = {"stale": "again", "partial": "continued"}
+    return [f"{words[found.state]}: {', '.join(units)} ({found.because})" for found, units in names.items()]
 
 
 def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
@@ -163,10 +224,10 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
 
     What an earlier attempt left is continued if only its extent differs from what is wanted, and removed otherwise.
     """
-    root = _run_directory(recipe)
-    write_text(root / "recipe.yaml", dump_recipe(recipe))
-    wanted = [unit for unit in units(recipe, root) if STAGES.index(unit.stage) <= STAGES.index(until)]
-    _do(recipe, root, wanted, until=until, console=console)
+    with _run_directory(recipe) as root:
+        write_text(root / "recipe.yaml", dump_recipe(recipe))
+        wanted = [unit for unit in _units(recipe, root) if STAGES.index(unit.stage) <= STAGES.index(until)]
+        _do(recipe, root, wanted, until=until, console=console)
     return root
 
 
@@ -175,63 +236,80 @@ def evaluate_policies(recipe: Recipe, *, console: Console) -> Path:
 
     Results, report and recorded recipe stay as they are: they may be those of other policies in the same directory.
     """
-    root = _run_directory(recipe)
-    wanted = [unit for unit in units(recipe, root, ("test", "train")) if unit.name not in ("results", "report")]
-    _do(recipe, root, wanted, until="evaluate", console=console)
+    with _run_directory(recipe) as root:
+        wanted = [unit for unit in _units(recipe, root, "train") if unit.name not in ("results", "report")]
+        _do(recipe, root, wanted, until="evaluate", console=console)
     return root
 
 
-def _run_directory(recipe: Recipe) -> Path:
+@contextmanager
+def _run_directory(recipe: Recipe) -> Iterator[Path]:
     root = Path(recipe.run_dir)
-    try:
+    with held(root):
         (root / "stages").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the run directory {root} cannot be made: {error.strerror}; change run_dir") from error
-    return root
+        yield root
+
+
+def _units(recipe: Recipe, root: Path, *splits: str) -> list[Unit]:
+    """Return the units, with the ``splits`` besides the test, and keep the digests that they took."""
+    digests = _digests(root)
+    found = units(recipe, root, ("test", *splits), digests=digests)
+    if not int(os.environ.get("RANK", "0")):
+        digests.save()
+    return found
 
 
 def _do(recipe: Recipe, root: Path, wanted: list[Unit], *, until: str, console: Console) -> None:
     """Do the units that are not done yet, and record each; a distributed run does those of stage ``until`` only."""
-    by_name = {unit.name: unit for unit in wanted}
+    by_name, keys = {unit.name: unit for unit in wanted}, _keys(wanted)
+    bases = _bases(wanted, keys)
     todo = pending(wanted, root)
     distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if distributed and (waiting := [name for name in todo if by_name[name].stage != until]):
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {until}; run them without it first")
     if done := len(wanted) - len(todo):
         console.print(f"{done} of {len(wanted)} steps are done already", highlight=False)
+    for line in reasons(todo):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if any(by_name[name].stage == "train" for name in todo):
         for warning in stages.coarse_ranks(recipe):
             console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
 
     def finish(name: str, summary: dict[str, Any], seconds: float) -> None:
-        record = {"key": todo[name], "stage": by_name[name].stage, "seconds": round(seconds, 2), "summary": summary}
-        write_text(_record_path(root, name), json.dumps(record | {"versions": _versions()}, indent=1))
+        unit = by_name[name]
+        record: dict[str, Any] = {
+            "key": keys[name],
+            "stage": unit.stage,
+            "settings": unit.settings,
+            "extent": unit.extent,
+        }
+        record |= {"needs": {need: keys[need] for need in unit.needs}, "seconds": round(seconds, 2)}
+        record |= {"summary": summary, "versions": versions()}
+        write_text(_record_path(root, name), json.dumps(record, indent=1))
         console.print(
             f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
         )
 
-    keys = _keys(wanted)
     jobs = [
-        Job(name, partial(_begin, root, by_name[name], _key(by_name[name], keys, {})), frozenset(by_name[name].needs))
-        for name in todo
+        Job(name, partial(_begin, root, by_name[name], bases[name]), frozenset(by_name[name].needs)) for name in todo
     ]
     with Display(console) as display:
         processes = 1 if distributed else recipe.compute.processes
         run_jobs(jobs, processes=processes, threads=recipe.compute.threads, display=display, on_done=finish)
 
 
-def _begin(root: Path, unit: Unit, key: str, *, report: Report) -> dict[str, Any]:
-    """Run a unit; what an earlier attempt with another ``key``, which leaves out the extent, made is removed first."""
-    started = root / "stages" / f"{unit.name}.started"
+def _begin(root: Path, unit: Unit, base: str, *, report: Report) -> dict[str, Any]:
+    """Run a unit; what an earlier attempt with another ``base`` made is removed first."""
+    started = _started_path(root, unit.name)
     if int(os.environ.get("RANK", "0")):
-        while not _holds(started, key):  # the first process tidies up
+        while not _holds(started, base):  # the first process tidies up
             time.sleep(0.1)
-    elif not _holds(started, key):
+    elif not _holds(started, base):
         _record_path(root, unit.name).unlink(missing_ok=True)
         for left in (unit.output, unit.workspace):
             if left is not None:
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-        write_text(started, key)
+        write_text(started, base)
     unit.output.parent.mkdir(parents=True, exist_ok=True)
     return unit.function(report=report)
 
@@ -244,6 +322,10 @@ def _record_path(root: Path, name: str) -> Path:
     return root / "stages" / f"{name}.json"
 
 
+def _started_path(root: Path, name: str) -> Path:
+    return root / "stages" / f"{name}.started"
+
+
 def _keys(wanted: list[Unit]) -> dict[str, str]:
     keys: dict[str, str] = {}
     for unit in wanted:
@@ -251,12 +333,22 @@ def _keys(wanted: list[Unit]) -> dict[str, str]:
     return keys
 
 
-def _key(unit: Unit, keys: dict[str, str], extent: dict[str, int]) -> str:
+def _bases(wanted: list[Unit], keys: Mapping[str, str]) -> dict[str, str]:
+    """Return what must stay the same for what is there to be continued: the keys, without what may be extended."""
+    bases = dict(keys)
+    for unit in wanted:
+        if unit.extent:
+            bases[unit.name] = _key(unit, bases, {})
+    return bases
+
+
+def _key(unit: Unit, keys: Mapping[str, str], extent: Mapping[str, Any]) -> str:
     content = json.dumps([unit.name, unit.settings, extent, [keys[name] for name in unit.needs]], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of infalign and of the libraries that make numbers, as far as they are installed."""
     names = ("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets")
     return {name: importlib.metadata.version(name) for name in names if _installed(name)}
 

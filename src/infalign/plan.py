@@ -12,7 +12,7 @@ from rich.table import Table
 
 from infalign.config import ON_POLICY, Model, Recipe, Scratch, Source, is_hub_id
 from infalign.errors import ConfigError
-from infalign.pipeline import pending, units
+from infalign.pipeline import pending, reasons, units
 from infalign.procedures import Standard, parse_procedure
 from infalign.scoring import function_reward
 from infalign.shaping import parse_shaping
@@ -101,6 +101,8 @@ def _print_work(recipe: Recipe, console: Console) -> None:
             done = [name for name in names if name not in todo]
             table.add_row(stage, " ".join(done), " ".join(name for name in names if name in todo))
     _print(console, f"Work in {root}, at most {recipe.compute.processes} jobs at a time", table)
+    for line in reasons(todo):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from infalign.data import read_table, write_table
 from infalign.errors import ConfigError, DataError, PartialError
+from infalign.remote import may_pass, post
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -465,7 +466,7 @@ class ServerEngine:
     """Draw responses from an OpenAI-compatible server such as ``vllm serve MODEL --generation-config vllm``.
 
     ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. A request is repeated
-    after a broken connection, 429 or 5xx for up to ``retry_seconds``. Servers draw from streams of their own, so
+    after a broken connection, 408, 429 or 5xx for up to ``retry_seconds``. Servers draw from streams of their own, so
     ``sampling.seed`` is not sent and drawing again gives other responses.
     """
 
@@ -550,20 +551,11 @@ class ServerEngine:
     def _post(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the choices that the server answers with."""
         import httpx2
-        import stamina
-
-        def passes(error: Exception) -> bool:
-            if isinstance(error, httpx2.HTTPStatusError):
-                return error.response.status_code == 429 or error.response.status_code >= 500
-            return isinstance(error, httpx2.TransportError)
 
         try:
-            for attempt in stamina.retry_context(passes, attempts=None, timeout=self.retry_seconds, wait_max=30.0):
-                with attempt:
-                    answer = self.client.post(self.url, json=body)
-                    answer.raise_for_status()
+            answer = post(self.client, self.url, body, retry_seconds=self.retry_seconds)
         except httpx2.HTTPError as error:
-            if passes(error):
+            if may_pass(error):
                 raise PartialError(
                     f"{self.url} did not answer for {self.retry_seconds:.0f} s ({_first_line(error)}); what is drawn "
                     "is kept, so start the server and run the same command again"

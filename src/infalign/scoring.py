@@ -1,24 +1,38 @@
-"""Reward sources: a transformers classifier or any Python function, and the one place where rewards are checked."""
+"""Reward sources: a transformers classifier, any Python function or a server; rewards are checked and kept here.
+
+`RemoteReward` needs the ``serve`` extra.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
+import pyarrow as pa
 
 from infalign.calibration import Array
 from infalign.config import is_hub_id
-from infalign.data import Message, prompt_id
-from infalign.errors import ConfigError, DataError
+from infalign.data import MESSAGES, Message, prompt_id, read_table, write_table
+from infalign.errors import ConfigError, DataError, PartialError
 from infalign.likelihood import length_batches, right_padded
+from infalign.remote import may_pass, post
 
 if TYPE_CHECKING:
+    import httpx2
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CONNECT_SECONDS = 10.0
+CHECKED_AGAIN = 4  # stored rewards that a server must still give
+ROUNDING = 1e-4  # of the largest of them
+MADE_BY = b"reward"  # in the schema of a shard: what gave its rewards
 
 
 class RewardFunction(Protocol):
@@ -158,6 +172,96 @@ def function_reward(spec: str) -> RewardFunction:
     return cast(RewardFunction, function)
 
 
+# Servers
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReward:
+    """A reward model behind HTTP, with OpenRLHF's request and answer; the guide shows one of each.
+
+    ``query`` is the prompt as ``tokenizer`` renders it for generation, and then the response; ``prompts`` is that
+    without the response, and ``labels`` the prompt's id. Of the answer only ``rewards`` is read. A request holds
+    ``batch`` rows and waits ``read_seconds`` for an answer; it is repeated after a broken connection, no answer, 408,
+    429 and 5xx for up to ``retry_seconds``. ``api_key_env`` names the environment variable with the server's key.
+    """
+
+    url: str
+    tokenizer: PreTrainedTokenizerBase
+    api_key_env: str | None = None
+    batch: int = 64
+    read_seconds: float = 120.0
+    retry_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.api_key_env is not None and not self._key:
+            raise ConfigError(f"the environment variable {self.api_key_env}, which should hold the API key, is not set")
+
+    @property
+    def _key(self) -> str:
+        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+
+    def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
+        """Return the reward of each row, as the server gave it.
+
+        Raises ConfigError if the server refuses a request, PartialError if it stays away, and DataError naming batch
+        and row for an answer that does not hold one finite number for each row.
+        """
+        import httpx2
+
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = httpx2.Timeout(self.read_seconds, connect=CONNECT_SECONDS)
+        rewards: list[float] = []
+        with httpx2.Client(headers=headers, timeout=timeout) as client:
+            for start in range(0, len(responses), self.batch):
+                rows = slice(start, min(start + self.batch, len(responses)))
+                rewards += self._ask(client, prompts[rows], responses[rows], start)
+        return rewards
+
+    def _ask(
+        self, client: httpx2.Client, prompts: list[list[Message]], responses: list[str], first: int
+    ) -> list[float]:
+        """Return the rewards of one batch, which starts at row ``first``."""
+        import httpx2
+
+        name = f"{self.url} (batch {first // self.batch + 1})"
+        rendered = [
+            str(self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+            for prompt in prompts
+        ]
+        body = {
+            "query": [prompt + response for prompt, response in zip(rendered, responses, strict=True)],
+            "prompts": rendered,
+            "labels": [prompt_id(prompt) for prompt in prompts],
+        }
+        try:
+            answer = post(client, self.url, body, retry_seconds=self.retry_seconds)
+        except httpx2.HTTPError as error:
+            if isinstance(error, httpx2.HTTPStatusError):
+                said = f"status {error.response.status_code}: {self._shown(error.response.text)}"
+            else:
+                said = f"{type(error).__name__}: {self._shown(str(error))}"
+            if not may_pass(error):
+                raise ConfigError(f"reward {name}: the server refused the request with {said}") from error
+            raise PartialError(
+                f"reward {name}: no rewards within {self.retry_seconds:.0f} s for rows {first} to "
+                f"{first + len(responses) - 1} (first prompt {body['labels'][0]}), the last answer was {said}; the "
+                "scores so far are kept, so start the server and run the same command again"
+            ) from error
+        try:
+            rewards = json.loads(answer.content, parse_int=float)["rewards"]  # an integer can exceed every float
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"reward {name}: the answer is no JSON object with `rewards`, it begins {self._shown(answer.text)!r}"
+            ) from error
+        return _checked(rewards, prompts, first=first, name=name)
+
+    def _shown(self, text: str) -> str:
+        return " ".join((text.replace(self._key, "***") if self._key else text).split())[:300]
+
+
+# Scoring
+
+
 def score(
     reward: RewardFunction,
     prompts: list[list[Message]],
@@ -179,26 +283,120 @@ def score(
     rewards = np.empty(len(responses))
     for start in range(0, len(responses), chunk):
         rows = slice(start, min(start + chunk, len(responses)))
-        values = reward(prompts[rows], responses[rows])
-        if not hasattr(values, "__len__") or len(values) != rows.stop - rows.start:
-            found = f"{len(values)} rewards" if hasattr(values, "__len__") else type(values).__name__
-            raise DataError(
-                f"reward {name}: returned {found} for the {rows.stop - rows.start} responses of rows {rows.start} to "
-                f"{rows.stop - 1} (first prompt {prompt_id(prompts[start])}); return a list with one number each"
-            )
-        for row, value in enumerate(values, start):
-            if problem := _problem(value):
-                raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompts[row])}): {problem}")
-            rewards[row] = value
+        rewards[rows] = _checked(reward(prompts[rows], responses[rows]), prompts[rows], first=start, name=name)
         if on_progress is not None:
             on_progress(rows.stop)
     return rewards
 
 
+def _checked(values: Any, prompts: list[list[Message]], *, first: int, name: str) -> list[float]:
+    """Return ``values`` if they are one finite number for each of ``prompts``, whose rows count from ``first``."""
+    if not hasattr(values, "__len__") or len(values) != len(prompts):
+        found = f"{len(values)} rewards" if hasattr(values, "__len__") else type(values).__name__
+        raise DataError(
+            f"reward {name}: returned {found} for the {len(prompts)} responses of rows {first} to "
+            f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
+        )
+    for row, (value, prompt) in enumerate(zip(values, prompts, strict=True), first):
+        if problem := _problem(value):
+            raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
+    return list(values)
+
+
 def _problem(value: object) -> str | None:
     """Return why ``value`` is no reward, and what to do; None if it is one."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        return f"found a {type(value).__name__}; return a Python or NumPy number for every response"
+        return f"found a {type(value).__name__}; return a number for every response"
     if not math.isfinite(value):
-        return f"found {float(value)}; a rank needs finite rewards, so mend the reward function or drop the row"
+        return f"found {float(value)}; a rank needs finite rewards, so mend the reward or drop the row"
     return None
+
+
+# Storage
+
+
+def score_to(
+    directory: Path,
+    reward: RewardFunction,
+    prompts: list[list[Message]],
+    responses: list[str],
+    *,
+    name: str,
+    made_by: str,
+    shard_prompts: int = 8,
+    on_progress: Callable[[int, int], None],
+) -> Array:
+    """Return the rewards of all rows, shape (rows,), and keep them in ``directory``/part-00000.parquet, ….
+
+    Only what no shard has is asked for, and equal responses to one prompt are one: a run that was stopped continues,
+    rows can be added, and equal responses tie. A shard holds the distinct responses to ``shard_prompts`` prompts and
+    is written whole or not at all. Shards that were not made by ``made_by`` are removed. Calls ``on_progress(done,
+    all)`` with numbers of distinct responses. Raises as `score` does; rows then count from the start of the shard.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    stored: dict[tuple[str, str], float] = {}
+    number = 0
+    for shard in sorted(directory.glob("part-[0-9]*.parquet")):
+        table = read_table(shard, ["prompt_id", "response", "reward"])
+        if _made_by(table) == made_by:
+            ids, texts, rewards = (_listed(table, column) for column in ("prompt_id", "response", "reward"))
+            stored |= zip(zip(ids, texts, strict=True), rewards, strict=True)
+            number = 1 + int(shard.stem.removeprefix("part-"))
+        else:
+            shard.unlink()
+    keys = [(prompt_id(prompt), text) for prompt, text in zip(prompts, responses, strict=True)]
+    missing: dict[str, dict[str, int]] = {}
+    for row, (identity, text) in enumerate(keys):
+        if (identity, text) not in stored:
+            missing.setdefault(identity, {})[text] = row
+    total = len(set(keys))
+    done = total - sum(map(len, missing.values()))
+    on_progress(done, total)
+    todo = list(missing.values())
+    for start in range(0, len(todo), shard_prompts):
+        rows = [row for texts in todo[start : start + shard_prompts] for row in texts.values()]
+        asked, said = [prompts[row] for row in rows], [responses[row] for row in rows]
+        rewards = score(reward, asked, said, name=name).tolist()
+        columns = {
+            "prompt_id": pa.array([keys[row][0] for row in rows], pa.string()),
+            "prompt": pa.array(asked, MESSAGES),
+            "response": pa.array(said, pa.string()),
+            "reward": pa.array(rewards, pa.float64()),
+        }
+        write_table(directory / f"part-{number:05d}.parquet", pa.table(columns, metadata={MADE_BY: made_by.encode()}))
+        stored |= zip((keys[row] for row in rows), rewards, strict=True)
+        number += 1
+        done += len(rows)
+        on_progress(done, total)
+    return np.array([stored[key] for key in keys])
+
+
+def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str, made_by: str) -> None:
+    """Raise DataError unless ``reward`` still gives what the first of ``shards`` by ``made_by`` has: its first 4 rows.
+
+    A difference up to 1e-4 of the largest of these rewards is rounding. Where there is no such shard, nothing is asked.
+    """
+    for shard in shards:
+        table = read_table(shard)
+        if _made_by(table) != made_by:
+            continue
+        first = table.slice(0, CHECKED_AGAIN)
+        prompts, texts, before = (_listed(first, column) for column in ("prompt", "response", "reward"))
+        now = score(reward, prompts, texts, name=name)
+        gaps = np.abs(now - before)
+        if gaps.max() > ROUNDING * np.abs(before).max():
+            worst = int(gaps.argmax())
+            raise DataError(
+                f"reward {name}: {made_by} now gives {now[worst]:g} where it gave {before[worst]:g} ({shard}, row "
+                f"{worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; start that "
+                "one again, or score everything anew under another url, such as one with ?revision=2"
+            )
+        return
+
+
+def _listed(table: pa.Table, column: str) -> list[Any]:
+    return table[column].to_pylist()
+
+
+def _made_by(table: pa.Table) -> str:
+    return (table.schema.metadata or {}).get(MADE_BY, b"").decode()

@@ -83,8 +83,13 @@ class Layout:
         return self.root / "rollouts" / f"part-{part}"
 
     def scores(self, part: int) -> Path:
-        """Return the table of rewards of a part of the rollouts."""
+        """Return the table of rewards of a part of the rollouts; the folder of that name has them as they came in."""
         return self.root / "scores" / f"part-{part}.parquet"
+
+    def scored(self, name: str) -> list[Path]:
+        """Return all shards of rewards by the source ``name``, those of training prompts first."""
+        rollouts = sorted(self.root.glob("scores/part-*/part-[0-9]*.parquet")) if name == "reward" else []
+        return rollouts + sorted(self.root.glob(f"evaluation*/*/scores/{name}/part-[0-9]*.parquet"))
 
     @property
     def calibrated(self) -> Path:
@@ -369,13 +374,26 @@ def reward_names(recipe: Recipe) -> list[str]:
 
 
 def load_reward(recipe: Recipe, root: Path, name: str) -> Any:
-    """Return the reward function ``name``: text in, numbers out, a batch at a time."""
-    from infalign.scoring import ClassifierReward, function_reward
+    """Return the reward function ``name``: text in, numbers out, a batch at a time.
 
-    source = reward_source(recipe, name)
+    Raises DataError if a server does not give the rewards any more that the run has of it already.
+    """
+    from infalign.scoring import ClassifierReward, RemoteReward, check_unchanged, function_reward
+
+    source, layout = reward_source(recipe, name), Layout(root)
     if source.function is not None:
         return function_reward(source.function)
+    if source.url is not None:
+        reward = RemoteReward(source.url, load_tokenizer(layout.tokenizer), api_key_env=source.api_key_env)
+        check_unchanged(reward, layout.scored(name), name=name, made_by=source.url)
+        return reward
     return ClassifierReward.load(model_path(source, name, root), device=device(recipe))
+
+
+def reward_identity(recipe: Recipe, root: Path, name: str) -> str:
+    """Return what tells a reward from others: its url, its function's name or the digest of its model."""
+    source = reward_source(recipe, name)
+    return source.url or source.function or model_digest(model_path(source, name, root))
 
 
 # Rollouts, scores, calibration
@@ -423,22 +441,59 @@ def _draw(recipe: Recipe, model: str, prompts: Prompts, k: int, folder: Path, se
         draw(engine, rows, k, folder, on_progress=lambda done, total: report(done, total, "responses"))
 
 
+def rollouts_so_far(recipe: Recipe, root: Path, part: int) -> str:
+    """Return how many rollouts of one part of the training prompts are there: ``30 of 72 responses``, "" for none."""
+    return _so_far(train_prompts(recipe, root, part), recipe.rollout.k, Layout(root).rollouts(part))
+
+
+def scores_so_far(folder: Path) -> str:
+    """Return how many distinct responses the shards of a folder have rewards of, "" for none."""
+    scored = sum(read_table(shard, ["reward"]).num_rows for shard in folder.glob("part-*.parquet"))
+    return f"{scored:,} responses scored" if scored else ""
+
+
+def _so_far(prompts: Prompts, k: int, folder: Path) -> str:
+    wanted, drawn = set(prompts.prompt_ids), 0
+    for shard in folder.glob("part-*.parquet"):
+        table = read_table(shard, ["prompt_id", "index"])
+        rows = zip(listed(table, "prompt_id"), listed(table, "index"), strict=True)
+        drawn += sum(prompt_id in wanted and index < k for prompt_id, index in rows)
+    return f"{drawn:,} of {len(wanted) * k:,} responses" if drawn else ""
+
+
 def score_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> Summary:
     """Score one part of the rollouts with the reward."""
     from infalign.rollouts import read_rollouts
-    from infalign.scoring import score
 
     layout, prompts, k = Layout(root), train_prompts(recipe, root, part), recipe.rollout.k
     rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
-    rewards = score(
-        load_reward(recipe, root, "reward"),
-        repeated(prompts.conversations, k),
-        listed(rollouts, "text"),
-        name="reward",
-        on_progress=lambda done: report(done, rollouts.num_rows, "responses"),
-    )
+    folder = layout.scores(part).with_suffix("")
+    rewards = _score(recipe, root, "reward", repeated(prompts.conversations, k), rollouts, folder, report)
     write_table(layout.scores(part), rollouts.select(["prompt_id", "index"]).append_column("reward", pa.array(rewards)))
     return {"responses": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
+
+
+def _score(
+    recipe: Recipe,
+    root: Path,
+    name: str,
+    conversations: list[list[Message]],
+    rollouts: pa.Table,
+    folder: Path,
+    report: Report,
+) -> Array:
+    """Return the rewards of rollouts by the source ``name``, continuing with those that are in ``folder``."""
+    from infalign.scoring import score_to
+
+    return score_to(
+        folder,
+        load_reward(recipe, root, name),
+        conversations,
+        listed(rollouts, "text"),
+        name=name,
+        made_by=reward_identity(recipe, root, name),
+        on_progress=lambda done, total: report(done, total, f"scores by {name}"),
+    )
 
 
 def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
@@ -469,20 +524,28 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
 
 
 def made_with(recipe: Recipe, root: Path) -> dict[str, str]:
-    """Return what calibrated rewards depend on: the digests of ``reference`` and ``reward``, or a function's name."""
-    reward = recipe.reward.function or model_digest(model_path(recipe.reward, "reward", root))
-    return {"reference": model_digest(model_path(recipe.policy, "reference", root)), "reward": reward}
+    """Return what calibrated rewards depend on: the digest of ``reference`` and the identity of ``reward``."""
+    reference = model_digest(model_path(recipe.policy, "reference", root))
+    return {"reference": reference, "reward": reward_identity(recipe, root, "reward")}
 
 
-def model_digest(model: str) -> str:
-    """Return the hash of what a model folder's weights, configuration and tokenizer hold; a hub id is its own."""
+def hash_file(path: Path) -> str:
+    """Return the hash of a file's content, 32 hexadecimal digits."""
+    with path.open("rb") as file:
+        return file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
+
+
+def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
+    """Return the hash of what a model folder's weights, configuration and tokenizer hold; a hub id is its own.
+
+    ``of_file`` returns the hash of one file, `hash_file`'s or one that is known.
+    """
     if not Path(model).is_dir():
         return model
     digest = blake2b(digest_size=16)
     for path in sorted(Path(model).iterdir()):
         if path.suffix in MODEL_FILES:
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + file_digest(file, partial(blake2b, digest_size=16)).digest())
+            digest.update(path.name.encode() + bytes.fromhex(of_file(path)))
     return digest.hexdigest()
 
 
@@ -548,7 +611,7 @@ def rank_model_start(recipe: Recipe, root: Path) -> str:
     assert recipe.rank_model is not None
     if recipe.rank_model.model is not None:
         return recipe.rank_model.model
-    if recipe.reward.function is None:
+    if recipe.reward.is_classifier:
         return model_path(recipe.reward, "reward", root)
     return model_path(recipe.policy, "reference", root)
 
@@ -659,6 +722,7 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
             shutil.copyfile(policy.transform, folder / "transformation.json")  # a policy keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
+    watched |= {key: history[-1][key] for key in ("overfitted", "resumed") if key in history[-1]}
     return {"beta": beta, "trainer_beta": trainer_beta, **watched, "history": history}
 
 
@@ -799,7 +863,6 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
     """
     from infalign.likelihood import rao_blackwell_kl
     from infalign.rollouts import load_policy, read_rollouts
-    from infalign.scoring import score
 
     layout, samples = Layout(root), recipe.evaluate.samples
     folder = layout.evaluation(name, split)
@@ -815,8 +878,9 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
     scores = rollouts.select(["prompt_id", "index"])
     scores = scores.append_column("length", pa.array([len(ids) for ids in completion_ids], pa.int32()))
     for source in reward_names(recipe) if split == "test" else ["reward"]:
-        reward, said_to = load_reward(recipe, root, source), repeated(prompts.conversations, samples)
-        scores = scores.append_column(source, pa.array(score(reward, said_to, listed(rollouts, "text"), name=source)))
+        said_to = repeated(prompts.conversations, samples)
+        rewards = _score(recipe, root, source, said_to, rollouts, folder / "scores" / source, report)
+        scores = scores.append_column(source, pa.array(rewards))
     if name != "reference":
         policy_model, tokenizer = load_policy(path, device=device(recipe))
         reference_model, _ = load_policy(reference, device=device(recipe))
@@ -831,6 +895,13 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
         scores = scores.append_column("kl", pa.array(kl.rao_blackwell))
     write_table(folder / "scores.parquet", scores)
     return {"samples": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
+
+
+def samples_so_far(recipe: Recipe, root: Path, name: str, split: str) -> str:
+    """Return how many samples of a model are there for its evaluation, as `rollouts_so_far` does."""
+    layout = Layout(root)
+    prompts = Prompts.read(layout.data / f"{split}_prompts.parquet", _evaluated(recipe, split))
+    return _so_far(prompts, recipe.evaluate.samples, layout.evaluation(name, split) / "samples")
 
 
 def _evaluated(recipe: Recipe, split: str) -> int:
@@ -909,6 +980,18 @@ def training_to(recipe: Recipe, layout: Layout, name: str, report: Report) -> It
         saved.replace(layout.model(name))
         for left in (*checkpoints.glob("checkpoint-*"), checkpoints / "start"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def training_so_far(checkpoints: Path) -> str:
+    """Return the last step that a training saved: ``checkpoint at step 30 of 120``, "" for none."""
+    saved = dict[int, int]()
+    for path in checkpoints.glob("checkpoint-*/trainer_state.json"):
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # a training that is under way writes or removes it at this moment
+            continue
+        saved[state["global_step"]] = state["max_steps"]
+    return f"checkpoint at step {max(saved):,} of {saved[max(saved)]:,}" if saved else ""
 
 
 @contextmanager

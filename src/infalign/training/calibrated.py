@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infalign.training.common import Job, arguments, fit_and_save, length_class, lora  # first: sets TRL's environment
+from infalign.training.common import (  # first: sets TRL's environment
+    Job,
+    arguments,
+    fit_and_save,
+    length_class,
+    lora,
+    training_order,
+)
 
 from datasets import Dataset  # isort: skip
 from peft import TaskType, get_peft_model
@@ -40,6 +47,9 @@ def fit_calibrated(
     model.config.pad_token_id = tokenizer.pad_token_id
     conversations = [[*prompt, _reply(response)] for prompt, response, _ in rows]
     tokenized = [tokenizer.apply_chat_template(row, tokenize=True, return_dict=True) for row in conversations]
+    lengths = [length_class(len(row["input_ids"])) for row in tokenized]
+    examples = [{**row, "rank": rank} for row, (_, _, rank) in zip(tokenized, rows, strict=True)]
+    order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
     config = lora(fit, TaskType.SEQ_CLS)
     trainer = _RankRegression(
         model=get_peft_model(model, config) if config else model,
@@ -47,14 +57,8 @@ def fit_calibrated(
             **arguments(fit, job),
             remove_unused_columns=False,
             label_names=["rank"],
-            train_sampling_strategy="group_by_length",  # less padding
         ),
-        train_dataset=Dataset.from_list(
-            [
-                {**tokens, "rank": rank, "length": length_class(len(tokens["input_ids"]))}
-                for tokens, (_, _, rank) in zip(tokenized, rows, strict=True)
-            ]
-        ),
+        train_dataset=Dataset.from_list(examples).select(order),
         data_collator=DataCollatorWithPadding(tokenizer),
     )
     return fit_and_save(trainer, tokenizer, job, model_dir)

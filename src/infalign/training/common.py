@@ -3,7 +3,7 @@
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from peft import LoraConfig, PeftModel, TaskType
 from psutil import Process
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_pt_utils import get_length_grouped_indices
 from transformers.trainer_utils import get_last_checkpoint
 
 from infalign.config import Fit
 from infalign.errors import ConfigError, InfalignError
+from infalign.training.checkpoints import Seals, newest_whole
 
 Report = Callable[[int, int, str], None]  # (done, total, note)
 
@@ -35,7 +37,10 @@ class Job:
 
 
 def arguments(fit: Fit, job: Job) -> dict[str, Any]:
-    """Return the keyword arguments that every trainer's configuration takes."""
+    """Return the keyword arguments that every trainer's configuration takes.
+
+    A trainer takes its rows once and as they lie: all epochs of them, see `training_order`.
+    """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     per_device = fit.device_batch_size or fit.batch_size // processes
     if per_device == 0 or fit.batch_size % (per_device * processes):
@@ -47,7 +52,8 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "output_dir": str(job.folder),
         "run_name": job.folder.name,
         "seed": job.seed,
-        "num_train_epochs": fit.epochs,
+        "num_train_epochs": 1,
+        "train_sampling_strategy": "sequential",
         "per_device_train_batch_size": per_device,
         "per_device_eval_batch_size": per_device,
         "gradient_accumulation_steps": fit.batch_size // (per_device * processes),
@@ -63,10 +69,23 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "logging_nan_inf_filter": False,  # it would log an earlier loss for a NaN
         "save_strategy": "steps",
         "save_steps": 0.25,
-        "save_total_limit": 1,
+        "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
         "disable_tqdm": True,
         "dataloader_pin_memory": job.device != "cpu",
     }
+
+
+def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed: int) -> list[int]:
+    """Return which row is trained on when, for at least one step: ``epochs`` passes, each shuffled anew.
+
+    Rows of like length come together, which pads less; where all ``lengths`` are equal, a pass is a random permutation.
+    All passes make one epoch of a trainer. It skips what a checkpoint has seen of that one epoch exactly, while the
+    order of a second epoch would depend on random numbers, or a sampler, that a resumed training does not have.
+    """
+    generator, order = torch.Generator().manual_seed(seed), list[int]()
+    for _ in range(math.ceil(epochs)):
+        order += get_length_grouped_indices(lengths, rows_a_step, generator=generator)
+    return order[: max(round(epochs * len(lengths)), rows_a_step)]
 
 
 def length_class(tokens: Any) -> Any:
@@ -87,24 +106,40 @@ def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
 def fit_and_save(
     trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path
 ) -> list[dict[str, Any]]:
-    """Train, from the last checkpoint in the job's folder if there is one, save the model and return the log.
+    """Train, from the newest whole checkpoint in the job's folder if there is one, save the model and return the log.
 
     Raises InfalignError for a loss or gradient that is not finite, before a checkpoint could hold what it made.
     The last row has ``train_peak_memory`` in bytes: on the CPU the most that this process held, libraries included, on
-    a GPU the most that its tensors took.
+    a GPU the most that its tensors took. After an interruption it has ``resumed`` too: the checkpoint that was taken
+    and the torn ones that were not. Every report says so as well.
     """
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
-    trainer.add_callback(_Reporter(job.report))
+    with trainer.accelerator.main_process_first():  # which removes what is torn
+        checkpoint, torn = newest_whole(job.folder)
+    resumed = _resumed(checkpoint, torn)
+    trainer.add_callback(_Reporter(job.report, resumed))
     trainer.add_callback(_StopUnlessFinite(job.folder))
+    trainer.add_callback(Seals(job.folder, trainer.accelerator.wait_for_everyone))
+    trainer.args.eval_on_start &= checkpoint is None  # early stopping would count this evaluation
     with _PeakMemory(job.device) as memory:
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(job.folder)) if job.folder.is_dir() else None)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     history = [dict(row) for row in trainer.state.log_history]
     history[-1]["train_peak_memory"] = memory.peak  # beside train_runtime
+    if resumed:
+        history[-1]["resumed"] = resumed
     if trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
         save_model(model.merge_and_unload() if isinstance(model, PeftModel) else model, tokenizer, model_dir)
     return history
+
+
+def _resumed(checkpoint: Path | None, torn: list[str]) -> str:
+    """Return where a training goes on and which checkpoints it could not use; nothing if there was none."""
+    if checkpoint is None and not torn:
+        return ""
+    begun = f"resumed from {checkpoint.name}" if checkpoint else "started anew"
+    return "; ".join([begun, *(f"skipped {said}" for said in torn)])
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:
@@ -149,20 +184,20 @@ class _PeakMemory:
 
 
 class _Reporter(TrainerCallback):
-    """Passes steps and the latest metrics on."""
+    """Passes steps and the latest metrics on, and where the training was resumed."""
 
     SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
 
-    def __init__(self, report: Report) -> None:
-        self._report, self._note = report, ""
+    def __init__(self, report: Report, resumed: str) -> None:
+        self._report, self._resumed, self._metrics = report, resumed, ""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         shown = {k: float(v) for k, v in (logs or {}).items() if k in self.SHOWN}
         if shown:
-            self._note = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
+            self._metrics = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._report(state.global_step, state.max_steps, self._note)
+        self._report(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
 
 
 class _StopUnlessFinite(TrainerCallback):

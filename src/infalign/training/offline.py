@@ -25,7 +25,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from infalign.training.common import Job, arguments, fit_and_save, length_class, lora  # first: sets TRL's environment
+from infalign.training.common import (  # first: sets TRL's environment
+    Job,
+    arguments,
+    fit_and_save,
+    length_class,
+    lora,
+    training_order,
+)
 
 import torch  # isort: skip
 from datasets import Dataset
@@ -208,7 +215,9 @@ def fit_offline(
 
     A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt follow each
     other. A tenth of the prompts is held out and the checkpoint with the lowest held-out loss is kept, stopping after
-    two evaluations without a better one. Every epoch makes its examples, and so its pairs, anew.
+    two evaluations without a better one. Every epoch makes its examples, and so its pairs, anew. If no checkpoint has
+    a lower held-out loss than the start, the last row of the log has ``overfitted``, and a report says so: by this
+    measure the reference is better than the best checkpoint, which is saved nevertheless.
     """
     held_out = set(list(dict.fromkeys(row["prompt_id"] for row in rollouts))[:: round(1 / HELD_OUT)])
     numbers: dict[bool, list[int]] = {True: [], False: []}
@@ -217,9 +226,10 @@ def fit_offline(
     rng, passes = np.random.default_rng(job.seed), ceil(fit.epochs)
     evaluation = _examples(solver, rollouts, numbers[True], rng)
     training = [row for _ in range(passes) for row in _examples(solver, rollouts, numbers[False], rng)]
+    lengths = [row["length"] for row in training]
+    order = training_order(lengths, fit.epochs / passes, fit.batch_size, job.seed)
     config = lora(fit, TaskType.CAUSAL_LM)
     settings = arguments(fit, job) | {
-        "num_train_epochs": fit.epochs / passes,
         "eval_strategy": "steps",
         "eval_steps": 0.2,
         "save_steps": 0.2,
@@ -229,18 +239,25 @@ def fit_offline(
         "greater_is_better": False,
         "remove_unused_columns": False,
         "label_names": ["labels"],
-        "train_sampling_strategy": "group_by_length",  # less padding
     }
     trainer = _Offline(
         solver,
         model=get_peft_model(model, config) if config else model,
         args=TrainingArguments(**settings),
-        train_dataset=Dataset.from_list(training),
+        train_dataset=Dataset.from_list(training).select(order),
         eval_dataset=Dataset.from_list(evaluation),
         data_collator=_Collator(rollouts, tokenizer.pad_token_id),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
-    return fit_and_save(trainer, tokenizer, job, model_dir)
+    history = fit_and_save(trainer, tokenizer, job, model_dir)
+    start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
+    if min(later) >= start:
+        history[-1]["overfitted"] = True
+        steps = trainer.state.max_steps
+        job.report(
+            steps, steps, f"! overfitted: the held-out loss is {start:.3g} at the start, {min(later):.3g} at best"
+        )
+    return history
 
 
 def _examples(

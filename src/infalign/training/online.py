@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infalign.training.common import Job, arguments, fit_and_save, lora  # first: it sets TRL's environment
+from infalign.training.common import Job, arguments, fit_and_save, lora, training_order  # first: sets TRL's environment
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; the version is pinned
 
@@ -137,7 +137,8 @@ def online_trainer(
             f"{len(rows)} prompts × {generations} generations do not fill a batch of {policy.fit.batch_size}; "
             "lower fit.batch_size or raise rollout.prompts"
         )
-    sampling = {"num_generations": generations, "max_completion_length": max_new_tokens}
+    order = training_order([1] * len(rows), policy.fit.epochs, policy.fit.batch_size // generations, job.seed)
+    sampling = {"num_generations": generations, "max_completion_length": max_new_tokens, "shuffle_dataset": False}
     make = {"rloo": _rloo, "grpo": _grpo, "ppo": _ppo, "maxk": _maxk, "bond": _bond}[policy.solver]
     return make(
         reference,
@@ -146,7 +147,7 @@ def online_trainer(
         arguments(policy.fit, job) | sampling | UNTRUNCATED | {"beta": objective.beta},
         {
             "model": reference,
-            "train_dataset": Dataset.from_list(rows),
+            "train_dataset": Dataset.from_list(rows).select(order),
             "processing_class": tokenizer,
             "peft_config": lora(policy.fit, TaskType.CAUSAL_LM),
             **(stored.settings(objective.shaping) if stored is not None else {}),

@@ -1,9 +1,10 @@
 """Supervised fine-tuning and Bradley–Terry reward models, by TRL's trainers."""
 
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from infalign.training.common import Job, arguments, fit_and_save, lora  # first: it sets TRL's environment
+from infalign.training.common import Job, arguments, fit_and_save, lora, training_order  # first: sets TRL's environment
 
 from datasets import Dataset  # isort: skip
 from peft import TaskType
@@ -36,12 +37,13 @@ def fine_tune(
             **arguments(fit, job),
             max_length=fit.max_length,
             completion_only_loss=True,
-            train_sampling_strategy="group_by_length",  # less padding
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora(fit, TaskType.CAUSAL_LM),
     )
+    lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
+    trainer.train_dataset = trainer.train_dataset.select(training_order(lengths, fit.epochs, fit.batch_size, job.seed))
     return fit_and_save(trainer, tokenizer, job, model_dir)
 
 
@@ -56,7 +58,8 @@ def fit_reward_model(
 ) -> list[dict[str, Any]]:
     """Fit a Bradley–Terry reward model on (prompt, chosen, rejected), starting from the model folder or id ``start``.
 
-    Saves a one-output sequence classifier to ``model_dir`` and returns the log, with ``eval_accuracy`` on ``held_out``.
+    Saves a one-output sequence classifier to ``model_dir`` and returns the log, with ``eval_accuracy`` on ``held_out``
+    after each epoch.
     """
     try:
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -67,12 +70,19 @@ def fit_reward_model(
     model.config.pad_token_id = tokenizer.pad_token_id
     trainer = RewardTrainer(
         model=model,
-        args=RewardConfig(**arguments(fit, job), max_length=fit.max_length, eval_strategy="epoch"),
+        args=RewardConfig(
+            **arguments(fit, job),
+            max_length=fit.max_length,
+            eval_strategy="steps",
+            eval_steps=ceil(len(pairs) / fit.batch_size),
+        ),
         train_dataset=_preferences(pairs),
         eval_dataset=_preferences(held_out),
         processing_class=tokenizer,
         peft_config=lora(fit, TaskType.SEQ_CLS),
     )
+    order = training_order([1] * len(trainer.train_dataset), fit.epochs, fit.batch_size, job.seed)
+    trainer.train_dataset = trainer.train_dataset.select(order)
     return fit_and_save(trainer, tokenizer, job, model_dir)
 
 

@@ -1,0 +1,116 @@
+"""Checkpoints that are whole or do not count: each is sealed by ``complete.json`` when all of it is on the disk."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from infalign.data import write_text
+
+SEAL = "complete.json"
+STATE = "trainer_state.json"
+
+
+class Seals(TrainerCallback):
+    """Seals every checkpoint once it is written, and only then removes the older ones but for the best.
+
+    The end of a training that stops early is no checkpoint.
+    """
+
+    def __init__(self, folder: Path, wait_for_everyone: Callable[[], object]) -> None:
+        self._folder, self._wait_for_everyone = folder, wait_for_everyone
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Find the best checkpoint in this folder, however the folder was named when it was written."""
+        if state.best_global_step:
+            state.best_model_checkpoint = str(self._folder / f"checkpoint-{state.best_global_step}")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Seal what the trainer and its own `_save_checkpoint` have written, on all processes."""
+        self._wait_for_everyone()  # each process writes its random state
+        if not state.is_world_process_zero:
+            return
+        checkpoint = self._folder / f"checkpoint-{state.global_step}"
+        if control.should_training_stop and state.global_step < state.max_steps:
+            shutil.rmtree(checkpoint)  # resumed from here, a training that stops early would go on
+            return
+        seal(checkpoint)
+        for step, older in _checkpoints(self._folder):
+            if step not in (state.global_step, state.best_global_step):
+                shutil.rmtree(older)
+
+
+def seal(checkpoint: Path) -> None:
+    """Write ``complete.json`` with size and hash of every file of the checkpoint, when all of them are on the disk."""
+    files = {}
+    _sync(checkpoint.parent)
+    for path in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+        _sync(path)
+        files[path.relative_to(checkpoint).as_posix()] = {"bytes": path.stat().st_size, "blake2b": _digest(path)}
+    write_text(checkpoint / SEAL, json.dumps(files, indent=1))
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that is whole, if there is one, and what the torn ones lacked; remove the torn ones.
+
+    A checkpoint is whole if every file that its seal lists has the size and the hash of then. It needs the checkpoint
+    of its best step too, for that one's weights may be what the training ends with.
+    """
+    whole: dict[int, Path] = {}
+    torn: list[str] = []
+    for step, checkpoint in _checkpoints(folder):
+        found = _flaw(checkpoint) or _flaw_of_best(checkpoint, {step, *whole})
+        if found is None:
+            whole[step] = checkpoint
+        else:
+            torn.append(f"{checkpoint.name}: {found}")
+            shutil.rmtree(checkpoint)
+    return (whole[max(whole)] if whole else None), torn
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return step and folder of each checkpoint, the oldest first."""
+    return sorted((int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*"))
+
+
+def _flaw(checkpoint: Path) -> str | None:
+    """Return what makes a checkpoint differ from what was sealed, or None."""
+    try:
+        files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{SEAL} is missing"
+    except ValueError:
+        return f"{SEAL} is damaged"
+    for name, sealed in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (size := path.stat().st_size) != sealed["bytes"]:
+            return f"{name} has {size} of {sealed['bytes']} bytes"
+        if _digest(path) != sealed["blake2b"]:
+            return f"{name} is damaged"
+    return None
+
+
+def _flaw_of_best(checkpoint: Path, whole: set[int]) -> str | None:
+    best = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["best_global_step"]
+    return None if best is None or best in whole else f"checkpoint-{best}, its best, is not whole"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

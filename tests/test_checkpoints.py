@@ -1,0 +1,296 @@
+"""Trainings that are interrupted: what is resumed, what is not, and that the end is that of an undisturbed training."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import enumerable  # noqa: E402
+from enumerable import Enumerable  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from infalign.config import Fit, Lora, Policy, Scratch  # noqa: E402
+from infalign.data import Message  # noqa: E402
+from infalign.rollouts import load_policy  # noqa: E402
+from infalign.shaping import Ranked  # noqa: E402
+from infalign.training.calibrated import fit_calibrated  # noqa: E402
+from infalign.training.checkpoints import newest_whole, seal  # noqa: E402
+from infalign.training.common import Job, Report, save_model, training_order  # noqa: E402
+from infalign.training.offline import QRPO, fit_offline  # noqa: E402
+from infalign.training.online import Objective, fit_online  # noqa: E402
+from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.training.supervised import fine_tune, fit_reward_model  # noqa: E402
+from infalign.transforms import Identity  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
+WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
+TWICE = Fit(epochs=2, batch_size=2, learning_rate=1e-2, max_length=64)  # eight steps on eight rows
+Training = Callable[[Path, Report], list[dict[str, Any]]]
+
+
+class StoppedError(Exception):
+    """The process was stopped."""
+
+
+def stopped_at(step: int) -> Report:
+    """Return a report that stops the training after a step, before anything of it is saved."""
+
+    def report(done: int, total: int, note: str) -> None:
+        if done == step:
+            raise StoppedError
+
+    return report
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+def asked(text: str) -> list[Message]:
+    """Return a prompt."""
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
+    """Make a reference whose responses can be listed."""
+    torch.set_num_threads(1)
+    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a tiny Llama with a chat template."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tiny") / "reference"
+    tokenizer = train_tokenizer(WORDS, SCRATCH)
+    save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Training:
+    """Return the training of the kind that a test names: into a folder, with a report."""
+    name: str = request.param
+
+    def job(folder: Path, report: Report) -> Job:
+        torch.manual_seed(0)  # heads and adapters are drawn before a trainer sets the seed
+        return Job(folder / "checkpoints", 0, "cpu", [], report)
+
+    def supervised(folder: Path, report: Report) -> list[dict[str, Any]]:
+        fit = TWICE.model_copy(update={"lora": Lora(rank=2)}) if name == "sft, lora" else TWICE
+        rows = [(asked(word), word) for word in WORDS]
+        return fine_tune(*load_policy(tiny), rows, fit, job(folder, report), folder / "model")
+
+    def reward(folder: Path, report: Report) -> list[dict[str, Any]]:
+        pairs = [(asked(word), word, "no") for word in WORDS]
+        _, tokenizer = load_policy(tiny)
+        return fit_reward_model(str(tiny), tokenizer, pairs, pairs[:3], TWICE, job(folder, report), folder / "model")
+
+    def rank(folder: Path, report: Report) -> list[dict[str, Any]]:
+        rows = [(asked(word), word, i / 8) for i, word in enumerate(WORDS)]
+        _, tokenizer = load_policy(tiny)
+        return fit_calibrated(str(tiny), tokenizer, rows, TWICE, job(folder, report), folder / "model")
+
+    def offline(folder: Path, report: Report) -> list[dict[str, Any]]:
+        fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
+        solver, rows = QRPO(Identity(), 0.3), case.rollouts(32)
+        return fit_offline(*load_policy(case.folder), solver, rows, fit, job(folder, report), folder / "model")
+
+    def online(folder: Path, report: Report) -> list[dict[str, Any]]:
+        fit = Fit(epochs=2, batch_size=8, device_batch_size=4, learning_rate=1e-2)  # eight steps of two prompts
+        rows = [{"prompt": enumerable.PROMPTS[i % 3], "reference_rewards": [1.0, 2.0, 3.0 + i]} for i in range(8)]
+        objective = Objective(lambda prompts, texts: [float(len(text)) for text in texts], Ranked(Identity()), 0.1)
+        policy = Policy(solver=name, beta=0.1, generations=4, fit=fit)
+        _, tokenizer = load_policy(case.folder)
+        tokenizer.padding_side = "left"
+        return fit_online(
+            str(case.folder),
+            tokenizer,
+            rows,
+            objective,
+            policy,
+            job(folder, report),
+            folder / "model",
+            max_new_tokens=2,
+        )
+
+    kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank, "qrpo": offline}
+    return kinds.get(name, online)
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """Return the weights that were saved."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that no weight differs."""
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, atol=1e-6, rtol=0)
+
+
+def interrupted(training: Training, folder: Path, step: int) -> None:
+    """Train until after a step, which is not saved."""
+    with pytest.raises(StoppedError):
+        training(folder, stopped_at(step))
+
+
+KINDS = ("sft", "sft, lora", "reward model", "rank model", "qrpo", "rloo", "ppo")
+
+
+@pytest.mark.parametrize("training", KINDS, indirect=True)
+def test_a_training_resumed_in_its_second_epoch_ends_as_an_undisturbed_one(training: Training, tmp_path: Path) -> None:
+    """Stopped in the seventh of eight steps and resumed from the sixth, it has the same weights, log and order."""
+    whole = training(tmp_path / "undisturbed", quiet)
+    interrupted(training, tmp_path / "resumed", 7)
+    history = training(tmp_path / "resumed", quiet)
+    assert history[-1]["resumed"] in ("resumed from checkpoint-6", "resumed from checkpoint-5")
+    assert [row["step"] for row in history] == [row["step"] for row in whole]
+    assert_same(weights(tmp_path / "resumed"), weights(tmp_path / "undisturbed"))
+
+
+@pytest.mark.parametrize("training", ["ppo"], indirect=True)
+def test_a_checkpoint_that_misses_anything_is_skipped_and_said(training: Training, tmp_path: Path) -> None:
+    """With any of its files deleted, cut or changed it is removed, with a reason, and the one before it is taken."""
+    folder = tmp_path / "checkpoints"
+    interrupted(training, tmp_path, 4)
+    shutil.copytree(folder / "checkpoint-2", tmp_path / "before")
+    interrupted(training, tmp_path, 5)
+    assert list(folder.glob("checkpoint-*")) == [folder / "checkpoint-4"]
+    (tmp_path / "before").rename(folder / "checkpoint-2")
+    names = {path.name for path in (folder / "checkpoint-4").iterdir()}
+    needed = {"model.safetensors", "companion.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert needed | {"trainer_state.json", "complete.json"} <= names
+    tears: dict[str, Callable[[Path], object]] = {
+        "is missing": Path.unlink,
+        "bytes": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        "is damaged": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+    }
+    for name in names:
+        for said, tear in tears.items():
+            copy = shutil.copytree(folder, tmp_path / "copy")
+            tear(copy / "checkpoint-4" / name)
+            found, torn = newest_whole(copy)
+            assert found == copy / "checkpoint-2"
+            assert len(torn) == 1
+            assert torn[0].startswith(f"checkpoint-4: {name} ")
+            assert said in torn[0] or name == "complete.json"
+            assert list(copy.glob("checkpoint-*")) == [found]
+            shutil.rmtree(copy)
+    assert newest_whole(folder) == (folder / "checkpoint-4", [])
+
+
+@pytest.mark.parametrize("training", ["rloo"], indirect=True)
+@pytest.mark.parametrize("lost", ["complete.json", pytest.param("optimizer.pt", marks=pytest.mark.slow)])
+def test_a_torn_checkpoint_costs_time_and_nothing_else(lost: str, training: Training, tmp_path: Path) -> None:
+    """Killed while a checkpoint was written, or before its seal, a training starts anew, says so and ends the same."""
+    training(tmp_path / "undisturbed", quiet)
+    interrupted(training, tmp_path / "torn", 3)
+    (tmp_path / "torn" / "checkpoints" / "checkpoint-2" / lost).unlink()
+    notes: list[str] = []
+    history = training(tmp_path / "torn", lambda done, total, note: notes.append(note))
+    said = f"started anew; skipped checkpoint-2: {lost} is missing"
+    assert history[-1]["resumed"] == said
+    assert all(note.endswith(said) for note in notes)
+    assert_same(weights(tmp_path / "torn"), weights(tmp_path / "undisturbed"))
+
+
+def checkpoint(folder: Path, step: int, best: int | None) -> Path:
+    """Write and seal what a checkpoint has that matters here."""
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "trainer_state.json").write_text(f'{{"best_global_step": {best or "null"}}}')
+    seal(path)
+    return path
+
+
+def test_a_checkpoint_needs_the_best_one(tmp_path: Path) -> None:
+    """A training may end with its best checkpoint: without it, it goes back to where another was the best."""
+    first = checkpoint(tmp_path, 9, 9)
+    second = checkpoint(tmp_path, 18, 9)
+    checkpoint(tmp_path, 27, 18)
+    checkpoint(tmp_path, 100, 27)
+    assert newest_whole(tmp_path) == (tmp_path / "checkpoint-100", [])
+    (second / "complete.json").unlink()
+    assert newest_whole(tmp_path) == (
+        first,
+        [
+            "checkpoint-18: complete.json is missing",
+            "checkpoint-27: checkpoint-18, its best, is not whole",
+            "checkpoint-100: checkpoint-27, its best, is not whole",
+        ],
+    )
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_every_pass_has_every_row_once() -> None:
+    """Two and a half passes over ten rows are two permutations and a half, all different, and the same for a seed."""
+    order = training_order([1] * 10, 2.5, 4, seed=3)
+    passes = [order[:10], order[10:20], order[20:]]
+    assert [sorted(rows) for rows in passes[:2]] == [list(range(10))] * 2
+    assert len(set(passes[2])) == len(passes[2]) == 5
+    assert passes[0] != passes[1]
+    assert order == training_order([1] * 10, 2.5, 4, seed=3) != training_order([1] * 10, 2.5, 4, seed=4)
+
+
+def test_rows_of_like_length_come_together() -> None:
+    """Of a hundred batches of short and long rows four at most hold both."""
+    order = training_order([1, 9] * 200, 1, 4, seed=0)
+    assert sum(len({i % 2 for i in order[start : start + 4]}) > 1 for start in range(0, 400, 4)) <= 4
+
+
+def test_a_training_makes_one_step_at_least() -> None:
+    """A hundredth of a pass is a whole batch, where there are rows for one."""
+    assert [len(training_order([1] * n, 0.01, 8, seed=0)) for n in (3, 50)] == [3, 8]
+
+
+def overshooting(case: Enumerable, folder: Path, report: Report, epochs: float = 5) -> list[dict[str, Any]]:
+    """Fit a policy by steps far too large, two an epoch: of losses 1, 270, 582 and 276 the second is the model's."""
+    fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), Job(folder / "checkpoints", 0, "cpu", [], report)
+    return fit_offline(*load_policy(case.folder), QRPO(Identity(), 0.3), case.rollouts(16), fit, job, folder / "model")
+
+
+def test_a_fit_that_never_beats_the_reference_says_so(case: Enumerable, tmp_path: Path) -> None:
+    """The log and the last report tell that the best checkpoint has a larger held-out loss than the reference."""
+    notes: list[str] = []
+    history = overshooting(case, tmp_path, lambda done, total, note: notes.append(note))
+    start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
+    assert min(later) > start
+    assert history[-1]["overfitted"] is True
+    assert notes[-1].startswith(
+        f"! overfitted: the held-out loss is {start:.3g} at the start, {min(later):.3g} at best"
+    )
+
+
+def test_a_resumed_fit_stops_as_early(case: Enumerable, tmp_path: Path) -> None:
+    """How long it has waited for a better loss comes back; stopped after its end, it ends there again."""
+    whole = overshooting(case, tmp_path / "undisturbed", quiet)
+    assert whole[-1]["step"] == 6
+    with pytest.raises(StoppedError):
+        overshooting(case, tmp_path / "resumed", stopped_at(5))
+    for _ in range(2):
+        history = overshooting(case, tmp_path / "resumed", quiet)
+        assert history[-1]["resumed"] == "resumed from checkpoint-4"
+        assert [row["step"] for row in history] == [row["step"] for row in whole]
+        assert_same(weights(tmp_path / "resumed"), weights(tmp_path / "undisturbed"))
+
+
+def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(case: Enumerable, tmp_path: Path) -> None:
+    """A fit that was stopped when only its model was to be saved ends with the best weights, not with the last."""
+    overshooting(case, tmp_path / "begun", quiet, epochs=1)
+    expected = weights(tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun" / "model")
+    (tmp_path / "begun").rename(tmp_path / "moved")
+    assert overshooting(case, tmp_path / "moved", quiet, epochs=1)[-1]["resumed"] == "resumed from checkpoint-2"
+    assert_same(weights(tmp_path / "moved"), expected)

@@ -1,0 +1,439 @@
+"""Rewards from a server: real HTTP on 127.0.0.1, every fault a server can have, and scores that outlive it."""
+
+import http.server
+import io
+import json
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import stamina
+import torch
+from rich.console import Console
+
+from infalign import pipeline
+from infalign.config import Recipe, RewardSource, Scratch, load_recipe
+from infalign.data import prompt_id
+from infalign.errors import ConfigError, DataError, PartialError
+from infalign.scoring import RemoteReward, check_unchanged, score, score_to
+from infalign.stages import evaluate_model
+from infalign.training.scratch import new_policy, train_tokenizer
+from infalign.world import gold
+
+torch.set_num_threads(1)
+
+TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)(?:<\|end\|>|$)", re.DOTALL)
+PROMPTS = [
+    [{"role": "user", "content": "How do I bake bread?"}],
+    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "How do I move house?"}],
+    [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hey"}, {"role": "user", "content": "Sûr ?"}],
+]
+ASKED = [prompt for prompt in PROMPTS for _ in range(3)]
+SAID = [f"{'please ' * i}knead the dough {j}" for j in range(3) for i in range(3)]
+
+
+class Server:
+    """A reward server with OpenRLHF's contract that computes `gold`; ``script`` holds faults for the next requests.
+
+    A fault is a status, "reset", "hang", or what to answer: bytes as they are, anything else as JSON.
+    """
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.bodies: list[dict[str, list[str]]] = []
+        self.headers: list[Any] = []
+        self.broken_after: int | None = None  # requests; then 503
+        self.scale = 1.0
+        self.closing = threading.Event()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.bodies.append(body)
+                outer.headers.append(self.headers)
+                broken = outer.broken_after is not None and len(outer.bodies) > outer.broken_after
+                fault = 503 if broken else outer.script.pop(0) if outer.script else outer.answer(body)
+                if fault == "hang":
+                    outer.closing.wait(10)
+                    return
+                if fault == "reset":
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                status = fault if isinstance(fault, int) else 200
+                answer = {"error": f"bad key secret {'x' * 400}"} if isinstance(fault, int) else fault
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                if status == 429:
+                    self.send_header("Retry-After", "1")
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/get_reward"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def answer(self, body: dict[str, list[str]]) -> dict[str, Any]:
+        """Return what gold says of the conversations that the prompts render."""
+        conversations = [[{"role": m[1], "content": m[2]} for m in TURN.finditer(p)][:-1] for p in body["prompts"]]
+        responses = [q.removeprefix(p) for q, p in zip(body["query"], body["prompts"], strict=True)]
+        rewards = [self.scale * reward for reward in gold(conversations, responses)]
+        return {"rewards": rewards, "scores": [0.0] * len(rewards), "extra_logs": {}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Return a tokenizer with the chat template of models from scratch."""
+    return train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Return a running server; stamina retries at once and at most six times."""
+    with stamina.set_testing(True, attempts=6):
+        running = Server()
+        yield running
+        running.closing.set()
+        running.http.shutdown()
+        running.http.server_close()
+
+
+# Requests
+
+
+def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: Server, tokenizer: Any) -> None:
+    """Batches of ``batch`` rows carry query, prompts and labels; ``rewards`` come back bit for bit, in row order."""
+    reward = RemoteReward(server.url, tokenizer, batch=4)
+    assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
+    assert [len(body["query"]) for body in server.bodies] == [4, 4, 1]
+    assert server.bodies[2] == {
+        "query": ["<|user|>Hi<|end|><|assistant|>Hey<|end|><|user|>Sûr ?<|end|><|assistant|>" + SAID[8]],
+        "prompts": ["<|user|>Hi<|end|><|assistant|>Hey<|end|><|user|>Sûr ?<|end|><|assistant|>"],
+        "labels": [prompt_id(PROMPTS[2])],
+    }
+    assert reward([], []) == []
+
+
+def test_passing_faults_are_repeated(server: Server, tokenizer: Any) -> None:
+    """After 500, 408, 429, a reset connection and a server that hangs the rewards are those of a healthy server."""
+    server.script = [500, 408, 429, "reset", "hang"]
+    reward = RemoteReward(server.url, tokenizer, read_seconds=0.3)
+    assert reward(ASKED, SAID) == gold(ASKED, SAID)
+    assert len(server.bodies) == 6
+
+
+def test_the_wait_that_a_server_asks_for_is_granted(server: Server, tokenizer: Any) -> None:
+    """With Retry-After: 1 the next request comes a second later."""
+    stamina.set_testing(False)
+    server.script = [429]
+    begun = time.monotonic()
+    assert RemoteReward(server.url, tokenizer)(ASKED, SAID) == gold(ASKED, SAID)
+    assert 1 <= time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
+def test_a_refusal_is_an_error_at_once_and_hides_the_key(
+    server: Server, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """What no repetition can cure costs one request; the body's first 300 characters are quoted, never the key."""
+    monkeypatch.setenv("REWARD_KEY", "secret")
+    server.script = [status]
+    reward = RemoteReward(server.url, tokenizer, api_key_env="REWARD_KEY")
+    with pytest.raises(ConfigError, match=rf"refused the request with status {status}: .*bad key \*\*\* x+$") as caught:
+        reward(ASKED, SAID)
+    assert "secret" not in str(caught.value)
+    assert len(str(caught.value).partition(f"{status}: ")[2]) == 300
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"]
+
+
+def test_a_key_that_is_not_set_is_a_config_error(tokenizer: Any) -> None:
+    """The variable that should hold the key is named before anything is asked."""
+    with pytest.raises(ConfigError, match="REWARD_KEY"):
+        RemoteReward("http://127.0.0.1:1", tokenizer, api_key_env="REWARD_KEY")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [(503, "status 503"), ("reset", "RemoteProtocolError"), ("hang", "ReadTimeout")]
+)
+def test_a_server_that_stays_away_stops_the_run_in_bounded_time(
+    server: Server, tokenizer: Any, fault: Any, said: str
+) -> None:
+    """After the time for retries a PartialError names the rows, their first prompt and what to do."""
+    stamina.set_testing(False)
+    server.script = [server.answer({"prompts": [], "query": []}) | {"rewards": [1.0] * 4}, *[fault] * 50]
+    begun = time.monotonic()
+    with pytest.raises(
+        PartialError, match=rf"batch 2.* rows 4 to 7 \(first prompt {prompt_id(ASKED[4])}\).*{said}.*kept"
+    ):
+        RemoteReward(server.url, tokenizer, batch=4, retry_seconds=0.5, read_seconds=0.3)(ASKED, SAID)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_refused_connection_stops_the_run_resumably(server: Server, tokenizer: Any) -> None:
+    """A port where nothing listens is a server that may come back: exit code 4."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(PartialError, match="ConnectError") as caught:
+        RemoteReward(url, tokenizer)(ASKED, SAID)
+    assert caught.value.exit_code == 4
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("null", "found a NoneType"),
+        ('"0.5"', "found a str"),
+        ("true", "found a bool"),
+        ("NaN", "found nan"),
+        ("-Infinity", "found -inf"),
+        ("1e999", "found inf"),
+        ("9" * 400, "found inf"),
+        ("[0.5]", "found a list"),
+    ],
+)
+def test_an_answer_that_is_no_finite_number_is_refused_with_its_place(
+    server: Server, tokenizer: Any, value: str, found: str
+) -> None:
+    """One bad value among good ones names url, batch, row and prompt; nothing is converted or left out."""
+    server.script = [{"rewards": [0, 1, 2, 3.5]}, f'{{"rewards": [0, 1, {value}, 3]}}'.encode()]
+    with pytest.raises(DataError) as caught:
+        RemoteReward(server.url, tokenizer, batch=4)(ASKED, SAID)
+    place = f"reward {server.url} (batch 2), row 6 (prompt {prompt_id(ASKED[6])}): {found}"
+    assert str(caught.value).startswith(place)
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"rewards": [1.0] * 8}, "returned 8 rewards for the 9 responses of rows 0 to 8"),
+        ({"rewards": [1.0] * 10}, "returned 10 rewards for the 9 responses"),
+        ({"rewards": None}, "returned NoneType for the 9 responses"),
+        ({"rewards": 1.0}, "returned float for the 9 responses"),
+        ({"rewards": {str(i): 1.0 for i in range(9)}}, "row 0 .*found a str"),
+        ({"scores": [1.0] * 9}, "no JSON object with `rewards`, it begins .*scores"),
+        ([1.0] * 9, "no JSON object with `rewards`"),
+        (b"<html>gateway</html>", "no JSON object with `rewards`, it begins '<html>gateway"),
+        (b"", "no JSON object"),
+        (b"\xff\xfe{", "no JSON object"),
+        (b"[" * 100_000, "no JSON object"),
+    ],
+)
+def test_an_answer_of_another_shape_is_refused(server: Server, tokenizer: Any, answer: Any, message: str) -> None:
+    """Too few, too many, none, or something else than the contract is an error that quotes what came."""
+    server.script = [answer]
+    with pytest.raises(DataError, match=rf"reward {server.url} \(batch 1\).*{message}"):
+        RemoteReward(server.url, tokenizer)(ASKED, SAID)
+    assert len(server.bodies) == 1
+
+
+# Scores that are kept
+
+
+def keep(directory: Path, reward: Any, **settings: Any) -> np.ndarray:
+    """Score all rows into a directory, a prompt a shard."""
+    ignored = {"on_progress": lambda done, total: None}
+    return score_to(
+        directory, reward, ASKED, SAID, **{"name": "reward", "made_by": "a", "shard_prompts": 1} | ignored | settings
+    )
+
+
+def test_a_server_that_dies_and_comes_back_costs_only_what_it_had_not_scored(
+    server: Server, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Dead after two of three prompts and back again: one more request, and the rewards of an undisturbed run."""
+    reward = RemoteReward(server.url, tokenizer)
+    server.broken_after = 2
+    with pytest.raises(PartialError, match="scores so far are kept"):
+        keep(tmp_path, reward)
+    assert len(list(tmp_path.iterdir())) == 2
+    server.broken_after = None
+    server.bodies.clear()
+    seen: list[tuple[int, int]] = []
+    assert keep(tmp_path, reward, on_progress=lambda *p: seen.append(p)).tolist() == gold(ASKED, SAID)
+    assert [body["labels"] for body in server.bodies] == [[prompt_id(PROMPTS[2])] * 3]
+    assert seen == [(6, 9), (9, 9)]
+    assert keep(tmp_path, reward).tolist() == gold(ASKED, SAID)
+    assert len(server.bodies) == 1
+
+
+def test_equal_responses_are_asked_once_and_rows_can_be_added(tmp_path: Path) -> None:
+    """A reward that never repeats itself still ties equal responses to a prompt, also those that come later."""
+    numbers = iter(range(100))
+
+    def restless(prompts: list[Any], responses: list[str]) -> list[int]:
+        return [next(numbers) for _ in responses]
+
+    options = {"name": "reward", "made_by": "a", "on_progress": lambda done, total: None}
+    first = score_to(tmp_path, restless, ASKED[:4], ["a", "b", "a", "a"], **options)
+    assert first.tolist() == [0, 1, 0, 2]  # the same text, to another prompt, in row 3
+    more = score_to(tmp_path, restless, [*ASKED[:4], ASKED[0]], ["c", "b", "a", "a", "c"], **options)
+    assert more.tolist() == [3, 1, 0, 2, 3]
+
+
+def test_shards_of_another_reward_are_removed(tmp_path: Path) -> None:
+    """Scores of two rewards are never mixed: what another one left is gone when the first row is asked for."""
+    keep(tmp_path, lambda _, responses: [0.0] * len(responses), made_by="old")
+    assert keep(tmp_path, gold, made_by="new").tolist() == gold(ASKED, SAID)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_bad_answers_leave_the_shards_before_them(server: Server, tokenizer: Any, tmp_path: Path) -> None:
+    """A NaN in the second shard stops the run with the first one kept, and no partial file."""
+    server.script = [{"rewards": [1, 2, 3]}, b'{"rewards": [1, NaN, 3]}']
+    with pytest.raises(DataError, match="found nan"):
+        keep(tmp_path, RemoteReward(server.url, tokenizer))
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.parquet"]
+    table = pq.read_table(tmp_path / "part-00000.parquet").to_pylist()
+    assert [(row["prompt"], row["response"], row["reward"]) for row in table] == [
+        (PROMPTS[0], text, value) for text, value in zip(SAID[:3], [1.0, 2.0, 3.0], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("scale", "same"), [(1.0, True), (1.00005, True), (1.001, False), (-1.0, False)])
+def test_a_server_must_still_give_the_rewards_it_gave(
+    server: Server, tokenizer: Any, tmp_path: Path, scale: float, same: bool
+) -> None:
+    """Rounding passes, another scale or sign is refused, shards of another url are not compared; one request."""
+    reward = RemoteReward(server.url, tokenizer)
+    keep(tmp_path, reward)
+    shards = sorted(tmp_path.iterdir())
+    server.bodies.clear()
+    server.scale = scale
+    check_unchanged(reward, shards, name="reward", made_by="another")
+    assert not server.bodies
+    if same:
+        check_unchanged(reward, shards, name="reward", made_by="a")
+    else:
+        with pytest.raises(DataError, match=r"now gives .* where it gave .*not the reward that scored before"):
+            check_unchanged(reward, shards, name="reward", made_by="a")
+    assert [len(body["query"]) for body in server.bodies] == [3]  # the first shard has no fourth row
+
+
+# Recipes
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"url": "localhost:5000"}, "starts with http"),
+        ({"url": "ftp://host/x"}, "starts with http"),
+        ({"url": "http://me:secret@host/x"}, "use api_key_env"),
+        ({"url": "http://host", "function": "a:b"}, "not both"),
+        ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
+        ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env is for a `url`"),
+    ],
+)
+def test_a_source_says_one_thing(source: dict[str, str], message: str) -> None:
+    """A URL that is none, one with a password, and two sources at once are refused."""
+    with pytest.raises(ValueError, match=message):
+        RewardSource(**source)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """Return a folder with a policy and a run whose rollouts are drawn and rewarded by the function gold."""
+    folder = tmp_path_factory.mktemp("sampled")
+    new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    recipe = Recipe.model_validate(micro.given(folder / "run", str(folder / "policy")))
+    pipeline.run(recipe, until="calibrate", console=Console(file=io.StringIO()))
+    return folder
+
+
+@pytest.fixture
+def remote(sampled: Path, server: Server, tmp_path: Path) -> str:
+    """Return a recipe whose run has rollouts and is to be rewarded by the server."""
+    root = Path(shutil.copytree(sampled / "run", tmp_path / "run"))
+    return micro.write(
+        tmp_path / "recipe.yaml", micro.given(root, str(sampled / "policy")) | {"reward": {"url": server.url}}
+    )
+
+
+def samples(root: Path) -> list[dict[str, Any]]:
+    """Return the responses that the reference policy is evaluated on."""
+    (shard,) = (root / "evaluation" / "reference" / "samples").iterdir()
+    return pq.read_table(shard).to_pylist()
+
+
+def calibrated(root: Path) -> list[list[float]]:
+    """Return the reference rewards of all prompts of a run."""
+    return pq.read_table(root / "calibrated.parquet")["reference_rewards"].to_pylist()
+
+
+def test_a_run_with_a_server_is_calibrated_as_with_the_function(
+    main: Any, sampled: Path, server: Server, remote: str
+) -> None:
+    """Through a server that dies after two parts and returns, `calibrate` gives gold's own rewards bit for bit.
+
+    The second call asks for the four golden rows and what is missing only, and a third call for nothing.
+    """
+    root = Path(load_recipe(remote).run_dir)
+    server.broken_after = 2 + 1  # part 0, the golden rows before part 1, part 1
+    code, _, err = main("calibrate", remote)
+    assert code == 4, err
+    assert "scores so far are kept" in err
+    asked = {q for body in server.bodies[:3] for q in body["query"]}
+    server.broken_after = None
+    server.bodies.clear()
+    code, _, err = main("calibrate", remote)
+    assert code == 0, err
+    golden = sum(len(body["query"]) == 4 and set(body["query"]) <= asked for body in server.bodies)
+    assert (golden, len(server.bodies)) == (2, 4)
+    assert not asked & {q for body in server.bodies if len(body["query"]) > 4 for q in body["query"]}
+    assert calibrated(root) == calibrated(sampled / "run")
+    server.bodies.clear()
+    assert main("calibrate", remote)[0] == 0
+    assert not server.bodies
+
+
+def test_a_run_stops_where_another_server_answers(main: Any, server: Server, remote: str) -> None:
+    """A server of another scale after two parts is found before anything more is scored; another url starts anew."""
+    server.broken_after = 3
+    assert main("calibrate", remote)[0] == 4
+    server.broken_after = None
+    server.scale = 3.0
+    scores = Path(load_recipe(remote).run_dir) / "scores"
+    before = {path: path.read_bytes() for path in scores.rglob("*.parquet")}
+    code, _, err = main("calibrate", remote)
+    assert code == 3
+    assert "not the reward that scored before" in err
+    assert {path: path.read_bytes() for path in scores.rglob("*.parquet")} == before
+    code, _, err = main("calibrate", remote, "--set", f"reward.url={server.url}?revision=2")
+    assert code == 0, err
+
+
+def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Server, tmp_path: Path) -> None:
+    """A judge that does not answer leaves the reward's scores kept; with it back, the table has gold in all columns."""
+    root = Path(shutil.copytree(sampled / "run", tmp_path / "run"))
+    sources = {"reward": {"url": f"{server.url}?reward"}, "judge": {"url": server.url}}
+    recipe = Recipe.model_validate(micro.given(root, str(sampled / "policy")) | sources)
+    server.broken_after = 1
+    with pytest.raises(PartialError, match="no rewards within"):
+        evaluate_model(recipe, root, "reference", report=lambda *_: None)
+    assert not (root / "evaluation" / "reference" / "scores.parquet").exists()
+    server.broken_after = None
+    server.bodies.clear()
+    evaluate_model(recipe, root, "reference", report=lambda *_: None)
+    table = pq.read_table(root / "evaluation" / "reference" / "scores.parquet")
+    assert table["reward"].equals(table["gold"])
+    assert table["judge"].equals(table["gold"])
+    golden, asked = (len(body["query"]) for body in server.bodies)
+    assert (golden, asked) == (4, len({(row["prompt_id"], row["text"]) for row in samples(root)}))
