@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from infalign.evaluation import Samples, best_of_n_kl, best_of_n_kl_bound, match
 from infalign.figures import COLOURS, INK, PAPER, QUIET, panels, plot_line, save, style
 from infalign.optimum import optimal
 from infalign.procedures import BestOfN, Standard, WorstOfN, of_best, parse_procedure
-from infalign.report import MARKERS, SPOKEN, amount, gain, plain_table, share
+from infalign.report import MARKERS, SPOKEN, gain, plain_table, share
 from infalign.results import estimated, wins_of
 from infalign.rollouts import read_rollouts
 from infalign.stages import Layout, Prompts, method_law, parts, records, reward_names, samples_of, train_prompts
@@ -470,8 +470,8 @@ def _matched(
 
 
 def _gains(recipe: Recipe, values: Mapping[str, Array]) -> Numbers:
-    """Return the baseline with the highest mean, and how far each of our methods is above it, prompt by prompt."""
-    baselines = [method for method in values if not METHODS[method].ours]
+    """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
+    baselines = [method for method in values if not METHODS[method].ours and method != ITSELF]
     if not baselines:
         return {"baseline": None, "gain": {}}
     best = max(baselines, key=lambda method: float(values[method].mean()))
@@ -513,7 +513,7 @@ class Sheet:
 
 def sheets(results: Numbers) -> list[Sheet]:
     """Return the tables of a comparison: policies, their cost, the methods and our gains at the KL of each budget."""
-    found = [_policies(results), _shares(results), _costs(results)]
+    found = [*(_policies(results, judge) for judge in results["judges"]), _shares(results), _costs(results)]
     for at in results["matched"]:
         found += [_at_one_kl(results, at), *_above_baselines(results, at)]
     return found
@@ -525,14 +525,12 @@ def print_methods(results: Numbers, console: Console) -> None:
         sheet.print_to(console)
 
 
-def _policies(results: Numbers) -> Sheet:
+def _policies(results: Numbers, judge: str) -> Sheet:
     rows = []
     for name, policy in results["policies"].items():
-        for judge, wins in policy["win_rates"].items():
-            first = judge == results["judges"][0]
-            shares = (share(wins[procedure]) for procedure in results["procedures"])
-            rows.append([name if first else "", judge, amount(policy["kl"]) if first else "", *shares])
-    columns = ("policy", "judged by", "KL, nats", *(f"{procedure}, %" for procedure in results["procedures"]))
+        shares = (share(policy["win_rates"][judge][procedure]) for procedure in results["procedures"])
+        rows.append([name, _plus_minus(policy["kl"]), *shares])
+    columns = ("policy", "KL, nats", *(f"{procedure}, %" for procedure in results["procedures"]))
     notes = [
         f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals."
     ]
@@ -542,39 +540,32 @@ def _policies(results: Numbers) -> Sheet:
         for name, policy in results["policies"].items()
         if "n" in policy
     ]
-    return Sheet("Win rate against the reference, both served alike", columns, rows, notes)
+    return Sheet(f"Win rate against the reference, both served alike, by {SPOKEN[judge]}", columns, rows, notes)
+
+
+def _plus_minus(e: Mapping[str, float]) -> str:
+    """Return an estimate with the larger half of its interval: ``0.93 ± 0.05``."""
+    return f"{e['mean']:.2f} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
 
 
 def _shares(results: Numbers) -> Sheet:
     rows = []
     for name, policy in results["policies"].items():
         for split, found in policy.get("captured", {}).items():
-            theory = (f"{100 * found[key]:.1f}" for key in ("identity", "optimum"))
-            placed = (_interval(found[key]) for key in ("share", "efficiency"))
-            first = name if split == "train" else ""
-            rows.append([first, split, f"{found['kl']:.2f}", share(found["win_rate"]), *theory, *placed])
-    procedure = results["procedure"]
-    columns = (
-        "policy",
-        "prompts",
-        "KL, nats",
-        f"{procedure}, %",
-        "identity",
-        "optimum",
-        "share of the gap",
-        "efficiency",
-    )
+            placed = (_interval(found[key]) for key in ("efficiency", "share"))
+            rows.append([name if split == "train" else "", split, f"{found['kl']:.2f}", *placed])
+    columns = ("policy", "prompts", "KL, nats", "efficiency", "share of the gap")
     notes = [
-        f"Identity and optimum: what theory gives at this KL for {procedure}, by the reward, to a policy that is free "
-        "for every prompt. A share of 0 is what a perfect solver of the identity has, 1 that of the optimum.",
-        "Efficiency: the gain of the standard win rate over one half, relative to the most that this KL can buy. At "
-        "small KL it is the correlation of log π/π_ref with the rank; the rest of the KL is spent on noise.",
+        "Efficiency: the gain of the standard win rate over one half, by the reward, relative to the most that this KL "
+        "can buy. At small KL it is the correlation of log π/π_ref with the rank; the rest of the KL is noise.",
+        f"Share: where the {results['procedure']} win rate lies between what theory gives at this KL, to a policy that "
+        "is free for every prompt, for the identity (0) and for the optimum (1).",
     ]
     return Sheet("How much of what theory promises arrives", columns, rows, notes)
 
 
 def _interval(e: Mapping[str, float] | None) -> str:
-    return "–" if e is None else f"{e['mean']:.2f} ({e['low']:.2f} to {e['high']:.2f})"
+    return "–" if e is None else f"{e['mean']:.2f} ({e['low']:.2f} to {e['high']:.2f})".replace("-", "−")
 
 
 def _costs(results: Numbers) -> Sheet:
@@ -618,21 +609,20 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
 
 
 def _above_baselines(results: Numbers, at: Numbers) -> list[Sheet]:
-    """Return the table of how far our methods are above the best baseline, if there are both."""
-    rows = []
-    for judge, gains in at["gains"].items():
-        by_procedure = [gains[procedure] for procedure in results["procedures"]]
-        rows.append(["best baseline", judge, *(str(found["baseline"]) for found in by_procedure)])
-        ours = by_procedure[0]["gain"]
-        rows += [["", method, *(gain(found["gain"][method]) for found in by_procedure)] for method in ours]
-    if all(row[0] for row in rows):
-        return []
-    columns = ("", "judge or method", *results["procedures"])
+    """Return by each judge how far our methods are above the best trained baseline, if there are both."""
     note = (
-        "The best baseline is the one that came out best on these prompts, which favours it a little; the intervals "
+        "The baseline is the trained one that came out best on these prompts, which favours it a little; the intervals "
         "do not allow for that choice."
     )
-    return [Sheet(f"Points above the best baseline at {at['kl']:.2f} nats", columns, rows, [note])]
+    found = []
+    for judge, gains in at["gains"].items():
+        by_procedure = [gains[procedure] for procedure in results["procedures"]]
+        rows = [["baseline", *(str(one["baseline"]) for one in by_procedure)]]
+        rows += [[method, *(gain(one["gain"][method]) for one in by_procedure)] for method in by_procedure[0]["gain"]]
+        title = f"Points above the best baseline at {at['kl']:.2f} nats by {SPOKEN[judge]}"
+        if len(rows) > 1:
+            found.append(Sheet(title, ("method", *results["procedures"]), rows, []))
+    return [*found[:-1], *(replace(last, notes=[note]) for last in found[-1:])]
 
 
 def _csv(results: Numbers) -> str:
