@@ -4,7 +4,8 @@ Responses have two tokens at most: seven letters and the end make 57 of them. Pr
 a bias of the output layer keeps out of responses. Reference and rewards are arbitrary, and differ between prompts.
 """
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -397,3 +398,18 @@ def row(case: Enumerable, log_policy_PY: Array) -> tuple[float, float, float]:
     """Return KL(π ‖ π_ref), Best-of-4 and Worst-of-4 win rate."""
     served = (win_rate(case, log_policy_PY, procedure) for procedure in (BestOfN(4), WorstOfN(4)))
     return (kl(log_policy_PY, case.log_reference), *served)  # type: ignore[return-value]
+
+
+def print_table(
+    methods: Mapping[str, Any], trained: Callable[[Enumerable, Any, Path], Array], names: Sequence[str]
+) -> None:
+    """Train the methods that are named, or all, and print where each lands beside its own optimum."""
+    torch.set_num_threads(1)
+    print(f"{'':16} KL(π‖π*)   KL(π‖ref)       Best-of-4       Worst-of-4     (trained, optimum)")
+    with tempfile.TemporaryDirectory() as folder:
+        case = enumerable(Path(folder) / "reference")
+        for name in names or methods:
+            law, optimum_law = trained(case, methods[name], Path(folder) / name), methods[name].optimum(case)
+            found = zip(row(case, law), row(case, optimum_law), strict=True)
+            cells = "   ".join(f"{a:.4f} {b:.4f}" for a, b in found)
+            print(f"{name:16} {kl(law, optimum_law):.4f}   {cells}", flush=True)

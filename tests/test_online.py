@@ -4,7 +4,6 @@
 """
 
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -301,17 +300,7 @@ def test_maxk_climbs_only_best_and_worst_of_n(tmp_path: Path) -> None:
 
 def main() -> None:
     """Train every method, or those that are named, and print the table."""
-    torch.set_num_threads(1)
-    print(f"{'':16} KL(π‖π*)   KL(π‖ref)       Best-of-4       Worst-of-4     (trained, optimum)")
-    with tempfile.TemporaryDirectory() as folder:
-        case = enumerable.enumerable(Path(folder) / "reference")
-        for name, method in METHODS.items():
-            if sys.argv[1:] and name not in sys.argv[1:]:
-                continue
-            law, optimum = trained(case, method, Path(folder) / name), method.optimum(case)
-            found = zip(enumerable.row(case, law), enumerable.row(case, optimum), strict=True)
-            cells = "   ".join(f"{a:.4f} {b:.4f}" for a, b in found)
-            print(f"{name:16} {enumerable.kl(law, optimum):.4f}   {cells}", flush=True)
+    enumerable.print_table(METHODS, trained, sys.argv[1:])
 
 
 if __name__ == "__main__":
