@@ -242,7 +242,7 @@ def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signa
     time.sleep(1.0)
     os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
     begun = time.monotonic()
-    _, err = run.communicate(timeout=30)  # returns when no process holds the pipes any more
+    _, err = run.communicate(timeout=120)  # returns when no process holds the pipes any more
     assert time.monotonic() - begun < 12
     assert (run.returncode, one_sentence(err)) == (code, True), err
     assert "the same command continues where this one stopped" in err
