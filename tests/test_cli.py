@@ -234,7 +234,12 @@ def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signa
         tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | {"rollout": {"k": 5000, "max_new_tokens": 12}}
     )
     run = subprocess.Popen(
-        [COMMAND, "run", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [COMMAND, "run", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored below a background job
     )
     while not (tmp_path / "run" / "stages" / "sft.started").exists():
         assert run.poll() is None, run.communicate()
