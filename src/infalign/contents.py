@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from infalign.config import Recipe
-from infalign.data import write_text
-from infalign.stages import hash_file, model_digest
+from infalign.data import hash_file, write_text
+from infalign.stages import model_digest
 
 
 class Digests:

@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import partial
+from hashlib import blake2b, file_digest
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -377,19 +378,26 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{uuid4().hex}-{path.name}")  # keeps the ending, from which writers infer the format
     try:
         yield temporary
-        _fsync(temporary)
+        fsync(temporary)
         temporary.replace(path)
-        _fsync(path.parent)
+        fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Return the hash of a file's content, 32 hexadecimal digits."""
+    with path.open("rb") as file:
+        return file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b, file_digest
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from infalign.data import (
     MESSAGES,
     Example,
     Message,
+    hash_file,
     load_examples,
     read_rows,
     read_table,
@@ -527,12 +528,6 @@ def made_with(recipe: Recipe, root: Path) -> dict[str, str]:
     """Return what calibrated rewards depend on: the digest of ``reference`` and the identity of ``reward``."""
     reference = model_digest(model_path(recipe.policy, "reference", root))
     return {"reference": reference, "reward": reward_identity(recipe, root, "reward")}
-
-
-def hash_file(path: Path) -> str:
-    """Return the hash of a file's content, 32 hexadecimal digits."""
-    with path.open("rb") as file:
-        return file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
 
 
 def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:

@@ -1,17 +1,14 @@
 """Checkpoints that are whole or do not count: each is sealed by ``complete.json`` when all of it is on the disk."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
-from functools import partial
-from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from infalign.data import write_text
+from infalign.data import fsync, hash_file, write_text
 
 SEAL = "complete.json"
 STATE = "trainer_state.json"
@@ -49,10 +46,10 @@ class Seals(TrainerCallback):
 def seal(checkpoint: Path) -> None:
     """Write ``complete.json`` with size and hash of every file of the checkpoint, when all of them are on the disk."""
     files = {}
-    _sync(checkpoint.parent)
+    fsync(checkpoint.parent)
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
-        _sync(path)
-        files[path.relative_to(checkpoint).as_posix()] = {"bytes": path.stat().st_size, "blake2b": _digest(path)}
+        fsync(path)
+        files[path.relative_to(checkpoint).as_posix()] = {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
     write_text(checkpoint / SEAL, json.dumps(files, indent=1))
 
 
@@ -93,7 +90,7 @@ def _flaw(checkpoint: Path) -> str | None:
             return f"{name} is missing"
         if (size := path.stat().st_size) != sealed["bytes"]:
             return f"{name} has {size} of {sealed['bytes']} bytes"
-        if _digest(path) != sealed["blake2b"]:
+        if hash_file(path) != sealed["blake2b"]:
             return f"{name} is damaged"
     return None
 
@@ -101,16 +98,3 @@ def _flaw(checkpoint: Path) -> str | None:
 def _flaw_of_best(checkpoint: Path, whole: set[int]) -> str | None:
     best = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["best_global_step"]
     return None if best is None or best in whole else f"checkpoint-{best}, its best, is not whole"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
