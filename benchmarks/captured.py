@@ -1,8 +1,9 @@
 """How much of what theory promises arrives, as rollouts, prompts and updates grow.
 
-``python benchmarks/captured.py [RECIPE [key=value …]]`` (recipes/demo.yaml) trains the methods below at one nat for
-each setting and prints, on training and on test prompts, the policy's KL, its win rate by the reward it was trained on,
-its efficiency and its share of theory's gap (`infalign compare`). What is done is kept in RUN_DIR/captured.json.
+``python benchmarks/captured.py [RECIPE [key=value …]]`` (recipes/hh-helpful-tiny.yaml) trains exp:±10 and identity by
+`qrpo` at one nat under each of the changes below to the recipe, and prints, on training and on test prompts, the
+policy's KL, its win rate by the reward it was trained on, its efficiency and its share of theory's gap (`infalign
+compare`). What is done is kept in RUN_DIR/captured.json. An hour on two cores.
 """
 
 import json
@@ -12,30 +13,40 @@ from pathlib import Path
 from rich.console import Console
 
 from infalign.compare import compare_methods
-from infalign.config import load_recipe
+from infalign.config import Recipe, load_recipe
 
-METHODS, BUDGET = ["qrpo", "qrpo-identity", "resample"], 1.0
-USUAL = {"rollout.k": 64, "rollout.prompts": 256, "epochs": 1}
-SETTINGS = [
-    USUAL,
-    *({**USUAL, "rollout.k": k} for k in (16, 256)),
-    *({**USUAL, "rollout.prompts": prompts} for prompts in (64, 1024)),
-    *({**USUAL, "epochs": epochs} for epochs in (2, 4)),
-]
+METHODS, BUDGET = ["qrpo", "qrpo-identity"], 1.0
+WHOLE = ["fit.lora=null", "fit.learning_rate=0.0001"]  # instead of an adapter
+
+
+def changes(recipe: Recipe) -> dict[str, list[str]]:
+    """Return what is changed in the recipe, by how it is called; ``fit`` is that of the offline policies."""
+    k, prompts = recipe.rollout.k, recipe.rollout.prompts
+    return {
+        f"{prompts} prompts × {k}": [],
+        f"K = {k // 4}": [f"rollout.k={k // 4}"],
+        f"{prompts // 4} prompts": [f"rollout.prompts={prompts // 4}"],
+        "4 epochs": ["fit.epochs=4"],
+        f"{4 * prompts} prompts": [f"rollout.prompts={4 * prompts}"],
+        "whole network": WHOLE,
+        "whole network, 4 epochs": [*WHOLE, "fit.epochs=4"],
+    }
 
 
 def main() -> None:
     """Train what is missing and print the table."""
-    path, *overrides = sys.argv[1:] or ["recipes/demo.yaml"]
-    overrides = ["run_dir=runs/captured", *overrides]
-    kept = Path(load_recipe(path, overrides).run_dir) / "captured.json"
+    path, *overrides = sys.argv[1:] or ["recipes/hh-helpful-tiny.yaml"]
+    overrides = ["run_dir=runs/captured", "evaluate.prompts=48", *overrides]
+    recipe = load_recipe(path, overrides)
+    offline = next(name for name, policy in recipe.policies.items() if policy.solver == "qrpo")
+    kept = Path(recipe.run_dir) / "captured.json"
     rows = json.loads(kept.read_text()) if kept.exists() else {}
-    for setting in SETTINGS:
-        name = ", ".join(f"{key.removeprefix('rollout.')} {value}" for key, value in setting.items())
+    for name, changed in changes(recipe).items():
         if name not in rows:
-            rows[name] = captured(path, [*overrides, *_as_overrides(path, setting)])
+            changed = [f"policies.{offline}.{change}" if change.startswith("fit.") else change for change in changed]
+            rows[name] = captured(load_recipe(path, [*overrides, *changed]))
             kept.write_text(json.dumps(rows, indent=1))
-    columns = ("setting", "method", "prompts", "KL", "win rate, %", "efficiency", "share of the gap")
+    columns = ("changed", "method", "prompts", "KL", "win rate, %", "efficiency", "share of the gap")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name, methods in rows.items():
         for method, splits in methods.items():
@@ -46,16 +57,10 @@ def main() -> None:
                 print(f"| {' | '.join([name, method, split, kl, rate, *placed])} |")
 
 
-def captured(path: str, overrides: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+def captured(recipe: Recipe) -> dict[str, dict[str, dict[str, object]]]:
     """Return what arrives of each method on each split."""
-    recipe = load_recipe(path, overrides)
     results = compare_methods(recipe, methods=METHODS, budgets=[BUDGET], console=Console())
     return {policy["method"]: policy["captured"] for policy in results["policies"].values()}
-
-
-def _as_overrides(path: str, setting: dict[str, int]) -> list[str]:
-    offline = next(name for name, p in load_recipe(path).policies.items() if p.solver == "qrpo")
-    return [f"{f'policies.{offline}.fit.epochs' if key == 'epochs' else key}={value}" for key, value in setting.items()]
 
 
 def _said(e: dict[str, float] | None) -> str:
