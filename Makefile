@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: env demo test test-slow lint format clean
+.PHONY: env demo test test-slow test-faults lint format clean
 
 env: .venv/.complete
 
@@ -26,6 +26,10 @@ test: env lint
 
 test-slow: env
 	$(BIN)/pytest -m slow
+
+# Every fault of tests/faults, and the table of what a user sees of each.
+test-faults: env
+	HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONPATH=tests $(BIN)/python -m faults --write docs/faults.md
 
 lint: env
 	$(BIN)/ruff check .

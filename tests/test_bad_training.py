@@ -28,7 +28,7 @@ from infalign.data import write_table  # noqa: E402
 from infalign.errors import DataError, InfalignError  # noqa: E402
 from infalign.plan import print_plan  # noqa: E402
 from infalign.rollouts import load_policy  # noqa: E402
-from infalign.stages import Layout, coarse_ranks, made_with, model_digest  # noqa: E402
+from infalign.stages import Layout, check_calibrated, coarse_ranks, made_with, model_digest  # noqa: E402
 from infalign.training.common import Job, arguments, fit_and_save  # noqa: E402
 from infalign.training.offline import QRPO, Examples, fit_offline  # noqa: E402
 from infalign.transforms import Identity  # noqa: E402
@@ -89,13 +89,15 @@ def test_calibrated_rewards_of_the_models_at_hand_are_trained_on(root: Path) -> 
 
 @pytest.mark.parametrize(("name", "stale"), [("reward", "scores"), ("reference", "rollouts")])
 def test_an_exchanged_model_is_noticed(name: str, stale: str, root: Path) -> None:
-    """Training refuses the rewards of other weights, and what the message says to do helps."""
+    """Neither a run nor a training alone takes rewards of other weights; what the run says to do helps."""
     exchange(Layout(root).model(name))
     with pytest.raises(DataError, match=f"made with another {name} model .* remove the folder {root / stale} and run"):
+        check_calibrated(recipe_of(root), root)
+    weights = f"models/{name}/model.safetensors"
+    with pytest.raises(DataError, match=f"{weights} is damaged, so it is not what .* made; delete it and run"):
         train(root)
     assert not Layout(root).model("aware").exists()
-    shutil.rmtree(root / stale)
-    train(root, until="calibrate")
+    (root / weights).unlink()
     train(root)
     assert Layout(root).model("aware").is_dir()
 
@@ -112,7 +114,7 @@ def test_calibrated_rewards_of_unknown_origin_are_refused(change: Any, said: str
     path = Layout(root).calibrated
     write_table(path, change(pq.read_table(path)))
     with pytest.raises(DataError, match=f"calibrated.parquet {said}; remove it and run"):
-        train(root)
+        check_calibrated(recipe_of(root), root)
     path.unlink()
     train(root)
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infalign import data
 from infalign.data import (
     MESSAGES,
     Example,
@@ -137,7 +139,18 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
         ("rows.parquet", b"PAR1 but not really", "cannot be read from its start"),
         ("rows.csv", b"a,b\n1,2\n3\n", "line 3: the header names 2 cells"),
         ("rows.csv", b"a,b\n1,2\n3,4,5\n", "line 3: the header names 2 cells"),
-        ("rows.csv", b'a,b\n1,"2\n', "cannot be read from its start"),
+        ("rows.csv", b'a,b\n1,"2\n', "the row after .*'s header is no CSV .*is a quote not closed"),
+        ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is no CSV"),
+        ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is no CSV .*field limit"),
+        ("rows.csv", b"a,b\r1,2\r", "is no CSV"),
+        ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' stands there twice"),
+        ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON .the name 'a' stands there twice"),
+        ("rows.jsonl", b'{"a": "\0"}\n', "line 1: not JSON .Invalid control character"),
+        ("rows.jsonl", b'{"a": 1}\n\xef\xbb\xbf{"a": 1}\n', "line 2: not JSON .*BOM"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": 1}\r{"a": 1}\n', "line 2: not JSON .Extra data"),
+        ("rows.jsonl", b'{"a": 1}\n'.decode().encode("utf-16"), "line 1: not UTF-8"),
+        ("rows.jsonl", b"\n \r\n\n", "holds no rows"),
+        ("rows.jsonl.gz", GZIPPED + b"{}", "cannot be read after .* line 5000"),
         ("rows.csv", b"a,b\n", "holds no rows"),
         ("rows.csv", b"a,b\n1,\xff\n", "line 2: not UTF-8"),
     ],
@@ -151,12 +164,69 @@ def test_a_bad_file_is_named(tmp_path, name, content, message):
     assert str(path) in str(caught.value)
 
 
+def test_a_line_without_an_end_is_not_read_whole(tmp_path, monkeypatch):
+    """A file that unpacks to one endless line is refused at the limit of a line, however big it is."""
+    monkeypatch.setattr(data, "LONGEST_LINE", 1000)
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' + b" " * 2000))
+    with pytest.raises(DataError, match="line 2: longer than 1,000 bytes"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize(
+    "text", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_parquet_text_of_any_type_is_text(tmp_path, text):
+    """Text columns may be large, views or dictionaries, and messages may have their fields in any order."""
+    message = pa.struct([("content", pa.string()), ("name", pa.string()), ("role", pa.string())])
+    columns = {"prompt": pa.array([[user("Hi")]], pa.large_list(message)), "completion": pa.array(["Yes"]).cast(text)}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    assert load_examples(read_rows(tmp_path / "rows.parquet"))[0][0].chosen == "Yes"
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([b"Yes"]), "row 0: column completion is of type bytes, not text"),
+        (pa.array([1]), "row 0: column completion is of type int, not text"),
+        (pa.nulls(1), "row 0: column completion is null, not text"),
+        (pa.array([2**62], pa.duration("s")), "cannot be read from its start"),
+    ],
+)
+def test_parquet_of_other_types_is_refused(tmp_path, column, message):
+    """What is no text is not made one, and a value that Python cannot hold is an error of ours."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["Hi"], "completion": column}), path)
+    with pytest.raises(DataError, match=message):
+        load_examples(read_rows(path))
+    pq.write_table(pa.Table.from_arrays([pa.array(["Hi"])] * 2, ["prompt", "prompt"]), path)
+    with pytest.raises(DataError, match="the name 'prompt' stands there twice"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"query": "SUBREDDIT: r/a\n\nTITLE: b" + "\n\nPOST: c" * 300_000, "reference_responses": "d"},
+        {side: transcript(*["a"] * 200_001, side) for side in ("chosen", "rejected")},
+    ],
+    ids=["posts", "turns"],
+)
+@pytest.mark.timeout(10)
+def test_a_huge_row_takes_no_time(row):
+    """A row of megabytes is parsed in a time that grows with its size, not with the square of it."""
+    with suppress(DataError):
+        parse_example(row, "here")
+
+
 def test_absent_file_and_directory(tmp_path):
     """A missing file and a directory are told apart."""
     with pytest.raises(DataError, match="does not exist"):
         list(read_rows(tmp_path / "no.jsonl"))
     with pytest.raises(DataError, match="is a directory"):
         list(read_rows(tmp_path))
+    with pytest.raises(DataError, match=r"cannot be read from its start .*name too long"):
+        list(read_rows(tmp_path / f"{'x' * 300}.jsonl"))
 
 
 # Rows to examples
@@ -323,7 +393,7 @@ def test_a_bad_row_is_named(row, message):
 def test_load_is_strict_unless_told():
     """An invalid row stops the load with the remedy; skip_invalid keeps the others and says which went."""
     rows = [("line 1", comparison()), ("line 2", comparison(rejected=" ")), ("line 3", comparison("Hi"))]
-    with pytest.raises(DataError, match=r"^line 2: .*; drop the row or set skip_invalid: true$"):
+    with pytest.raises(DataError, match=r"^line 2: .*; drop the row or pass --skip-invalid$"):
         load_examples(rows)
     examples, skipped = load_examples(rows, skip_invalid=True)
     assert [example.where for example in examples] == ["line 1", "line 3"]

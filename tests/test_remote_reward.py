@@ -1,12 +1,8 @@
 """Rewards from a server: real HTTP on 127.0.0.1, every fault a server can have, and scores that outlive it."""
 
-import http.server
 import io
-import json
-import re
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import stamina
 import torch
+from faults.server import RewardServer
 from rich.console import Console
 
 from infalign import pipeline
@@ -31,7 +28,6 @@ from infalign.world import gold
 
 torch.set_num_threads(1)
 
-TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)(?:<\|end\|>|$)", re.DOTALL)
 PROMPTS = [
     [{"role": "user", "content": "How do I bake bread?"}],
     [{"role": "system", "content": "Be short."}, {"role": "user", "content": "How do I move house?"}],
@@ -41,59 +37,6 @@ ASKED = [prompt for prompt in PROMPTS for _ in range(3)]
 SAID = [f"{'please ' * i}knead the dough {j}" for j in range(3) for i in range(3)]
 
 
-class Server:
-    """A reward server with OpenRLHF's contract that computes `gold`; ``script`` holds faults for the next requests.
-
-    A fault is a status, "reset", "hang", or what to answer: bytes as they are, anything else as JSON.
-    """
-
-    def __init__(self) -> None:
-        self.script: list[Any] = []
-        self.bodies: list[dict[str, list[str]]] = []
-        self.headers: list[Any] = []
-        self.broken_after: int | None = None  # requests; then 503
-        self.scale = 1.0
-        self.closing = threading.Event()
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.bodies.append(body)
-                outer.headers.append(self.headers)
-                broken = outer.broken_after is not None and len(outer.bodies) > outer.broken_after
-                fault = 503 if broken else outer.script.pop(0) if outer.script else outer.answer(body)
-                if fault == "hang":
-                    outer.closing.wait(10)
-                    return
-                if fault == "reset":
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    return
-                status = fault if isinstance(fault, int) else 200
-                answer = {"error": f"bad key secret {'x' * 400}"} if isinstance(fault, int) else fault
-                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                if status == 429:
-                    self.send_header("Retry-After", "1")
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/get_reward"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def answer(self, body: dict[str, list[str]]) -> dict[str, Any]:
-        """Return what gold says of the conversations that the prompts render."""
-        conversations = [[{"role": m[1], "content": m[2]} for m in TURN.finditer(p)][:-1] for p in body["prompts"]]
-        responses = [q.removeprefix(p) for q, p in zip(body["query"], body["prompts"], strict=True)]
-        rewards = [self.scale * reward for reward in gold(conversations, responses)]
-        return {"rewards": rewards, "scores": [0.0] * len(rewards), "extra_logs": {}}
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     """Return a tokenizer with the chat template of models from scratch."""
@@ -101,20 +44,16 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[RewardServer]:
     """Return a running server; stamina retries at once and at most six times."""
-    with stamina.set_testing(True, attempts=6):
-        running = Server()
+    with stamina.set_testing(True, attempts=6), RewardServer() as running:
         yield running
-        running.closing.set()
-        running.http.shutdown()
-        running.http.server_close()
 
 
 # Requests
 
 
-def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: Server, tokenizer: Any) -> None:
+def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: RewardServer, tokenizer: Any) -> None:
     """Batches of ``batch`` rows carry query, prompts and labels; ``rewards`` come back bit for bit, in row order."""
     reward = RemoteReward(server.url, tokenizer, batch=4)
     assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
@@ -127,7 +66,7 @@ def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: Se
     assert reward([], []) == []
 
 
-def test_passing_faults_are_repeated(server: Server, tokenizer: Any) -> None:
+def test_passing_faults_are_repeated(server: RewardServer, tokenizer: Any) -> None:
     """After 500, 408, 429, a reset connection and a server that hangs the rewards are those of a healthy server."""
     server.script = [500, 408, 429, "reset", "hang"]
     reward = RemoteReward(server.url, tokenizer, read_seconds=0.3)
@@ -135,7 +74,7 @@ def test_passing_faults_are_repeated(server: Server, tokenizer: Any) -> None:
     assert len(server.bodies) == 6
 
 
-def test_the_wait_that_a_server_asks_for_is_granted(server: Server, tokenizer: Any) -> None:
+def test_the_wait_that_a_server_asks_for_is_granted(server: RewardServer, tokenizer: Any) -> None:
     """With Retry-After: 1 the next request comes a second later."""
     stamina.set_testing(False)
     server.script = [429]
@@ -146,7 +85,7 @@ def test_the_wait_that_a_server_asks_for_is_granted(server: Server, tokenizer: A
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
 def test_a_refusal_is_an_error_at_once_and_hides_the_key(
-    server: Server, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, status: int
+    server: RewardServer, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     """What no repetition can cure costs one request; the body's first 300 characters are quoted, never the key."""
     monkeypatch.setenv("REWARD_KEY", "secret")
@@ -166,10 +105,16 @@ def test_a_key_that_is_not_set_is_a_config_error(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [(503, "status 503"), ("reset", "RemoteProtocolError"), ("hang", "ReadTimeout")]
+    ("fault", "said"),
+    [
+        (503, "status 503"),
+        ("reset", "RemoteProtocolError"),
+        ("hang", "ReadTimeout"),
+        ("trickle", "ReadTimeout: the answer began"),
+    ],
 )
 def test_a_server_that_stays_away_stops_the_run_in_bounded_time(
-    server: Server, tokenizer: Any, fault: Any, said: str
+    server: RewardServer, tokenizer: Any, fault: Any, said: str
 ) -> None:
     """After the time for retries a PartialError names the rows, their first prompt and what to do."""
     stamina.set_testing(False)
@@ -182,7 +127,7 @@ def test_a_server_that_stays_away_stops_the_run_in_bounded_time(
     assert time.monotonic() - begun < 5
 
 
-def test_a_refused_connection_stops_the_run_resumably(server: Server, tokenizer: Any) -> None:
+def test_a_refused_connection_stops_the_run_resumably(server: RewardServer, tokenizer: Any) -> None:
     """A port where nothing listens is a server that may come back: exit code 4."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -209,7 +154,7 @@ def test_a_refused_connection_stops_the_run_resumably(server: Server, tokenizer:
     ],
 )
 def test_an_answer_that_is_no_finite_number_is_refused_with_its_place(
-    server: Server, tokenizer: Any, value: str, found: str
+    server: RewardServer, tokenizer: Any, value: str, found: str
 ) -> None:
     """One bad value among good ones names url, batch, row and prompt; nothing is converted or left out."""
     server.script = [{"rewards": [0, 1, 2, 3.5]}, f'{{"rewards": [0, 1, {value}, 3]}}'.encode()]
@@ -236,7 +181,7 @@ def test_an_answer_that_is_no_finite_number_is_refused_with_its_place(
         (b"[" * 100_000, "no JSON object"),
     ],
 )
-def test_an_answer_of_another_shape_is_refused(server: Server, tokenizer: Any, answer: Any, message: str) -> None:
+def test_an_answer_of_another_shape_is_refused(server: RewardServer, tokenizer: Any, answer: Any, message: str) -> None:
     """Too few, too many, none, or something else than the contract is an error that quotes what came."""
     server.script = [answer]
     with pytest.raises(DataError, match=rf"reward {server.url} \(batch 1\).*{message}"):
@@ -251,12 +196,12 @@ def keep(directory: Path, reward: Any, **settings: Any) -> np.ndarray:
     """Score all rows into a directory, a prompt a shard."""
     ignored = {"on_progress": lambda done, total: None}
     return score_to(
-        directory, reward, ASKED, SAID, **{"name": "reward", "made_by": "a", "shard_prompts": 1} | ignored | settings
+        directory, reward, ASKED, SAID, **{"name": "reward", "made_by": "a", "shard_responses": 1} | ignored | settings
     )
 
 
 def test_a_server_that_dies_and_comes_back_costs_only_what_it_had_not_scored(
-    server: Server, tokenizer: Any, tmp_path: Path
+    server: RewardServer, tokenizer: Any, tmp_path: Path
 ) -> None:
     """Dead after two of three prompts and back again: one more request, and the rewards of an undisturbed run."""
     reward = RemoteReward(server.url, tokenizer)
@@ -295,7 +240,7 @@ def test_shards_of_another_reward_are_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_bad_answers_leave_the_shards_before_them(server: Server, tokenizer: Any, tmp_path: Path) -> None:
+def test_bad_answers_leave_the_shards_before_them(server: RewardServer, tokenizer: Any, tmp_path: Path) -> None:
     """A NaN in the second shard stops the run with the first one kept, and no partial file."""
     server.script = [{"rewards": [1, 2, 3]}, b'{"rewards": [1, NaN, 3]}']
     with pytest.raises(DataError, match="found nan"):
@@ -309,7 +254,7 @@ def test_bad_answers_leave_the_shards_before_them(server: Server, tokenizer: Any
 
 @pytest.mark.parametrize(("scale", "same"), [(1.0, True), (1.00005, True), (1.001, False), (-1.0, False)])
 def test_a_server_must_still_give_the_rewards_it_gave(
-    server: Server, tokenizer: Any, tmp_path: Path, scale: float, same: bool
+    server: RewardServer, tokenizer: Any, tmp_path: Path, scale: float, same: bool
 ) -> None:
     """Rounding passes, another scale or sign is refused, shards of another url are not compared; one request."""
     reward = RemoteReward(server.url, tokenizer)
@@ -359,7 +304,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
 
 
 @pytest.fixture
-def remote(sampled: Path, server: Server, tmp_path: Path) -> str:
+def remote(sampled: Path, server: RewardServer, tmp_path: Path) -> str:
     """Return a recipe whose run has rollouts and is to be rewarded by the server."""
     root = Path(shutil.copytree(sampled / "run", tmp_path / "run"))
     return micro.write(
@@ -379,7 +324,7 @@ def calibrated(root: Path) -> list[list[float]]:
 
 
 def test_a_run_with_a_server_is_calibrated_as_with_the_function(
-    main: Any, sampled: Path, server: Server, remote: str
+    main: Any, sampled: Path, server: RewardServer, remote: str
 ) -> None:
     """Through a server that dies after two parts and returns, `calibrate` gives gold's own rewards bit for bit.
 
@@ -404,7 +349,7 @@ def test_a_run_with_a_server_is_calibrated_as_with_the_function(
     assert not server.bodies
 
 
-def test_a_run_stops_where_another_server_answers(main: Any, server: Server, remote: str) -> None:
+def test_a_run_stops_where_another_server_answers(main: Any, server: RewardServer, remote: str) -> None:
     """A server of another scale after two parts is found before anything more is scored; another url starts anew."""
     server.broken_after = 3
     assert main("calibrate", remote)[0] == 4
@@ -420,7 +365,7 @@ def test_a_run_stops_where_another_server_answers(main: Any, server: Server, rem
     assert code == 0, err
 
 
-def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Server, tmp_path: Path) -> None:
+def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: RewardServer, tmp_path: Path) -> None:
     """A judge that does not answer leaves the reward's scores kept; with it back, the table has gold in all columns."""
     root = Path(shutil.copytree(sampled / "run", tmp_path / "run"))
     sources = {"reward": {"url": f"{server.url}?reward"}, "judge": {"url": server.url}}

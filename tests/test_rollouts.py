@@ -1,11 +1,8 @@
 """Rollouts follow the policy exactly, whatever engine draws them, and survive interruptions and bad servers."""
 
-import http.server
 import itertools
 import json
 import math
-import socket
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 import stamina
 import torch
 import transformers
+from faults.server import RolloutServer, token_logprobs
 from scipy.stats import chisquare
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -66,13 +64,6 @@ def words(vocab_size: int = 40, eos: str | None = f"w{EOS}") -> Any:
     vocabulary = Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     vocabulary.pre_tokenizer = WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary, eos_token=eos)
-
-
-@torch.no_grad()
-def token_logprobs(model: Any, prompt: Sequence[int], response: Sequence[int]) -> list[float]:
-    """Return log-probabilities of a response's tokens by a plain forward pass."""
-    logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
-    return logits.double().log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
 
 
 def shaped(logits: Any, sampling: Sampling) -> np.ndarray:
@@ -318,7 +309,7 @@ def silent(done: int, total: int) -> None:
 
 
 def test_an_interrupted_draw_continues_and_ends_identical(tmp_path: Path, policy: tuple[Any, Any]) -> None:
-    """Whatever prompt a run stops at, running again gives what one run gives, shard files excepted."""
+    """Whatever prompt a run stops at, those before it are kept, and running again ends as one run, but for shards."""
     engine = SharedPrefixEngine(*policy, Sampling(12))
     draw(engine, PROMPTS, 6, tmp_path / "whole", shard_prompts=2, on_progress=silent)
     stopped = tmp_path / "stopped"
@@ -329,7 +320,7 @@ def test_an_interrupted_draw_continues_and_ends_identical(tmp_path: Path, policy
     (stopped / "part-x.parquet").write_bytes(b"torn")
     seen: list[tuple[int, int]] = []
     draw(engine, PROMPTS, 6, stopped, shard_prompts=2, on_progress=lambda *progress: seen.append(progress))
-    assert seen == [(done, 42) for done in (24, 30, 36, 42)]
+    assert seen == [(36, 42), (42, 42)]
     assert read_rollouts(stopped, IDS, 6).equals(read_rollouts(tmp_path / "whole", IDS, 6))
 
 
@@ -367,84 +358,19 @@ def test_missing_and_doubled_rollouts_are_named(tmp_path: Path, policy: tuple[An
 # Servers
 
 
-class Server:
-    """A completions server on 127.0.0.1 that runs a tiny model; ``script`` holds faults for the next requests."""
-
-    def __init__(self, model: Any, tokenizer: Any) -> None:
-        self.script: list[Any] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.truncate_to: float | None = None
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.bodies.append(body)
-                outer.keys.append(self.headers["Authorization"])
-                fault = outer.script.pop(0) if outer.script else None
-                if fault == "reset":
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    return
-                status, answer = fault if isinstance(fault, tuple) else (200, outer.answer(body, fault))
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.model, self.tokenizer = model, tokenizer
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def answer(self, body: dict[str, Any], fault: str | None) -> dict[str, Any]:
-        seed = len(self.bodies)
-        sampling = Sampling(body["max_tokens"], body["temperature"], self.truncate_to or body["top_p"], seed)
-        engine = TransformersEngine(self.model, self.tokenizer, sampling)
-        choices = []
-        for response in engine.sample(body["prompt"], "", range(body["n"])):
-            logprobs = token_logprobs(self.model, body["prompt"], response.token_ids)
-            choices.append(
-                {
-                    "text": response.text,
-                    "finish_reason": response.finish,
-                    "token_ids": list(response.token_ids),
-                    "prompt_token_ids": body["prompt"],
-                    "logprobs": {"token_logprobs": logprobs},
-                }
-            )
-        if fault == "short":
-            choices = choices[: len(choices) // 2]
-        elif fault == "equal":
-            choices = [max(choices, key=lambda choice: len(choice["token_ids"]))] * len(choices)
-        elif fault is not None:
-            for choice in choices:
-                choice |= {"no ids": {"token_ids": None}, "no logprobs": {"logprobs": None}}.get(fault) or json.loads(
-                    fault
-                )
-        return {"choices": choices}
-
-
 @pytest.fixture
-def server(policy: tuple[Any, Any]) -> Iterator[Server]:
+def server(policy: tuple[Any, Any]) -> Iterator[RolloutServer]:
     """Return a running server; stamina retries at once and at most twice."""
-    with stamina.set_testing(True, attempts=3):
-        running = Server(*policy)
+    with stamina.set_testing(True, attempts=3), RolloutServer(*policy) as running:
         yield running
-        running.http.shutdown()
-        running.http.server_close()
 
 
-def served(server: Server, **settings: Any) -> ServerEngine:
+def served(server: RolloutServer, **settings: Any) -> ServerEngine:
     """Return the engine of a test server."""
     return ServerEngine(server.url, "tiny", server.tokenizer, Sampling(**{"max_new_tokens": 12} | settings))
 
 
-def test_a_server_draws_from_the_policy(server: Server) -> None:
+def test_a_server_draws_from_the_policy(server: RolloutServer) -> None:
     """Token ids, texts and log-probabilities arrive, and every sampler field but the seed is sent."""
     responses = served(server).sample(PROMPT, "p", range(10))
     assert len({response.token_ids for response in responses}) > 5
@@ -464,14 +390,14 @@ def test_a_server_draws_from_the_policy(server: Server) -> None:
     assert server.bodies == [{"model": "tiny", "prompt": PROMPT, "logprobs": 1, "return_token_ids": True} | sent]
 
 
-def test_logprob_is_nan_where_the_server_gives_none(server: Server) -> None:
+def test_logprob_is_nan_where_the_server_gives_none(server: RolloutServer) -> None:
     """A model's log-probability is not passed off as that of a tempered distribution, nor is a missing one 0."""
     server.script = ["no logprobs"]
     assert all(math.isnan(response.logprob) for response in served(server).sample(PROMPT, "p", range(2)))
     assert all(math.isnan(r.logprob) for r in served(server, temperature=0.7).sample(PROMPT, "p", range(2)))
 
 
-def test_passing_faults_are_repeated(server: Server) -> None:
+def test_passing_faults_are_repeated(server: RolloutServer) -> None:
     """A 500, a 429, a reset and a short answer still end with all responses, the missing ones asked for again."""
     server.script = [(500, {}), (429, {})]
     assert len(served(server).sample(PROMPT, "p", range(10))) == 10
@@ -495,7 +421,7 @@ def test_passing_faults_are_repeated(server: Server) -> None:
         ('{"prompt_token_ids": [9]}', "another prompt"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_refused_at_once(server: Server, fault: Any, message: str) -> None:
+def test_a_server_that_cannot_be_used_is_refused_at_once(server: RolloutServer, fault: Any, message: str) -> None:
     """What no repetition can cure is an error after one request."""
     server.script = [fault]
     with pytest.raises(ConfigError, match=message):
@@ -503,7 +429,7 @@ def test_a_server_that_cannot_be_used_is_refused_at_once(server: Server, fault: 
     assert len(server.bodies) == 1
 
 
-def test_a_server_that_stays_away_stops_the_run_resumably(server: Server) -> None:
+def test_a_server_that_stays_away_stops_the_run_resumably(server: RolloutServer) -> None:
     """After the time for retries the error says that the same command continues; empty prompts are not even sent."""
     stamina.set_testing(False)
     server.script = [(503, {})] * 50
@@ -514,20 +440,20 @@ def test_a_server_that_stays_away_stops_the_run_resumably(server: Server) -> Non
         engine.sample([], "p", range(2))
 
 
-def test_the_api_key_is_sent_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_key_is_sent_and_never_shown(server: RolloutServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key comes from the environment, and a server that echoes it does not get it into our error."""
     monkeypatch.setenv("TINY_KEY", "secret")
     engine = ServerEngine(server.url + "/v1/", "tiny", server.tokenizer, Sampling(4), api_key_env="TINY_KEY")
     server.script = [(401, {"error": "bad key secret"})]
     with pytest.raises(ConfigError, match=r"bad key \*\*\*"):
         engine.sample(PROMPT, "p", range(2))
-    assert server.keys == ["Bearer secret"]
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"]
     monkeypatch.delenv("TINY_KEY")
     with pytest.raises(ConfigError, match="TINY_KEY"):
         ServerEngine(server.url, "tiny", server.tokenizer, Sampling(4), api_key_env="TINY_KEY")
 
 
-def test_the_probe_finds_truncation_only_where_it_is(server: Server) -> None:
+def test_the_probe_finds_truncation_only_where_it_is(server: RolloutServer) -> None:
     """A server that draws from a nucleus while asked for everything is found; an honest one passes."""
     served(server).check(PROMPT)
     server.truncate_to = 0.3

@@ -16,8 +16,9 @@ from transformers import (
 )
 
 from infalign.data import prompt_id
-from infalign.errors import ConfigError, DataError
+from infalign.errors import ConfigError, DataError, InfalignError
 from infalign.scoring import ClassifierReward, function_reward, score, score_to
+from infalign.world import gold
 
 torch.set_num_threads(1)
 
@@ -266,6 +267,7 @@ def test_scores_come_in_row_order_whatever_the_chunk(chunk):
         (float("nan"), "found nan"),
         (np.float32("inf"), "found inf"),
         (-np.inf, "found -inf"),
+        (10**400, "found inf"),
         (None, "found a NoneType"),
         (True, "found a bool"),
         (np.True_, "found a bool"),
@@ -282,6 +284,20 @@ def test_a_reward_that_is_no_finite_number_is_refused_with_its_place(value, foun
         )
     assert f"reward mine:fn, row 1 (prompt {prompt_id(PROMPTS[1])}): {found}" in str(caught.value)
     assert "sky" not in str(caught.value)
+
+
+def test_a_reward_that_raises_is_told_with_its_rows_and_its_line():
+    """What a function raises is our error: which rows it was asked for, what it raised and where; ours pass as is."""
+
+    def broken(prompts, responses):
+        return [1 / len(response) for response in responses]
+
+    rows = rf"rows 1 to 1 \(first prompt {prompt_id(PROMPTS[1])}\)"
+    what = r"ZeroDivisionError in test_scoring.py, line \d+: division by zero"
+    with pytest.raises(InfalignError, match=rf"reward mine, asked for {rows}, raised {what}"):
+        score(broken, PROMPTS, RESPONSES, name="mine", chunk=1)
+    with pytest.raises(DataError, match="has no user turn"):
+        score(gold, [[]], ["Hello!"], name="mine")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +319,7 @@ def test_stopped_scoring_goes_on_bit_for_bit(classifier, tmp_path):
     """Killed at any shard, a classifier's stored scores end the same as those of one undisturbed run, ties included."""
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     responses = ["a", "b", "a", "a long one " * 3, *"cdce", "", "f", "g", ""]
-    settings = {"name": "reward", "made_by": "a", "shard_prompts": 1, "on_progress": lambda done, total: None}
+    settings = {"name": "reward", "made_by": "a", "shard_responses": 1, "on_progress": lambda done, total: None}
     whole = score_to(tmp_path / "whole", classifier, prompts, responses, **settings)
     calls = iter(range(9))
 

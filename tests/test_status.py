@@ -16,6 +16,7 @@ from rich.console import Console
 from infalign import pipeline
 from infalign.config import Recipe, Scratch, load_recipe
 from infalign.contents import Digests, changes, settings_of
+from infalign.data import read_record, write_record
 from infalign.pipeline import Pending
 from infalign.status import UnitStatus, status
 from infalign.training.scratch import new_policy, train_tokenizer
@@ -174,7 +175,7 @@ def test_a_digest_is_taken_once_for_each_state_of_a_file(tmp_path: Path) -> None
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
     assert second(file) != digest
     Digests(kept).save()
-    assert json.loads(kept.read_text()) == {}
+    assert read_record(kept) == {}
 
 
 def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
@@ -182,12 +183,12 @@ def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
     stages = folder / "run" / "stages"
     shutil.rmtree(folder / "run" / "models" / "aware")
     assert why(folder) == {"train-aware": "its output is missing"}
-    record = json.loads((stages / "train-aware.json").read_text())
+    record = read_record(stages / "train-aware.json")
     record["needs"] = {"calibrate": "another"}
-    (stages / "train-aware.json").write_text(json.dumps(record))
+    write_record(stages / "train-aware.json", record)
     assert why(folder) == {"train-aware": "calibrate was done again; its output is missing"}
     del record["settings"]
-    (stages / "train-aware.json").write_text(json.dumps(record))
+    write_record(stages / "train-aware.json", record)
     assert why(folder) == {"train-aware": "made by an older version"}
 
 
@@ -224,9 +225,9 @@ def test_a_run_says_once_why_it_does_something_again(folder: Path) -> None:
 def test_another_version_is_shown_and_undoes_nothing(main: Any, folder: Path) -> None:
     """A record of another transformers is done; status names both versions."""
     path = folder / "run" / "stages" / "train-aware.json"
-    record = json.loads(path.read_text())
+    record = read_record(path)
     now = record["versions"]["transformers"]
-    path.write_text(json.dumps(record | {"versions": record["versions"] | {"transformers": "5.0.0"}}))
+    write_record(path, record | {"versions": record["versions"] | {"transformers": "5.0.0"}})
     found = {unit.name: unit for unit in status(recipe(folder)).units}
     assert found["train-aware"] == UnitStatus("train", "train-aware", "done", "", {"transformers": ("5.0.0", now)})
     assert not found["calibrate"].made_with

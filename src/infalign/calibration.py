@@ -42,11 +42,18 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
             raise DataError(
                 f"{name} {where} is {values[where]}; a rank needs finite rewards, score that response again"
             )
-    if (np.diff(references) < 0).any():
+    if (references[..., 1:] < references[..., :-1]).any():
         raise DataError("the reference rewards of a prompt must be sorted in ascending order")
     if references.ndim == 1:
-        below = np.searchsorted(references, rewards, side="left")
-        return (below + np.searchsorted(references, rewards, side="right")) / (2.0 * references.size)
+        return _ranks(rewards, references)
     if rewards.shape[:-1] != references.shape[:-1]:
         raise DataError(f"{rewards.shape[0]} prompts of rewards do not go with {references.shape[0]} of references")
-    return np.stack([calibrate(row, reference) for row, reference in zip(rewards, references, strict=True)])
+    ranks = np.empty(rewards.shape)
+    for i in range(len(rewards)):
+        ranks[i] = _ranks(rewards[i], references[i])
+    return ranks
+
+
+def _ranks(rewards: Array, references_K: Array) -> Array:
+    below = np.searchsorted(references_K, rewards, side="left")
+    return (below + np.searchsorted(references_K, rewards, side="right")) / (2.0 * references_K.size)

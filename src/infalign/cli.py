@@ -1,5 +1,6 @@
 """The command line: parse, call one library function, write one output."""
 
+import io
 import os
 import signal
 import sys
@@ -38,7 +39,7 @@ depends on it. --debug, anywhere, shows where an error came from.
 
 Exit codes: 0 done, 1 failed or run directory in use, 2 wrong usage, recipe or
 model, 3 invalid data, 4 partial (run it again; of `status`: not all is done),
-130 interrupted by SIGINT, 143 by SIGTERM.
+130 interrupted by SIGINT, 143 by SIGTERM, 141 by the end of a pipe.
 """
 STATUS_EPILOGUE = """\
 Examples:
@@ -156,6 +157,10 @@ Overrides = Annotated[
         name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", negative=(), show_default=False
     ),
 ]
+SkipInvalid = Annotated[
+    bool,
+    Parameter(help="Leave out invalid rows, count and list them.", negative=(), show_default=False),
+]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
 
 
@@ -165,6 +170,7 @@ def run(
     /,
     *,
     set_: Overrides = None,
+    skip_invalid: SkipInvalid = False,
     dry_run: Annotated[
         bool,
         Parameter(help="Check recipe and data, print the plan, load no model.", negative=(), show_default=False),
@@ -174,9 +180,9 @@ def run(
     if dry_run:
         from infalign.plan import print_plan
 
-        print_plan(_recipe(recipe, set_), _console())
+        print_plan(_recipe(recipe, set_, skip_invalid), _console())
         return
-    root = _run_until("report", recipe, set_)
+    root = _run_until("report", recipe, set_, skip_invalid)
     from infalign.report import print_table
 
     print_table(root, _console())
@@ -204,8 +210,8 @@ def status(
 
 
 def _add_stage(stage: str, text: str, group: Group) -> None:
-    def command(recipe: RecipePath, /, *, set_: Overrides = None) -> None:
-        _run_until(stage, recipe, set_)
+    def command(recipe: RecipePath, /, *, set_: Overrides = None, skip_invalid: SkipInvalid = False) -> None:
+        _run_until(stage, recipe, set_, skip_invalid)
 
     command.__doc__ = f"{text}\n\nStages before it that are not done yet are done first."
     app.command(command, name=stage, group=group, sort_key=list(STAGES).index(stage))
@@ -427,6 +433,10 @@ def main() -> None:
     debug = "--debug" in sys.argv[1:]
     words = [word for word in sys.argv[1:] if word != "--debug"]
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as below a background job
+        signal.signal(signal.SIGINT, _stop)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows ✓
     app["run"].help_epilogue = f"{_recipes()}\n\n{EPILOGUE}"
     if words[:1] == ["compare"]:  # only then the methods may be imported
         app["compare"].help_epilogue = COMPARE_EPILOGUE + _methods()
@@ -438,6 +448,9 @@ def main() -> None:
         _fail(f"interrupted; {CONTINUES}", 130)
     except _StoppedError:
         _fail(f"stopped; {CONTINUES}", 143)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes in the end
+        _fail(f"stopped, since nobody reads the output any more; {CONTINUES}", 141)
     except Exception as error:
         if debug:
             import traceback
@@ -453,9 +466,11 @@ class _StoppedError(BaseException):
     """SIGTERM came; like KeyboardInterrupt no `except Exception` holds it up."""
 
 
-def _stop(*_: Any) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the first one's clean-up
-    raise _StoppedError
+def _stop(number: int, _: Any) -> NoReturn:
+    """End in one sentence, or at once if it is the second signal; workers end when this process does."""
+    for second in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(second, lambda number, _: os._exit(128 + number))
+    raise KeyboardInterrupt if number == signal.SIGINT else _StoppedError
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:
@@ -480,24 +495,33 @@ def _methods() -> str:
     return "\n".join(f"  {name:<16}{'*' if m.ours else ' '} {m.about}" for name, m in METHODS.items())
 
 
-def _recipe(path: str, overrides: list[str] | None) -> "Recipe":
+def _recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
     from infalign.config import load_recipe
 
-    return load_recipe(path, overrides)
+    return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
 
 
 def _console() -> "Console":
     from rich.console import Console
 
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError; rich would end with exit code 1 and say nothing
+
     quiet = os.environ.get("RANK", "0") != "0"  # of a distributed training the first process speaks
-    return Console(quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
+    return Piped(quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
 
 
-def _run_until(stage: str, path: str, overrides: list[str] | None) -> Path:
-    recipe = _recipe(path, overrides)
+def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> Path:
+    recipe, console = _recipe(path, overrides, skip_invalid), _console()
     from infalign import pipeline
+    from infalign.stages import Layout, records
 
-    return pipeline.run(recipe, until=stage, console=_console())
+    root = pipeline.run(recipe, until=stage, console=console)
+    if skipped := records(root)["data"]["summary"]["skipped"]:
+        listed = Layout(root).data / "skipped.txt"
+        console.print(f"{skipped:,} invalid rows were left out: {listed}", highlight=False, soft_wrap=True)
+    return root
 
 
 def _new_file(name: str, *endings: str) -> Path:

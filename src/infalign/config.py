@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable
 from copy import copy
+from itertools import chain
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
@@ -12,8 +13,19 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation import rewind_samples
@@ -38,10 +50,14 @@ def _accepted_by(parse: Callable[[str], object]) -> AfterValidator:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+Draws = Annotated[int, Field(ge=2, le=10_000)]  # of one prompt; what compares them grows with their square
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 ProcedureName = Annotated[str, _accepted_by(parse_procedure)]
 TransformName = Annotated[str, _accepted_by(parse_shaping)]
-YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # PyYAML lets a date such as 2024-13-01 raise ValueError
+YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
+LONGEST_RECIPE = 100_000  # bytes
+MOST_VALUES = 100_000  # of a recipe with its aliases written out
+NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
 TO_BEST_OF_N = ("bon-sft", "bonbon")  # solvers that aim at Best-of-n and have n for their strength
 ON_POLICY = ("rloo", "ppo", "grpo", "maxk", "bond")
 TAKES_PREDICTED_RANKS = ("rloo", "ppo", "grpo")  # they look at one reward a response, and at no reference rewards
@@ -58,6 +74,15 @@ class Settings(BaseModel):
     """Base of all settings: an unknown key is an error and values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _means_itself(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(f"it is no switch, found {value} (YAML reads yes and on as true, no and off as false)")
+        if isinstance(value, str) and NOT_IN_TEXT.search(value):
+            raise ValueError(f"text with NUL or half a surrogate pair cannot be stored, found {_shown(value)}")
+        return value
 
 
 class Source(Settings):
@@ -221,7 +246,7 @@ class Rollout(Settings):
     """K responses for each training prompt, drawn from the reference policy at temperature 1, nothing truncated."""
 
     prompts: Annotated[int, Field(ge=4)] = 256
-    k: Annotated[int, Field(ge=2)] = Field(100, description="rollouts a prompt; a rank needs at least 2")
+    k: Draws = Field(100, description="rollouts a prompt; a rank needs at least 2")
     max_new_tokens: Count = 64
     engine: Engine = Engine()
 
@@ -241,12 +266,12 @@ class Policy(Settings):
     )
     kl_budget: Positive | None = Field(None, description="nats a response; the theory gives β")
     beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
-    n: Annotated[int, Field(ge=2)] | None = Field(None, description="the n of Best-of-n (bon-sft, bonbon)")
+    n: Draws | None = Field(None, description="the n of Best-of-n (bon-sft, bonbon)")
     length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them (ipo)")
     released_code: bool = Field(False, description="the loss of the authors' code, not of the paper (bonbon)")
     shipped: bool = Field(False, description="TRL's default settings, which replace Φ by another (grpo)")
     stored: bool = Field(False, description="one outer iteration on the K rollouts, which are its groups (grpo)")
-    generations: Annotated[int, Field(ge=2)] = Field(8, description="completions a prompt and step (on-policy solvers)")
+    generations: Draws = Field(8, description="completions a prompt and step (on-policy solvers)")
     ranks: Literal["rollouts", "model"] = Field(
         "rollouts", description="model: as `rank_model` predicts them, on all training prompts (rloo, ppo, grpo)"
     )
@@ -314,7 +339,7 @@ class Evaluate(Settings):
     """Fresh samples of the base and of every policy on the test prompts."""
 
     prompts: Annotated[int, Field(ge=2)] = 128
-    samples: Annotated[int, Field(ge=2)] = 64
+    samples: Draws = 64
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
     rewind: ProcedureName = "rewind:0.85:32"
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
@@ -344,7 +369,7 @@ class Compute(Settings):
 class Recipe(Settings):
     """A whole run."""
 
-    run_dir: str
+    run_dir: Annotated[str, Field(min_length=1)]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     procedure: ProcedureName = Field("best-of-4", description="how the policy will be served")
     data: Data
@@ -422,17 +447,24 @@ class Recipe(Settings):
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe and apply ``key.sub=value`` overrides (values are YAML).
 
-    Raises ConfigError naming the file, the dotted key and, for an unknown key, the nearest known one.
+    Raises ConfigError naming the file, the line of what is no YAML or stands there twice, the dotted key and, for an
+    unknown key, the nearest known one.
     """
     path = Path(path)
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        with path.open("rb") as file:
+            content = file.read(LONGEST_RECIPE + 1)
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"the recipe {path} cannot be read: {error.strerror}; `infalign run --help` lists the recipes here"
+            f"the recipe {path} cannot be read: {said}; `infalign run --help` lists the recipes here"
         ) from error
+    if len(content) > LONGEST_RECIPE:
+        raise ConfigError(f"{path} is no recipe: it has more than {LONGEST_RECIPE:,} bytes")
+    try:
+        settings = _yaml(content.decode())
     except YAML_ERRORS as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not valid YAML: {_fault(error)}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} holds no settings; a recipe is a YAML mapping such as `run_dir: runs/demo`")
     for override in overrides or []:
@@ -453,14 +485,14 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"--set takes key=value, found {override!r}; for example --set rollout.k=16")
     try:
-        value = yaml.safe_load(text)
+        value = _yaml(text)
     except YAML_ERRORS as error:
-        raise ConfigError(f"--set {key}: {text!r} is not a YAML value") from error
+        raise ConfigError(f"--set {key}: {_shown(text)} is not a YAML value: {_fault(error)}") from error
     *parents, last = key.split(".")
     place: Any = settings
     for depth, parent in enumerate([*parents, last]):
         if isinstance(place, list):
-            if not parent.isdecimal() or int(parent) >= len(place):
+            if parent not in map(str, range(len(place))):
                 raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} is a list of {len(place)}; use its number")
             step: Any = int(parent)
         elif isinstance(place, dict):
@@ -473,6 +505,60 @@ def _apply(settings: dict[str, Any], override: str) -> None:
             inner = {} if isinstance(place, dict) and place.get(step) is None else place[step]
             place[step] = copy(inner)  # a YAML alias stands in several places, and only this one changes
             place = place[step]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key stands twice, aliases cannot explode, and every fault has its line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        if node is not None and node not in self._sizes:
+            if node.end_mark is None:
+                raise ComposerError(None, None, "an alias stands inside of what it repeats", node.start_mark)
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+            if isinstance(node, yaml.MappingNode):
+                _check_keys(node)
+                parts = list(chain.from_iterable(node.value))
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in parts)
+            if self._sizes[node] > MOST_VALUES:
+                said = f"more than {MOST_VALUES:,} values with all aliases written out"
+                raise ComposerError(None, None, said, node.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:  # of the date 2024-13-01, !!bool x
+            said = f"{_shown(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise ConstructorError(None, None, said, node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ConstructorError(None, None, "a whole number of more than 64 bits", node.start_mark)
+        return value
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen: set[Any] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise ComposerError(None, None, f"the key {_shown(key.value)} stands there twice", key.start_mark)
+            seen.add(key.value)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def _fault(error: Exception) -> str:
+    """Return what is wrong with YAML, and in which line if that is known."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        said = " ".join(filter(None, (error.context, error.problem)))
+        return f"line {error.problem_mark.line + 1}: {said}"
+    return " ".join(str(error).split())
 
 
 def _explain(error: ErrorDetails) -> str:
@@ -498,7 +584,12 @@ def _explain(error: ErrorDetails) -> str:
 
 
 def _found(error: ErrorDetails) -> str:
-    return f", found {error['input']!r}" if isinstance(error["input"], (str, int, float, bool)) else ""
+    return f", found {_shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:

@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from infalign.config import Recipe
-from infalign.data import hash_file, write_text
+from infalign.data import hash_file, read_record, write_record
+from infalign.errors import DataError
 from infalign.stages import model_digest
 
 
 class Digests:
     """Hashes of files, read from and kept in one file; a file is hashed again when its size or time of change differs.
 
-    The time of change is the file system's, in nanoseconds. Only `save` writes.
+    The time of change is the file system's, in nanoseconds. Only `save` writes. If the file of the hashes is damaged,
+    all are taken again.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: dict[str, list[Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            self._kept: dict[str, list[Any]] = read_record(path) if path.is_file() else {}
+        except DataError:
+            self._kept = {}
         self._used: dict[str, list[Any]] = {}
 
     def __call__(self, file: Path) -> str:
@@ -37,7 +42,7 @@ class Digests:
     def save(self) -> None:
         """Keep the hashes that were asked for and forget the others."""
         if self._used != self._kept:
-            write_text(self._path, json.dumps(self._used, indent=1))
+            write_record(self._path, self._used)
 
 
 def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:

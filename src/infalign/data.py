@@ -1,11 +1,13 @@
 """Read preferences and demonstrations into one form, split them without leaks, and store tables atomically."""
 
 import csv
+import errno
 import gzip
 import json
 import math
 import os
 import re
+import shutil
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b, file_digest
+from io import BufferedIOBase
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -22,7 +25,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infalign.errors import ConfigError, DataError
+from infalign.errors import ConfigError, DataError, InfalignError
 
 Message = dict[str, str]
 Conversation = tuple[Message, ...]
@@ -32,6 +35,11 @@ MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])
 # An inline "Human:" is part of what somebody wrote; only one after a blank line starts a turn.
 TURN = re.compile(r"\n\n(Human|Assistant):")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+UNWRITABLE = {  # what the disk or who owns it refuses
+    *(errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO),
+    *(errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS),
+}
+LONGEST_LINE = 2**26  # bytes
 TLDR_QUERY = re.compile(r"SUBREDDIT: r/(\S+)\n\nTITLE: (.*?)\n\nPOST: (.*)\n\nTL;DR:", re.DOTALL)
 
 
@@ -73,31 +81,41 @@ def _digest(value: object) -> str:
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, row) from a .jsonl, .jsonl.gz, .parquet or .csv file, without holding the file in memory.
 
-    Lines count from 1, as editors do; Parquet rows count from 0, as data frames do. Lines end at ``\\n`` only, so a
-    U+2028 inside a text is text. Raises DataError for a file that is missing, empty, damaged or of another kind.
+    Lines count from 1, as editors do, and a CSV row has the number of its last one; Parquet rows count from 0, as data
+    frames do. Lines end at ``\\n`` only, so a U+2028 inside a text is text.
+
+    Raises DataError for a file that is missing, empty, damaged or of another kind, and for a line that is not UTF-8,
+    no JSON object, no row with the CSV's cells (each of at most 128 KiB), or over 64 MiB. These are faults of the file:
+    nobody can say what else it lost, so `load_examples` never skips them.
     """
     path = Path(path)
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; name one of its files")
-    if not path.exists():
-        raise DataError(f"{path} does not exist; correct the path")
     read = next((read for ending, read in READERS.items() if path.name.endswith(ending)), None)
-    if read is None:
-        raise DataError(f"{path}: the ending is none of {', '.join(READERS)}; convert the file")
     where = None
     try:
+        if path.is_dir():
+            raise DataError(f"{path} is a directory; name one of its files")
+        if not path.is_file():
+            raise DataError(f"{path} does not exist; correct the path")
+        if read is None:
+            raise DataError(f"{path}: the ending is none of {', '.join(READERS)}; convert the file")
         for where, row in read(path):
             yield where, row
-    except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
+    except csv.Error as error:
+        last = where or f"{path}'s header"
+        raise DataError(f"the row after {last} is no CSV ({error}); is a quote not closed? Correct the row") from error
+    except (OSError, EOFError, ValueError, ArithmeticError, zlib.error, pa.ArrowException) as error:
         place = f"after {where}" if where else "from its start"
         raise DataError(f"{path} cannot be read {place} ({error}); fetch or write the file again") from error
     if where is None:
         raise DataError(f"{path} holds no rows")
 
 
-def _lines(file: Iterable[bytes], path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(file, 1):  # a binary file splits at \n only
+def _lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
+    # A binary file splits at \n only; a bomb may have no \n at all.
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), 1):
         where = f"{path} line {number}"
+        if len(line) > LONGEST_LINE:
+            raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes; split the file into lines, or the line")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -111,7 +129,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error}); correct the line") from error
             if not isinstance(row, dict):
@@ -119,9 +137,22 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, row
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _check_once([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _check_once(names: Sequence[str]) -> None:
+    """Raise ValueError for a name that stands there twice: which of its values is meant?"""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} stands there twice")
+
+
 def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with path.open("rb") as file:
         reader = csv.DictReader((line for _, line in _lines(file, path)), strict=True)
+        _check_once(reader.fieldnames or [])
         for row in reader:
             where = f"{path} line {reader.line_num}"
             if None in row or None in row.values():
@@ -134,6 +165,7 @@ def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        _check_once(file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 yield f"{path} row {number}", row
@@ -156,7 +188,8 @@ def load_examples(
 ) -> tuple[list[Example], list[str]]:
     """Return the examples of ``rows`` and, with ``skip_invalid``, why each other row was left out.
 
-    Raises DataError at the first invalid row unless ``skip_invalid``, and when no example is left.
+    A row is invalid if it was read and `parse_example` refuses it. Raises DataError at the first invalid row unless
+    ``skip_invalid``, when no example is left, and for rows that cannot be read.
     """
     examples: list[Example] = []
     skipped: list[str] = []
@@ -165,7 +198,7 @@ def load_examples(
             examples.append(parse_example(row, where))
         except DataError as error:
             if not skip_invalid:
-                raise DataError(f"{error}; drop the row or set skip_invalid: true") from error
+                raise DataError(f"{error}; drop the row or pass --skip-invalid") from error
             skipped.append(str(error))
     if not examples:
         reason = f"all {len(skipped)} are invalid, the first: {skipped[0]}" if skipped else "there are none"
@@ -225,14 +258,15 @@ def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, str, s
         if not transcript.startswith("\n\nHuman:"):
             raise DataError(f"there is no prompt, and {column} is no transcript that starts with a Human turn")
     # Where one side's answer goes on in a second Assistant turn, only the shared start says where the answer starts.
-    answers = [
-        turn.start()
-        for asked, turn in pairwise(TURN.finditer(chosen))
-        if (asked[1], turn[1]) == ("Human", "Assistant") and rejected.startswith(chosen[: turn.end()])
-    ]
-    if not answers:
+    shared = cut = 0
+    for asked, turn in pairwise(TURN.finditer(chosen)):
+        if not rejected.startswith(chosen[shared : turn.end()], shared):
+            break
+        shared = turn.end()
+        if (asked[1], turn[1]) == ("Human", "Assistant"):
+            cut = turn.start()
+    if not cut:
         raise DataError("chosen and rejected share no prompt")
-    cut = answers[-1]
     return _turns(chosen[:cut]), _final_turn(chosen[cut:], "chosen"), _final_turn(rejected[cut:], "rejected")
 
 
@@ -288,7 +322,7 @@ def _response(row: Mapping[str, Any], column: str, prompt: Conversation) -> str:
 
 
 def _tldr_prompt(query: str) -> Conversation:
-    post = TLDR_QUERY.fullmatch(query)
+    post = TLDR_QUERY.fullmatch(query) if query.endswith("TL;DR:") else None  # or it would try again at every POST
     if post is None:
         raise DataError("query is not of the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:")
     subreddit, title, body = post.groups()
@@ -372,17 +406,39 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that replaces ``path`` when the block ends, and vanishes if it fails.
 
     The block creates the file, so its mode follows the umask. Readers see the old file or the whole new one, also
-    after a power cut.
+    after a power cut. Raises InfalignError as `writing` does.
     """
     path = Path(path)
     temporary = path.with_name(f".{uuid4().hex}-{path.name}")  # keeps the ending, from which writers infer the format
     try:
-        yield temporary
-        fsync(temporary)
-        temporary.replace(path)
-        fsync(path.parent)
+        with writing(path):
+            yield temporary
+            fsync(temporary)
+            temporary.replace(path)
+            fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise InfalignError that names ``path`` when the disk, or who owns it, does not take what the block writes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise unwritable(path, os.strerror(error.errno)) from error
+
+
+def unwritable(path: Path, why: str) -> InfalignError:
+    """Return the error for a file or folder that cannot be written, with what its disk has free."""
+    folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    return InfalignError(
+        f"{path} cannot be written ({why}; {free / 1e9:.1f} GB are free); what was there is kept, so make room or mend "
+        "the disk and run the same command again"
+    )
 
 
 def fsync(path: Path) -> None:
@@ -398,6 +454,56 @@ def hash_file(path: Path) -> str:
     """Return the hash of a file's content, 32 hexadecimal digits."""
     with path.open("rb") as file:
         return file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
+
+
+def inventory(path: Path, root: Path) -> dict[str, dict[str, Any]]:
+    """Return size and hash of a file, or of every file in a folder, by name below ``root``, once all is on the disk."""
+    return {
+        file.relative_to(root).as_posix(): {"bytes": file.stat().st_size, "blake2b": hash_file(file)}
+        for file in settle(path)
+    }
+
+
+def settle(path: Path) -> list[Path]:
+    """Wait until a file, or every file in a folder, is on the disk, and return them without the hidden ones."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = [file for file in files if not file.name.startswith(".")]  # such as the temporary one of a killed process
+    with writing(path):
+        for place in sorted({path.parent, *(file.parent for file in files), *files}):
+            fsync(place)
+    return files
+
+
+def flaws(files: Mapping[str, Mapping[str, Any]], root: Path) -> Iterator[str]:
+    """Yield how files differ from their `inventory`: ``model.safetensors has 10 of 90 bytes``."""
+    for name, made in files.items():
+        path = root / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif (size := path.stat().st_size) != made["bytes"]:
+            yield f"{name} has {size} of {made['bytes']} bytes"
+        elif hash_file(path) != made["blake2b"]:
+            yield f"{name} is damaged"
+
+
+def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON object with ``blake2b``, the hash of the rest, whole or not at all."""
+    write_text(path, json.dumps({**record, "blake2b": _seal(record)}, indent=1))
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """Return a JSON object that `write_record` wrote. Raises DataError for one that is damaged."""
+    try:
+        record: dict[str, Any] = json.loads(Path(path).read_bytes())
+        if record.pop("blake2b", None) not in (None, _seal(record)):  # None: of a version that wrote no hash
+            raise ValueError("its content is not what its hash says")
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and run the same command again") from error
+    return record
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(record).encode(), digest_size=16).hexdigest()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -267,8 +267,11 @@ def tie_rate(policy: Samples, base: Samples) -> Array:
 
     Where it is large the win rate is mostly the convention that a tie counts 1/2.
     """
-    below, at_most = _beaten(policy.judged, base.judged)
-    return np.asarray((at_most - below).mean(axis=1) / base.judged.shape[1])
+    shares_P = np.empty(len(policy.judged))
+    for rows in _chunks(len(policy.judged), policy.judged.shape[1] + base.judged.shape[1]):
+        below, at_most = _beaten(policy.judged[rows], base.judged[rows])
+        shares_P[rows] = (at_most - below).mean(axis=1) / base.judged.shape[1]
+    return shares_P
 
 
 def saturation(rewards_PM: Array, reference_rewards_PK: Array) -> Array:

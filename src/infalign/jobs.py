@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,7 +15,7 @@ from graphlib import TopologicalSorter
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,6 +26,8 @@ Report = Callable[[int, int, str], None]  # (done, total, note)
 LINE_EVERY = 10.0  # seconds between progress lines where there is no terminal
 REPORT_EVERY = 0.2  # seconds between the reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
+OUT_OF_MEMORY = "out of memory|not enough memory|can't allocate memory"  # in the RuntimeErrors of torch
+LESS_MEMORY = "lower compute.processes or the batch sizes; the same command continues where this one stopped"
 
 
 @dataclass(frozen=True)
@@ -95,31 +98,36 @@ def run_jobs(
 ) -> None:
     """Run the jobs, at most ``processes`` at a time, and call ``on_done(name, result, seconds)`` here after each.
 
-    A job starts when all of its ``needs`` that are among ``jobs`` are done. With one process everything runs here. An
-    InfalignError of a job is raised here as one of the classes of `infalign.errors`; any other failure, also a worker
-    that was killed, becomes an InfalignError that names the job. The other workers are stopped first.
+    A job starts when all of its ``needs`` that are among ``jobs`` are done; of those that could, the first of ``jobs``.
+    With one process everything runs here. An InfalignError of a job is raised here as one of the classes of
+    `infalign.errors`; any other failure, also a worker that was killed, becomes an InfalignError that names the job.
+    The other workers are stopped first.
     """
     by_name = {job.name: job for job in jobs}
+    position = {name: i for i, name in enumerate(by_name)}.__getitem__
     order = TopologicalSorter({job.name: job.needs & by_name.keys() for job in jobs})
+    order.prepare()
+    ready: list[str] = []
 
     def done(name: str, result: Any, seconds: float) -> None:
         display.finish(name)
         on_done(name, result, seconds)
 
     if processes == 1:
-        for name in order.static_order():
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=position)
+            name = ready.pop(0)
             display.start(name)
 
             def report(done: int, total: int, note: str = "", name: str = name) -> None:
                 display.update(name, done, total, note)
 
             done(name, *_call(by_name[name], report, threads))
+            order.done(name)
         return
-    order.prepare()
-    ready: list[str] = []
     with _Workers(threads) as workers:
         while order.is_active():
-            ready += order.get_ready()
+            ready = sorted([*ready, *order.get_ready()], key=position)
             while ready and len(workers.busy) < processes:
                 display.start(ready[0])
                 workers.start(by_name[ready.pop(0)])
@@ -162,7 +170,10 @@ class _Workers:
         """Give the job to an idle worker or to a new one."""
         connection = next((c for c in self._processes if c not in self.busy), None) or self._new()
         self.busy[connection] = job.name
-        connection.send(job)
+        try:
+            connection.send(job)
+        except OSError:
+            raise self._died(connection) from None
 
     def _new(self) -> Connection:
         context = get_context("spawn")  # a fork would copy the locks of torch's threads
@@ -181,11 +192,7 @@ class _Workers:
             try:
                 message = connection.recv()
             except (EOFError, ConnectionResetError):
-                self._processes[connection].join(STOP_WITHIN)
-                raise InfalignError(
-                    f"the worker process of {name} ended ({_ending(self._processes[connection])}); if memory ran out, "
-                    "lower compute.processes or the batch sizes; the same command continues where this one stopped"
-                ) from None
+                raise self._died(connection) from None
             if message[0] == "failed":
                 _, kind, text, trace = message
                 error: InfalignError = kind(text)
@@ -194,6 +201,14 @@ class _Workers:
             if message[0] == "done":
                 del self.busy[connection]
             yield name, message
+
+    def _died(self, connection: Connection) -> InfalignError:
+        process = self._processes[connection]
+        process.join(STOP_WITHIN)
+        name = self.busy[connection]
+        return InfalignError(
+            f"the worker process of {name} ended ({_ending(process)}); if memory ran out, {LESS_MEMORY}"
+        )
 
 
 def _ending(process: BaseProcess) -> str:
@@ -204,7 +219,7 @@ def _ending(process: BaseProcess) -> str:
 def _work(connection: Connection, threads: int | None) -> None:
     """Do one job after the other, until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
+    signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     last = 0.0
 
@@ -233,6 +248,12 @@ def _work(connection: Connection, threads: int | None) -> None:
             send("failed", kind, str(error), "".join(traceback.format_exception(error)))
 
 
+def _end(*_: Any) -> NoReturn:
+    """End this process so that `finally` blocks run, also when its parent and `_stop_with_parent` both ask for it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
+
+
 def _stop_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
@@ -253,10 +274,10 @@ def _call(job: Job, report: Report, threads: int | None) -> tuple[Any, float]:
             f"{job.name} needs a library that is missing ({error}); pip install 'infalign[all]'"
         ) from error
     except Exception as error:
-        raise InfalignError(
-            f"{job.name} failed unexpectedly: {type(error).__name__}: {' '.join(str(error).split())[:500]}; "
-            "run again with --debug to see where"
-        ) from error
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, said):
+            raise InfalignError(f"{job.name} ran out of memory ({said}); {LESS_MEMORY}") from error
+        raise InfalignError(f"{job.name} failed unexpectedly: {said}; run again with --debug to see where") from error
 
 
 def _prepare(threads: int | None) -> None:

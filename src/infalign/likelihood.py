@@ -261,15 +261,14 @@ def _padded_batches(
     for row, prompt in enumerate(prompt_ids):
         if not len(prompt):
             raise DataError(f"row {row}: the prompt has no tokens, so the first token has no context; begin with a BOS")
-    sequences = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
+    lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
     batch_tokens = min(batch_tokens, LOGITS // model.config.get_text_config(decoder=True).vocab_size)
     device = model.device
-    for rows in length_batches([len(sequence) for sequence in sequences], batch_tokens):
-        input_ids = right_padded([sequences[row] for row in rows], pad_id, device)
-        attention_mask = right_padded([[1] * len(sequences[row]) for row in rows], 0, device)
-        labels = right_padded(
-            [[*[IGNORED] * len(prompt_ids[row]), *completion_ids[row]] for row in rows], IGNORED, device
-        )
+    for rows in length_batches(lengths, batch_tokens):
+        texts = [(prompt_ids[row], completion_ids[row]) for row in rows]
+        input_ids = right_padded([[*prompt, *completion] for prompt, completion in texts], pad_id, device)
+        attention_mask = right_padded([[1] * lengths[row] for row in rows], 0, device)
+        labels = right_padded([[*[IGNORED] * len(p), *completion] for p, completion in texts], IGNORED, device)
         yield rows, (input_ids, attention_mask, labels)
 
 

@@ -58,13 +58,16 @@ def held(root: Path) -> Iterator[None]:
 def holder(root: Path) -> dict[str, str | int] | None:
     """Return pid, host, command and since of the process that holds a run directory, None if none does.
 
-    One that died on this host without a word is told by its pid; of another host the file is believed.
+    One that died on this host without a word is told by its pid and, where the system tells, by when that process
+    began, for pids come again; of another host the file is believed.
     """
     try:
         found: dict[str, str | int] = json.loads((root / HOLDER).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     if found["host"] == socket.gethostname():
+        if found.get("began") not in (None, _began(int(found["pid"]))):
+            return None
         try:
             os.kill(int(found["pid"]), 0)  # sends nothing
         except ProcessLookupError:
@@ -84,9 +87,18 @@ def _by(root: Path) -> str:
     return f" by {describe(found)}" if found else " by another process"
 
 
-def _self() -> dict[str, str | int]:
+def _began(pid: int) -> int | None:
+    """Return when a process began, in ticks since the system did; None if there is none or the system does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def _self() -> dict[str, str | int | None]:
     return {
         "pid": os.getpid(),
+        "began": _began(os.getpid()),
         "host": socket.gethostname(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "since": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),

@@ -18,8 +18,8 @@ from rich.console import Console
 from infalign import stages
 from infalign.config import Recipe, dump_recipe
 from infalign.contents import Digests, changes, settings_of
-from infalign.data import write_text
-from infalign.errors import ConfigError
+from infalign.data import flaws, inventory, write_record, write_text, writing
+from infalign.errors import ConfigError, DataError
 from infalign.jobs import Display, Job, Report, run_jobs
 from infalign.locks import held
 from infalign.report import write
@@ -170,7 +170,7 @@ def pending(wanted: list[Unit], root: Path) -> dict[str, Pending]:
     for unit in wanted:
         why, grown = list[str](), list[str]()
         if (record := records.get(unit.name)) is not None:
-            why = list(_reasons(unit, record, keys, todo))
+            why = list(_reasons(unit, record, root, keys, todo))
             grown = list(changes(record.get("extent", unit.extent), unit.extent))
             if not why and not grown:
                 continue
@@ -185,7 +185,9 @@ def pending(wanted: list[Unit], root: Path) -> dict[str, Pending]:
     return todo
 
 
-def _reasons(unit: Unit, record: dict[str, Any], keys: Mapping[str, str], todo: Mapping[str, Pending]) -> Iterator[str]:
+def _reasons(
+    unit: Unit, record: dict[str, Any], root: Path, keys: Mapping[str, str], todo: Mapping[str, Pending]
+) -> Iterator[str]:
     """Yield why a record does not hold, but for its extent."""
     if "settings" not in record:
         yield "made by an older version"
@@ -202,6 +204,26 @@ def _reasons(unit: Unit, record: dict[str, Any], keys: Mapping[str, str], todo: 
         yield f"no longer needs {listed_names(gone)}"
     if not unit.output.exists():
         yield "its output is missing"
+    elif lost := [name for name in record.get("output", {}) if not (root / name).exists()]:
+        yield f"{listed_names(lost)} is missing"
+
+
+def check_outputs(wanted: list[Unit], todo: Mapping[str, Pending], root: Path) -> None:
+    """Raise DataError if something that the units to be done build on is not as its own unit left it.
+
+    Models and other folders that they do not need are not read; single files are, since they are small.
+    """
+    records, built_on = stages.records(root), set(todo)
+    for unit in reversed(wanted):
+        if unit.name in built_on:
+            built_on |= set(unit.needs)
+    for unit in wanted:
+        if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
+            for flaw in flaws(records[unit.name].get("output", {}), root):
+                raise DataError(
+                    f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
+                    "which makes it again, or put it back from a copy"
+                )
 
 
 def listed_names(names: Sequence[str]) -> str:
@@ -246,7 +268,9 @@ def evaluate_policies(recipe: Recipe, *, console: Console) -> Path:
 def _run_directory(recipe: Recipe) -> Iterator[Path]:
     root = Path(recipe.run_dir)
     with held(root):
-        (root / "stages").mkdir(parents=True, exist_ok=True)
+        stages.records(root)  # raises for what this version cannot read, before anything is written
+        with writing(root / "stages"):
+            (root / "stages").mkdir(parents=True, exist_ok=True)
         yield root
 
 
@@ -264,6 +288,7 @@ def _do(recipe: Recipe, root: Path, wanted: list[Unit], *, until: str, console: 
     by_name, keys = {unit.name: unit for unit in wanted}, _keys(wanted)
     bases = _bases(wanted, keys)
     todo = pending(wanted, root)
+    check_outputs(wanted, todo, root)
     distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if distributed and (waiting := [name for name in todo if by_name[name].stage != until]):
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {until}; run them without it first")
@@ -278,14 +303,15 @@ def _do(recipe: Recipe, root: Path, wanted: list[Unit], *, until: str, console: 
     def finish(name: str, summary: dict[str, Any], seconds: float) -> None:
         unit = by_name[name]
         record: dict[str, Any] = {
+            "format": stages.FORMAT,
             "key": keys[name],
             "stage": unit.stage,
             "settings": unit.settings,
             "extent": unit.extent,
         }
         record |= {"needs": {need: keys[need] for need in unit.needs}, "seconds": round(seconds, 2)}
-        record |= {"summary": summary, "versions": versions()}
-        write_text(_record_path(root, name), json.dumps(record, indent=1))
+        record |= {"summary": summary, "versions": versions(), "output": inventory(unit.output, root)}
+        write_record(_record_path(root, name), record)
         console.print(
             f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
         )
@@ -304,13 +330,19 @@ def _begin(root: Path, unit: Unit, base: str, *, report: Report) -> dict[str, An
     if int(os.environ.get("RANK", "0")):
         while not _holds(started, base):  # the first process tidies up
             time.sleep(0.1)
-    elif not _holds(started, base):
-        _record_path(root, unit.name).unlink(missing_ok=True)
-        for left in (unit.output, unit.workspace):
-            if left is not None:
-                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-        write_text(started, base)
-    unit.output.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        continued = _holds(started, base)
+        if unit.stage != "data":  # which removes its own, and only when it has read all rows
+            if not (continued and unit.stage == "rollout"):  # which only adds files; others replace what they recorded
+                _record_path(root, unit.name).unlink(missing_ok=True)
+            if not continued:
+                for left in (unit.output, unit.workspace):
+                    if left is not None:
+                        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        if not continued:
+            write_text(started, base)
+    with writing(unit.output.parent):
+        unit.output.parent.mkdir(parents=True, exist_ok=True)
     return unit.function(report=report)
 
 

@@ -21,6 +21,7 @@ from infalign.calibration import Array
 from infalign.errors import ConfigError, DataError
 from infalign.quadrature import TOLERANCE, Panels, adapted, graded
 
+MOST_DRAWS = 100_000  # of a procedure that has a probability for each of them
 NEGLIGIBLE = 1e-9  # probability that a sample-based estimate may leave out
 
 
@@ -472,7 +473,7 @@ def parse_procedure(name: str) -> RankProcedure | RewindAndRepeat:
 
 
 def _parse_part(text: str) -> tuple[float, RankProcedure]:
-    weight, _, name = text.partition("*")
+    weight, name = text.split("*")
     return float(weight), _ranked(parse_procedure(name))
 
 
@@ -489,6 +490,8 @@ def _check_n(n: int) -> None:
 
 def _check_k(k: int, n: int) -> None:
     _check_n(n)
+    if n > MOST_DRAWS:
+        raise ConfigError(f"the k-th best or the top k can be of at most {MOST_DRAWS:,} draws, found N = {n}")
     if not 1 <= k <= n:
         raise ConfigError(f"k must lie between 1 and N = {n}, found k = {k}")
 

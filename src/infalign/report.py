@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from infalign.calibration import Array, calibrate
@@ -28,6 +29,7 @@ from infalign.stages import (
     parts,
     policy_betas,
     records,
+    reference_rewards,
     reward_names,
     reward_source,
     samples_of,
@@ -138,13 +140,14 @@ def print_table(root: Path, console: Console) -> None:
         matched = results["matched"]
         table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
         for row in rows:
-            table.add_row(row["judge"] if row["first"] else "", row["method"], row["wins"], row["theory"], row["gain"])
+            judge = row["judge"] if row["first"] else ""
+            table.add_row(judge, escape(row["method"]), row["wins"], row["theory"], row["gain"])
             if row["last"]:
                 table.add_section()
         title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
-        console.print(f"\n[bold]{title}[/]", highlight=False)
+        console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
         console.print(table)
-    console.print(f"\nReport: {root / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"\nReport: {root / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def plain_table(*columns: str) -> Table:
@@ -365,7 +368,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
 def reward_by_rank(recipe: Recipe, root: Path) -> Picture:
     """Draw calibrated against raw reward for ten training prompts, evenly spaced by their median reward."""
     figure, axes = _axes("raw reward", "calibrated reward")
-    rewards_PK = np.array(read_table(Layout(root).calibrated, ["reference_rewards"])["reference_rewards"].to_pylist())
+    rewards_PK = reference_rewards(root)
     order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
     shown = np.unique(np.linspace(0, recipe.rollout.k - 1, 100).astype(int))  # a thousand points a curve help nobody

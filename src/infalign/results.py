@@ -41,11 +41,12 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
     aim, served = parse_procedure(recipe.procedure), procedures(recipe)
     base_length = samples_of(recipe, root, "reference", "length")
     policies: dict[str, Any] = {}
-    wins: dict[str, dict[str, dict[str, Array]]] = {}
+    aimed: dict[str, dict[str, Array]] = {}  # win rates under the recipe's procedure
     for step, (name, policy) in enumerate(recipe.policies.items()):
         report(step, len(recipe.policies), name)
         own = {source: samples_of(recipe, root, name, source) for source in sources}
-        wins[name] = wins_of(recipe, root, name, served)
+        wins = wins_of(recipe, root, name, served)
+        aimed[name] = {source: by_procedure[recipe.procedure] for source, by_procedure in wins.items()}
         kl = samples_of(recipe, root, name, "kl")
         length = samples_of(recipe, root, name, "length")
         pairs = {
@@ -68,7 +69,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
             "rewind_draws": estimated(recipe, draws),
             "win_rates": {
                 source: {procedure: estimated(recipe, values) for procedure, values in by_procedure.items()}
-                for source, by_procedure in wins[name].items()
+                for source, by_procedure in wins.items()
             },
             "at_equal_length": {source: _at_equal_length(recipe, *pairs[source], aim) for source in sources},
             "ties": {source: estimated(recipe, tie_rate(*pairs[source])) for source in sources},
@@ -84,7 +85,7 @@ def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:
         "samples": recipe.evaluate.samples,
         "judges": sources,
         "policies": policies,
-        "matched": _matched(recipe, root, wins),
+        "matched": _matched(recipe, root, aimed),
         "pareto": {
             source: {name: _pareto(policies, source, name) for name in drawn_procedures(recipe)} for source in sources
         },
@@ -166,7 +167,7 @@ def _theoretical_gain(recipe: Recipe, policy: Policy, kl: float) -> float:
     return known[recipe.procedure] - 0.5
 
 
-def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Array]]]) -> dict[str, Any] | None:
+def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, Array]]) -> dict[str, Any] | None:
     """Return the win rates of every method at one KL, the largest that all reach, and their paired differences.
 
     Along one method's budgets the win rate is interpolated (`evaluation.matched`).
@@ -182,7 +183,7 @@ def _matched(recipe: Recipe, root: Path, wins: dict[str, dict[str, dict[str, Arr
     rows: dict[str, Any] = {}
     for judge in reward_names(recipe):
         values = {
-            method: matched([(kls[name], wins[name][judge][recipe.procedure]) for name in names], kl, gains[method])
+            method: matched([(kls[name], wins[name][judge]) for name in names], kl, gains[method])
             for method, names in methods.items()
         }
         first, *others = values

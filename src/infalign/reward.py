@@ -3,15 +3,18 @@
 :class:`CalibratedReward` ranks a reward among stored rewards of the prompt, :class:`PredictedRankReward` asks a model.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
 from infalign.calibration import Array, calibrate
-from infalign.errors import DataError
+from infalign.errors import DataError, InfalignError
 from infalign.shaping import Shaping, as_shaping
 from infalign.transforms import Transformation
 
@@ -46,7 +49,7 @@ class CalibratedReward:
         if reference_rewards is None:
             raise DataError("the training dataset has no column reference_rewards; make it with `infalign calibrate`")
         rewards = _rewards(self.reward, prompts, completions)
-        references = [np.asarray(row, float) for row in reference_rewards]
+        references = [_references(row, values) for row, values in enumerate(reference_rewards)]
         pairs = list(zip(rewards, references, strict=True))
         if log_metric is not None:
             log_metric("win_rate", float(np.mean([calibrate(*pair) for pair in pairs])))
@@ -95,12 +98,49 @@ class PredictedRankReward:
         return [float(value) for value in values]
 
 
+def _references(row: int, values: object) -> Array:
+    """Return one row of the column reference_rewards; DataError unless it is a list of numbers."""
+    try:
+        references = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        references = np.asarray(None)
+    if references.ndim != 1 or references.dtype.kind not in "fiu":
+        raise DataError(f"row {row} of the column reference_rewards is no list of numbers; use `infalign calibrate`")
+    return references.astype(float)
+
+
 def _rewards(
     reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], completions: list[Any]
 ) -> Array:
-    """Return the reward of each completion, which is text or messages; DataError for a wrong number of rewards."""
+    """Return the reward of each completion, which is text or messages; DataError unless all are numbers."""
     responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    rewards = np.asarray(reward(prompts, responses), float)
-    if rewards.shape != (len(responses),):
-        raise DataError(f"the reward function returned shape {rewards.shape} for {len(responses)} responses")
-    return rewards
+    values = ask(reward, prompts, responses, name="the reward function")
+    if np.shape(values) != (len(responses),):
+        raise DataError(f"the reward function returned shape {np.shape(values)} for {len(responses)} responses")
+    for row, value in enumerate(values):
+        if problem := not_a_number(value):
+            raise DataError(f"the reward of response {row}: {problem}")
+    return np.asarray(values, float)
+
+
+def ask(
+    reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], responses: list[str], *, name: str
+) -> Sequence[float]:
+    """Return what ``reward``, called ``name``, gives; what it raises becomes an InfalignError that says where."""
+    try:
+        return reward(prompts, responses)
+    except InfalignError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # after this function's own line, if there is one
+        raise InfalignError(
+            f"{name} raised {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: "
+            f"{' '.join(str(error).split())[:300]}; mend it and run the same command again"
+        ) from error
+
+
+def not_a_number(value: object) -> str | None:
+    """Return why ``value`` is no number, and what to do; None if it is one. True and "1" are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return f"found a {type(value).__name__}; return a number for every response"
+    return None

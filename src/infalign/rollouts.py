@@ -12,25 +12,37 @@ import json
 import math
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from weakref import finalize
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from infalign.data import read_table, write_table
+from infalign.data import read_table, write_table, writing
 from infalign.errors import ConfigError, DataError, PartialError
-from infalign.remote import may_pass, post
+from infalign.pretrained import why_unloadable
+from infalign.remote import may_pass, post, quoted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
+
 CDF_BLOCK = 64
 SUFFIX_BLOCK = 32
+SHARD_PROMPTS = 16  # whose rollouts are written, and read, at once
+NO_POLICY = "the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint"
 USE_GENERIC = "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model"
 
 
@@ -102,7 +114,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
-        raise ConfigError(f"{path} is not a model that can be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     architectures = config.architectures or []
     if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
@@ -113,7 +125,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
             path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:
-        raise ConfigError(f"the weights in {path} cannot be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"the weights in {path} cannot be loaded: {why_unloadable(error)}") from error
     if info["missing_keys"]:
         raise ConfigError(f"{path} lacks weights of a causal language model: {', '.join(sorted(info['missing_keys']))}")
     if tokenizer.pad_token_id is None:
@@ -202,7 +214,7 @@ def _pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor,
 def _responses(tokens: Tensor, lengths: Tensor, logprobs: Tensor, tokenizer: Any) -> list[Response]:
     """Return rows of ``tokens`` (responses × T), cut to ``lengths``, as responses."""
     if not logprobs.isfinite().all():
-        raise ConfigError("the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint")
+        raise ConfigError(NO_POLICY)
     ids = [tuple(row[:length]) for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     finishes = ["stop" if row[-1] == tokenizer.eos_token_id else "length" for row in ids]
@@ -408,6 +420,8 @@ def _check_shares_prefix(model: Any) -> None:
                 found = torch.stack([_decode(model, token.expand(2), cache)[1] for token in ids[3:]]).float()
     except Exception as error:  # a model that is not built for the attention interface can fail in any way
         raise ConfigError(f"{name} cannot share a prefix: {_first_line(error)}{USE_GENERIC}") from error
+    if expected.isnan().any():
+        raise ConfigError(NO_POLICY)
     gap = float((found - expected).abs().max() / (1 + expected.abs().max()))
     if not gap <= torch.finfo(model.dtype).eps ** 0.5:
         raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){USE_GENERIC}")
@@ -560,18 +574,15 @@ class ServerEngine:
                     f"{self.url} did not answer for {self.retry_seconds:.0f} s ({_first_line(error)}); what is drawn "
                     "is kept, so start the server and run the same command again"
                 ) from error
-            quoted = error.response.text if isinstance(error, httpx2.HTTPStatusError) else str(error)
-            raise ConfigError(f"{self.url} refused the request: {self._redacted(quoted)}") from error
+            said = error.response.text if isinstance(error, httpx2.HTTPStatusError) else str(error)
+            raise ConfigError(f"{self.url} refused the request: {quoted(said, self.key)}") from error
         try:
             choices: list[dict[str, Any]] = answer.json()["choices"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{self.url} is no OpenAI-compatible server; it answered {self._redacted(answer.text)}"
+                f"{self.url} is no OpenAI-compatible server; it answered {quoted(answer.text, self.key)}"
             ) from error
         return choices
-
-    def _redacted(self, text: str) -> str:
-        return (text.replace(self.key, "***") if self.key else text)[:500]
 
     def _response(self, choice: dict[str, Any], prompt_ids: Sequence[int], sampling: Sampling) -> Response:
         ids, finish = choice.get("token_ids"), choice.get("finish_reason")
@@ -607,70 +618,214 @@ COLUMNS: dict[str, pa.DataType] = {
 SCHEMA = pa.schema(COLUMNS)
 
 
+@dataclass(frozen=True, slots=True)
+class Lazy(Sequence[T]):
+    """A sequence of ``length`` items that are made, by their number, when they are asked for."""
+
+    length: int
+    make: Callable[[int], T]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, at: Any) -> Any:
+        where = range(self.length)[at]
+        return [self.make(i) for i in where] if isinstance(where, range) else self.make(where)
+
+
+def in_blocks(length: int, size: int, read: Callable[[int], Sequence[T]]) -> Lazy[T]:
+    """Return a sequence that is read ``size`` items at a time, by the number of the first, and keeps the last block."""
+    block = lru_cache(maxsize=1)(read)
+    return Lazy(length, lambda i: block(i - i % size)[i % size])
+
+
+def chained(sequences: Sequence[Sequence[T]]) -> Lazy[T]:
+    """Return one sequence after the other."""
+    ends = [0, *accumulate(map(len, sequences))]
+
+    def item(i: int) -> T:
+        number = bisect_right(ends, i) - 1
+        return sequences[number][i - ends[number]]
+
+    return Lazy(ends[-1], item)
+
+
+def token_lists(column: pa.ChunkedArray[Any]) -> Lazy[list[int]]:
+    """Return the lists in a column of token ids, which stay Arrow's until they are asked for."""
+    ends, ids = _ends([pc.list_value_length(column).to_numpy()]), pc.list_flatten(column).to_numpy()
+    return Lazy(len(column), lambda i: ids[ends[i] : ends[i + 1]].tolist())
+
+
+def token_lists_on_disk(columns: Iterable[pa.ChunkedArray[Any]], directory: Path) -> Lazy[list[int]]:
+    """Return the lists in columns of token ids, one after the other, which are read when they are asked for.
+
+    They lie in a nameless file in ``directory``, which is gone when they or the process are.
+    """
+    lengths = []
+    with writing(directory):
+        file = TemporaryFile(dir=directory)  # noqa: SIM115
+        for column in columns:
+            lengths.append(pc.list_value_length(column).to_numpy())
+            file.write(pc.list_flatten(column).to_numpy().tobytes())
+        file.flush()
+    ends = _ends(lengths)
+
+    def ids(i: int) -> list[int]:
+        start, end = 4 * int(ends[i]), 4 * int(ends[i + 1])
+        return memoryview(os.pread(file.fileno(), end - start, start)).cast("i").tolist()
+
+    finalize(ids, file.close)
+    return Lazy(len(ends) - 1, ids)
+
+
+def _ends(lengths: list[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+
+
 def draw(
     engine: Engine,
     prompts: Sequence[Prompt],
     k: int,
     directory: Path,
     *,
-    shard_prompts: int = 16,
+    shard_prompts: int = SHARD_PROMPTS,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 
     Skips what the directory already has, so a run that was stopped continues and ``k`` can grow. A shard of
-    ``shard_prompts`` prompts is written whole or not at all. Calls ``on_progress(drawn, all)`` with numbers of
-    responses after each prompt. Raises DataError if two prompts share an id.
+    ``shard_prompts`` prompts, or of those that were drawn when an exception came, is written whole or not at all.
+    Calls ``on_progress(drawn, all)`` with numbers of responses after each prompt. Where memory runs out, half as many
+    responses are drawn at once from then on. Raises DataError if two prompts share an id, PartialError if there is no
+    memory for one response.
     """
     if repeated := [prompt_id for prompt_id, count in Counter(p.prompt_id for p in prompts).items() if count > 1]:
         raise DataError(f"{len(repeated)} prompts occur more than once, the first {repeated[0]!r}; keep one of each")
     directory.mkdir(parents=True, exist_ok=True)
-    have = defaultdict(set)
+    place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
+    have_PK = np.zeros((len(prompts), k), bool)
     for shard in _shards(directory):
-        table = read_table(shard, ["prompt_id", "index"])
-        for prompt_id, index in zip(table["prompt_id"].to_pylist(), table["index"].to_pylist(), strict=True):
-            have[prompt_id].add(index)
-    todo = [(prompt, [i for i in range(k) if i not in have[prompt.prompt_id]]) for prompt in prompts]
-    todo = [(prompt, missing) for prompt, missing in todo if missing]
-    total = len(prompts) * k
-    drawn = total - sum(len(missing) for _, missing in todo)
+        have_PK.flat[_asked_for(shard, place, k)[0]] = True
+    todo = np.flatnonzero(~have_PK.all(axis=1))
+    drawn, total = int(have_PK.sum()), have_PK.size
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
     on_progress(drawn, total)
+    at_once, said = k, [field.name for field in fields(Response)]
     for start in range(0, len(todo), shard_prompts):
-        rows = []
-        for prompt, missing in todo[start : start + shard_prompts]:
-            responses = engine.sample(prompt.token_ids, prompt.prompt_id, missing)
-            rows += [
-                {"prompt_id": prompt.prompt_id, "index": index, **asdict(response)}
-                for index, response in zip(missing, responses, strict=True)
-            ]
-            drawn += len(missing)
-            on_progress(drawn, total)
-        write_table(directory / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA))
+        rows: list[dict[str, Any]] = []
+        try:
+            for prompt, have_K in ((prompts[i], have_PK[i]) for i in todo[start : start + shard_prompts]):
+                missing = np.flatnonzero(~have_K).tolist()
+                responses, at_once = _sample(engine, prompt, missing, at_once)
+                rows += [
+                    {"prompt_id": prompt.prompt_id, "index": index} | {name: getattr(response, name) for name in said}
+                    for index, response in zip(missing, responses, strict=True)
+                ]
+                drawn += len(missing)
+                on_progress(drawn, total)
+        finally:
+            if rows:
+                write_table(directory / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA))
         number += 1
 
 
+def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:
+    """Return rollouts number ``indices`` of the prompt, and how many at once there was memory for."""
+    responses: list[Response] = []
+    while missing := indices[len(responses) : len(responses) + at_once]:
+        try:
+            responses += engine.sample(prompt.token_ids, prompt.prompt_id, missing)
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
+            if len(missing) == 1:
+                raise PartialError(
+                    f"memory ran out with one response to prompt {prompt.prompt_id!r} ({_first_line(error)}); what is "
+                    "drawn is kept, so free memory, or take a machine with more, and run the same command again"
+                ) from error
+        at_once = len(missing) // 2  # outside the handler, which holds on to the tensors of the attempt
+        _free_memory()
+    return responses, at_once
+
+
+def _out_of_memory(error: Exception) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
+
+
+def _free_memory() -> None:
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
+
+
 def read_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> pa.Table:
+    """Return all of `find_rollouts` in one table, which takes memory for every token."""
+    return pa.concat_tables([SCHEMA.empty_table(), *find_rollouts(directory, prompt_ids, k).tables()])
+
+
+def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> Drawn:
     """Return rollouts 0 … k-1 of ``prompt_ids`` (P·k rows), ordered by prompt as given and then by index.
 
     Raises DataError naming a rollout that is missing, or there twice.
     """
-    tables = [read_table(shard) for shard in _shards(directory)]
-    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
-    place = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}
-    prompt = np.array([place.get(str(prompt_id), -1) for prompt_id in table["prompt_id"].to_pylist()], dtype=np.int64)
-    index = table["index"].to_numpy()
-    rows = np.flatnonzero((prompt >= 0) & (index < k))
-    keys = prompt[rows] * k + index[rows]
-    counts = np.bincount(keys, minlength=len(prompt_ids) * k)
-    for wrong, what in ((counts == 0, "missing; draw them"), (counts > 1, "there twice; delete one of the shards")):
+    place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
+    shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
+    for number, shard in enumerate(shards):
+        keys, rows = _asked_for(shard, place, k)
+        shard_R[keys], row_R[keys] = number, rows
+        np.add.at(count_R, keys, 1)
+    for wrong, what in (
+        (count_R == 0, "missing; remove this folder and run the same command again"),
+        (count_R > 1, "there twice; delete one of the shards"),
+    ):
         if wrong.any():
             first = int(wrong.argmax())
             raise DataError(
-                f"{directory}: {wrong.sum()} of {len(counts)} rollouts, the first number {first % k} of prompt "
+                f"{directory}: {wrong.sum()} of {len(wrong)} rollouts, the first number {first % k} of prompt "
                 f"{prompt_ids[first // k]!r}, are {what}"
             )
-    return table.take(rows[np.argsort(keys)])
+    return Drawn(directory, shards, shard_R, row_R, k * SHARD_PROMPTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rollouts in an order of their own, in shards that are read when they are needed, a few at a time."""
+
+    directory: Path
+    shards: list[Path]
+    shard_of: NDArray[np.int32]  # where each rollout lies
+    row_of: NDArray[np.int32]
+    block: int  # rollouts that are held at once
+
+    def __len__(self) -> int:
+        return len(self.shard_of)
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield all rollouts, or their named ``columns``, in order and a block at a time."""
+        return (self._table(start, columns) for start in range(0, len(self), self.block))
+
+    def values(self, column: str) -> Lazy[Any]:
+        """Return the values of a column; going through them in order reads every shard about once."""
+        return in_blocks(len(self), self.block, lambda start: self._table(start, [column])[column].to_pylist())
+
+    def _table(self, start: int, columns: Sequence[str] | None) -> pa.Table:
+        rows = slice(start, start + self.block)
+        needed, which = np.unique(self.shard_of[rows], return_inverse=True)
+        tables = [read_table(self.shards[number], columns) for number in needed]
+        offset = np.cumsum([0, *(table.num_rows for table in tables)])
+        return pa.concat_tables(tables).take(offset[which] + self.row_of[rows])
+
+
+def _asked_for(shard: Path, place: Mapping[str, int], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return prompt · k + index of the rollouts in a shard that are asked for, and their rows."""
+    table = read_table(shard, ["prompt_id", "index"])
+    prompt = np.array([place.get(str(prompt_id), -1) for prompt_id in table["prompt_id"].to_pylist()], dtype=np.intp)
+    index = table["index"].to_numpy()
+    rows = np.flatnonzero((prompt >= 0) & (index < k))
+    return prompt[rows] * k + index[rows], rows
 
 
 def _shards(directory: Path) -> list[Path]:

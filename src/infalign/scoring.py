@@ -9,21 +9,25 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from infalign.calibration import Array
 from infalign.config import is_hub_id
 from infalign.data import MESSAGES, Message, prompt_id, read_table, write_table
 from infalign.errors import ConfigError, DataError, PartialError
 from infalign.likelihood import length_batches, right_padded
-from infalign.remote import may_pass, post
+from infalign.pretrained import conversation_ids, why_unloadable
+from infalign.remote import may_pass, post, quoted
+from infalign.reward import ask, not_a_number
 
 if TYPE_CHECKING:
     import httpx2
@@ -107,7 +111,7 @@ class ClassifierReward:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise ConfigError(
-                f"reward model {path} cannot be loaded as safetensors without own code: {' '.join(str(error).split())}"
+                f"reward model {path} cannot be loaded as safetensors without own code: {why_unloadable(error)}"
             ) from error
         if found["missing_keys"]:
             raise ConfigError(
@@ -117,11 +121,14 @@ class ClassifierReward:
         return cls(model.to(device), tokenizer, batch_tokens=batch_tokens, max_length=max_length)
 
     def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:
-        """Return the token ids of each conversation with its response, the same as TRL's ``RewardTrainer`` makes."""
+        """Return the token ids of each conversation with its response, the same as the reward was trained on.
+
+        Special tokens that a prompt or a response spells are text (`pretrained.conversation_ids`).
+        """
         return [
-            self.tokenizer.apply_chat_template(
-                [*prompt, {"role": "assistant", "content": response}], tokenize=True, return_dict=True
-            )["input_ids"]
+            conversation_ids(
+                self.tokenizer, [*prompt, {"role": "assistant", "content": response}], add_generation_prompt=False
+            )
             for prompt, response in zip(prompts, responses, strict=True)
         ]
 
@@ -256,7 +263,7 @@ class RemoteReward:
         return _checked(rewards, prompts, first=first, name=name)
 
     def _shown(self, text: str) -> str:
-        return " ".join((text.replace(self._key, "***") if self._key else text).split())[:300]
+        return quoted(text, self._key)
 
 
 # Scoring
@@ -276,14 +283,17 @@ def score(
     ``on_progress`` is called after each chunk with the number of rows scored so far.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
-    not a finite number (nothing is converted: True and "1" are errors), or if a chunk has the wrong number of rewards.
+    not a finite number (nothing is converted: True and "1" are errors), or if a chunk has the wrong number of rewards,
+    and InfalignError if the reward raises an exception of its own.
     """
     if len(prompts) != len(responses):
         raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
     rewards = np.empty(len(responses))
     for start in range(0, len(responses), chunk):
         rows = slice(start, min(start + chunk, len(responses)))
-        rewards[rows] = _checked(reward(prompts[rows], responses[rows]), prompts[rows], first=start, name=name)
+        asked = f"reward {name}, asked for rows {start} to {rows.stop - 1} (first prompt {prompt_id(prompts[start])}),"
+        given = ask(reward, prompts[rows], responses[rows], name=asked)
+        rewards[rows] = _checked(given, prompts[rows], first=start, name=name)
         if on_progress is not None:
             on_progress(rows.stop)
     return rewards
@@ -305,10 +315,14 @@ def _checked(values: Any, prompts: list[list[Message]], *, first: int, name: str
 
 def _problem(value: object) -> str | None:
     """Return why ``value`` is no reward, and what to do; None if it is one."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return f"found a {type(value).__name__}; return a number for every response"
-    if not math.isfinite(value):
-        return f"found {float(value)}; a rank needs finite rewards, so mend the reward or drop the row"
+    if problem := not_a_number(value):
+        return problem
+    try:
+        found = float(cast(float, value))
+    except OverflowError:  # of an integer
+        found = math.inf
+    if not math.isfinite(found):
+        return f"found {found}; a rank needs finite rewards, so mend the reward or drop the row"
     return None
 
 
@@ -318,57 +332,111 @@ def _problem(value: object) -> str | None:
 def score_to(
     directory: Path,
     reward: RewardFunction,
-    prompts: list[list[Message]],
-    responses: list[str],
+    prompts: Sequence[list[Message]],
+    responses: Sequence[str],
     *,
     name: str,
     made_by: str,
-    shard_prompts: int = 8,
+    shard_responses: int = 512,
     on_progress: Callable[[int, int], None],
 ) -> Array:
     """Return the rewards of all rows, shape (rows,), and keep them in ``directory``/part-00000.parquet, ….
 
     Only what no shard has is asked for, and equal responses to one prompt are one: a run that was stopped continues,
-    rows can be added, and equal responses tie. A shard holds the distinct responses to ``shard_prompts`` prompts and
-    is written whole or not at all. Shards that were not made by ``made_by`` are removed. Calls ``on_progress(done,
-    all)`` with numbers of distinct responses. Raises as `score` does; rows then count from the start of the shard.
+    rows can be added, and equal responses tie. A shard holds the distinct responses to as many prompts as have
+    ``shard_responses`` together, or to one, and is written whole or not at all. Shards that were not made by
+    ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score`
+    does; rows then count from the start of the shard. Besides numbers only the responses to a few prompts are held.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    stored: dict[tuple[str, str], float] = {}
-    number = 0
-    for shard in sorted(directory.glob("part-[0-9]*.parquet")):
-        table = read_table(shard, ["prompt_id", "response", "reward"])
-        if _made_by(table) == made_by:
-            ids, texts, rewards = (_listed(table, column) for column in ("prompt_id", "response", "reward"))
-            stored |= zip(zip(ids, texts, strict=True), rewards, strict=True)
-            number = 1 + int(shard.stem.removeprefix("part-"))
-        else:
-            shard.unlink()
-    keys = [(prompt_id(prompt), text) for prompt, text in zip(prompts, responses, strict=True)]
-    missing: dict[str, dict[str, int]] = {}
-    for row, (identity, text) in enumerate(keys):
-        if (identity, text) not in stored:
-            missing.setdefault(identity, {})[text] = row
-    total = len(set(keys))
-    done = total - sum(map(len, missing.values()))
+    shards = sorted(directory.glob("part-[0-9]*.parquet"))
+    kept = [shard for shard in shards if _made_by(read_table(shard, [])) == made_by]
+    for shard in set(shards).difference(kept):
+        shard.unlink()
+    stored, rows_of = _stored(kept), _rows_by_prompt(prompts)
+    first = 1 + int(kept[-1].stem.removeprefix("part-")) if kept else 0
+    rewards, total, done = np.full(len(responses), np.nan), 0, 0
+    for identity, rows in rows_of.items():
+        texts, known = [responses[row] for row in rows], stored(identity)
+        rewards[rows] = [known.get(text, np.nan) for text in texts]
+        total += len(set(texts))
+        done += len(known.keys() & texts)
     on_progress(done, total)
-    todo = list(missing.values())
-    for start in range(0, len(todo), shard_prompts):
-        rows = [row for texts in todo[start : start + shard_prompts] for row in texts.values()]
-        asked, said = [prompts[row] for row in rows], [responses[row] for row in rows]
-        rewards = score(reward, asked, said, name=name).tolist()
+    missing = (
+        (identity, {row: responses[row] for row in rows[np.isnan(rewards[rows])]}) for identity, rows in rows_of.items()
+    )
+    for number, chosen in enumerate(_filled(missing, shard_responses), first):
+        asked = [(identity, prompts[min(by_row)], text) for identity, by_row in chosen for text in _distinct(by_row)]
+        ids, conversations, said = map(list, zip(*asked, strict=True))
+        given = score(reward, conversations, said, name=name)
         columns = {
-            "prompt_id": pa.array([keys[row][0] for row in rows], pa.string()),
-            "prompt": pa.array(asked, MESSAGES),
+            "prompt_id": pa.array(ids, pa.string()),
+            "prompt": pa.array(conversations, MESSAGES),
             "response": pa.array(said, pa.string()),
-            "reward": pa.array(rewards, pa.float64()),
+            "reward": pa.array(given, pa.float64()),
         }
         write_table(directory / f"part-{number:05d}.parquet", pa.table(columns, metadata={MADE_BY: made_by.encode()}))
-        stored |= zip((keys[row] for row in rows), rewards, strict=True)
-        number += 1
-        done += len(rows)
+        new = dict(zip(zip(ids, said, strict=True), given, strict=True))
+        for identity, by_row in chosen:
+            rewards[list(by_row)] = [new[identity, text] for text in by_row.values()]
+        done += len(said)
         on_progress(done, total)
-    return np.array([stored[key] for key in keys])
+    return rewards
+
+
+ByRow = dict[int, str]  # responses to one prompt, by row
+
+
+def _filled(missing: Iterable[tuple[str, ByRow]], responses: int) -> Iterator[list[tuple[str, ByRow]]]:
+    """Yield prompts with the responses to them that are missing: as many as go into one shard."""
+    shard: list[tuple[str, ByRow]] = []
+    filled = 0
+    for identity, by_row in missing:
+        if shard and filled + len(_distinct(by_row)) > responses:
+            yield shard
+            shard, filled = [], 0
+        if by_row:
+            shard.append((identity, by_row))
+            filled += len(_distinct(by_row))
+    if shard:
+        yield shard
+
+
+def _distinct(by_row: ByRow) -> list[str]:
+    return list(dict.fromkeys(by_row.values()))
+
+
+def _rows_by_prompt(prompts: Sequence[list[Message]]) -> dict[str, NDArray[np.intp]]:
+    """Return the rows of each prompt, by its id."""
+    numbers: dict[str, int] = {}
+    prompt_R, before = np.empty(len(prompts), np.intp), None
+    for row, prompt in enumerate(prompts):
+        if prompt is not before:  # a row as a rule has the prompt of the row before it
+            number, before = numbers.setdefault(prompt_id(prompt), len(numbers)), prompt
+        prompt_R[row] = number
+    ends = np.cumsum(np.bincount(prompt_R))
+    return dict(zip(numbers, np.split(np.argsort(prompt_R, kind="stable"), ends[:-1]), strict=True))
+
+
+def _stored(shards: list[Path]) -> Callable[[str], dict[str, float]]:
+    """Return a function that gives the stored rewards of a prompt, by response; few shards are held at a time."""
+    shards_of: dict[str, list[Path]] = {}
+    for shard in shards:
+        for identity in dict.fromkeys(_listed(read_table(shard, ["prompt_id"]), "prompt_id")):
+            shards_of.setdefault(identity, []).append(shard)
+
+    @lru_cache(maxsize=4)
+    def rewards(shard: Path) -> dict[str, dict[str, float]]:
+        found = defaultdict[str, dict[str, float]](dict)
+        table = read_table(shard, ["prompt_id", "response", "reward"])
+        columns = (_listed(table, column) for column in ("prompt_id", "response", "reward"))
+        for identity, text, reward in zip(*columns, strict=True):
+            found[identity][text] = reward
+        return found
+
+    return lambda identity: {
+        text: reward for shard in shards_of.get(identity, ()) for text, reward in rewards(shard)[identity].items()
+    }
 
 
 def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str, made_by: str) -> None:
@@ -388,8 +456,9 @@ def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str
             worst = int(gaps.argmax())
             raise DataError(
                 f"reward {name}: {made_by} now gives {now[worst]:g} where it gave {before[worst]:g} ({shard}, row "
-                f"{worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; start that "
-                "one again, or score everything anew under another url, such as one with ?revision=2"
+                f"{worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; bring "
+                "that one back (a function must always give the same), or score everything anew under another name, "
+                "such as a url with ?revision=2"
             )
         return
 

@@ -4,6 +4,7 @@ Every function takes the recipe and the run's root, reports progress through ``r
 JSON-able summary. When to run it, and whether its result still holds, is `infalign.pipeline`'s business.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from scipy.special import expit
 
 from infalign.calibration import Array, calibrate, win
@@ -26,28 +28,44 @@ from infalign.data import (
     MESSAGES,
     Example,
     Message,
+    fsync,
     hash_file,
     load_examples,
+    read_record,
     read_rows,
     read_table,
     split_by_group,
     without_groups_of,
     write_table,
     write_text,
+    writing,
 )
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation import estimate
 from infalign.finite import finite_rollouts
 from infalign.jobs import Report
 from infalign.optimum import optimal
+from infalign.pretrained import conversation_ids, why_unloadable
 from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN, parse_procedure
+from infalign.rollouts import (
+    Drawn,
+    Lazy,
+    Prompt,
+    chained,
+    find_rollouts,
+    in_blocks,
+    token_lists,
+    token_lists_on_disk,
+)
 from infalign.shaping import Ranked, budget_beta, parse_shaping
 from infalign.theory import Law, Served, aligned_law, law_at_kl
 
 Summary = dict[str, Any]
 STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
+FORMAT = 1  # of the records, larger when a version that knows the one before would misread them
 PARTS = 4  # of the rollouts, each a unit of work
 HELD_OUT_PAIRS = 512
+LESSON = 10_000  # characters of a text that a tokenizer learns from: a word costs it the square of its length
 BATCH_TOKENS = 16384  # tokens a forward pass
 MANIFEST = b"infalign"  # in the schema of calibrated.parquet: what it was made with
 MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
@@ -108,8 +126,18 @@ class Layout:
 
 
 def records(root: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of the finished units, in the order of the stages: key, stage, seconds, summary, versions."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted((root / "stages").glob("*.json"))}
+    """Return the records of the finished units, in the order of the stages: key, stage, seconds, summary, versions.
+
+    Raises DataError for one that is damaged, and ConfigError for one of a newer version.
+    """
+    found = {path.stem: read_record(path) for path in sorted((root / "stages").glob("*.json"))}
+    for name, record in found.items():
+        if record.get("format", FORMAT) > FORMAT:
+            raise ConfigError(
+                f"{root} was made by infalign {record['versions']['infalign']}, whose records this version does not "
+                f"know (stages/{name}.json has format {record['format']}, the newest known is {FORMAT}); install that "
+                "version, or choose another run_dir"
+            )
     return dict(sorted(found.items(), key=lambda item: STAGES.index(item[1]["stage"])))
 
 
@@ -117,9 +145,11 @@ def records(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
-    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads."""
-    layout = Layout(root)
-    layout.data.mkdir(exist_ok=True)
+    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
+
+    A row that is there twice counts twice, and ``repeated`` says how many such there are; a prompt has rollouts once.
+    Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all is read and checked.
+    """
     examples, skipped = read_examples(recipe, recipe.data.sources)
     if recipe.data.test:
         test, skipped_test = read_examples(recipe, recipe.data.test)
@@ -132,7 +162,7 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
     fraction = recipe.data.judge_fraction if recipe.judge.fit is not None else 0.0  # a ready judge needs no rows
     parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=recipe.seed + 1)
 
-    tokenizer = _tokenizer(recipe, train, layout)
+    tokenizer = _tokenizer(recipe, train)
     prompts = {
         "train": _distinct_prompts(parts["reward"], tokenizer, recipe.data.max_prompt_tokens),
         "test": _distinct_prompts(test, tokenizer, recipe.data.max_prompt_tokens),
@@ -143,9 +173,7 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
                 f"{len(short)} {name} prompts of at most {recipe.data.max_prompt_tokens} tokens are left, and a run "
                 f"takes {PARTS} or more; use more data or raise data.max_prompt_tokens"
             )
-        _write_prompts(layout.data / f"{name}_prompts.parquet", short)
     demonstrations = [e for e in train if e.rejected is None] or train
-    _write_examples(layout.data / "demonstrations.parquet", demonstrations)
     pairs = {
         "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
         "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
@@ -153,12 +181,22 @@ def prepare_data(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
     }
     pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
-    for name, rows in pairs.items():
+
+    layout = Layout(root)
+    (root / "stages" / "data.json").unlink(missing_ok=True)  # from here on what it records is replaced
+    shutil.rmtree(layout.data, ignore_errors=True)
+    layout.data.mkdir()
+    with writing(layout.tokenizer):
+        tokenizer.save_pretrained(layout.tokenizer)
+    for name, (short, _) in prompts.items():
+        _write_prompts(layout.data / f"{name}_prompts.parquet", short)
+    for name, rows in {"demonstrations": demonstrations, **pairs}.items():
         _write_examples(layout.data / f"{name}.parquet", rows)
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
     return {
         "examples": len(examples),
         "skipped": len(skipped),
+        "repeated": len(examples) - len({(e.prompt_id, e.chosen, e.rejected) for e in examples}),
         "dropped_shared_start": overlapping,
         "demonstrations": len(demonstrations),
         **{name: len(rows) for name, rows in pairs.items()},
@@ -206,34 +244,35 @@ def _world_examples(n: int, seed: int) -> list[Example]:
     ]
 
 
-def _tokenizer(recipe: Recipe, train: list[Example], layout: Layout) -> Any:
-    """Make (from scratch) or load the policy's tokenizer and keep a copy."""
+def _tokenizer(recipe: Recipe, train: list[Example]) -> Any:
+    """Make (from scratch) or load the policy's tokenizer."""
     if recipe.policy.scratch is not None:
         from infalign.training.scratch import train_tokenizer
 
         texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
-        tokenizer = train_tokenizer(texts, recipe.policy.scratch)
-    else:
-        tokenizer = load_tokenizer(str(recipe.policy.model))
-    tokenizer.save_pretrained(layout.tokenizer)
-    return tokenizer
+        return train_tokenizer((text[:LESSON] for text in texts), recipe.policy.scratch)
+    return load_tokenizer(str(recipe.policy.model))
 
 
 def load_tokenizer(path: str | Path, **options: Any) -> Any:
     """Load a tokenizer; without a padding token it pads with EOS.
 
-    Raises ConfigError if there is none, or it has no EOS token or no chat template.
+    Raises ConfigError if there is none, or it has no EOS token or no chat template that renders.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
-        raise ConfigError(f"{path} has no tokenizer that can be loaded: {_one_line(error)}") from error
+        raise ConfigError(f"{path} has no tokenizer that can be loaded: {why_unloadable(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
     if tokenizer.chat_template is None:
         raise ConfigError(f"the tokenizer of {path} has no chat template; choose a model with one")
+    try:
+        conversation_ids(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True)
+    except DataError as error:
+        raise ConfigError(f"the chat template of {path} cannot render one user turn: {error.__cause__}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -246,11 +285,11 @@ def _distinct_prompts(
     prompts = {e.prompt_id: [dict(turn) for turn in e.prompt] for e in examples}
     rows, too_long = [], 0
     for identity in sorted(prompts):
-        rendered = tokenizer.apply_chat_template(prompts[identity], add_generation_prompt=True, return_dict=True)
-        if len(rendered["input_ids"]) > max_tokens:
+        token_ids = conversation_ids(tokenizer, prompts[identity], add_generation_prompt=True)
+        if len(token_ids) > max_tokens:
             too_long += 1
         else:
-            rows.append((identity, prompts[identity], list(rendered["input_ids"])))
+            rows.append((identity, prompts[identity], token_ids))
     return rows, too_long
 
 
@@ -377,18 +416,28 @@ def reward_names(recipe: Recipe) -> list[str]:
 def load_reward(recipe: Recipe, root: Path, name: str) -> Any:
     """Return the reward function ``name``: text in, numbers out, a batch at a time.
 
-    Raises DataError if a server does not give the rewards any more that the run has of it already.
+    Raises DataError if a server or a function does not give the rewards any more that the run has of it already.
     """
     from infalign.scoring import ClassifierReward, RemoteReward, check_unchanged, function_reward
 
     source, layout = reward_source(recipe, name), Layout(root)
+    if source.is_classifier:
+        return ClassifierReward.load(model_path(source, name, root), device=device(recipe))
     if source.function is not None:
-        return function_reward(source.function)
-    if source.url is not None:
-        reward = RemoteReward(source.url, load_tokenizer(layout.tokenizer), api_key_env=source.api_key_env)
-        check_unchanged(reward, layout.scored(name), name=name, made_by=source.url)
-        return reward
-    return ClassifierReward.load(model_path(source, name, root), device=device(recipe))
+        reward: Any = function_reward(source.function)
+    else:
+        reward = RemoteReward(str(source.url), load_tokenizer(layout.tokenizer), api_key_env=source.api_key_env)
+    check_unchanged(reward, layout.scored(name), name=name, made_by=score_maker(recipe, root, name))
+    return reward
+
+
+def score_maker(recipe: Recipe, root: Path, name: str) -> str:
+    """Return what scores are kept under: `reward_identity`, with the source of a function, which may be changed."""
+    identity, function = reward_identity(recipe, root, name), reward_source(recipe, name).function
+    if function is None:
+        return identity
+    file = importlib.import_module(function.partition(":")[0]).__file__
+    return f"{identity} (source {hash_file(Path(file))[:8]})" if file else identity
 
 
 def reward_identity(recipe: Recipe, root: Path, name: str) -> str:
@@ -407,17 +456,20 @@ def parts(recipe: Recipe) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts in the order of their table: identity, conversation, tokens."""
+    """Prompts in the order of their table: identity, conversation, tokens; the last two are made when asked for."""
 
     prompt_ids: list[str]
-    conversations: list[list[Message]]
-    token_ids: list[list[int]]
+    conversations: Sequence[list[Message]]
+    token_ids: Sequence[list[int]]
 
     @classmethod
     def read(cls, path: Path, first: int, every: slice = slice(None)) -> "Prompts":
         """Return ``every`` of the ``first`` prompts of a table."""
-        table = read_table(path).slice(0, first)
-        return cls(*(listed(table, name)[every] for name in ("prompt_id", "prompt", "token_ids")))
+        table = read_table(path)
+        table = table.take(np.arange(min(first, table.num_rows))[every])
+
+        conversations = in_blocks(table.num_rows, 64, lambda start: listed(table.slice(start, 64), "prompt"))
+        return cls(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
 
 
 def train_prompts(recipe: Recipe, root: Path, part: int) -> Prompts:
@@ -435,9 +487,9 @@ def draw_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> S
 
 def _draw(recipe: Recipe, model: str, prompts: Prompts, k: int, folder: Path, seed: int, report: Report) -> None:
     """Draw ``k`` responses to each prompt from ``model`` into ``folder``."""
-    from infalign.rollouts import Prompt, Sampling, draw
+    from infalign.rollouts import Sampling, draw
 
-    rows = [Prompt(*row) for row in zip(prompts.prompt_ids, prompts.token_ids, strict=True)]
+    rows = Lazy(len(prompts.prompt_ids), lambda i: Prompt(prompts.prompt_ids[i], prompts.token_ids[i]))
     with open_engine(recipe, model, Sampling(recipe.rollout.max_new_tokens, seed=seed), rows[0]) as engine:
         draw(engine, rows, k, folder, on_progress=lambda done, total: report(done, total, "responses"))
 
@@ -464,37 +516,38 @@ def _so_far(prompts: Prompts, k: int, folder: Path) -> str:
 
 def score_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> Summary:
     """Score one part of the rollouts with the reward."""
-    from infalign.rollouts import read_rollouts
-
     layout, prompts, k = Layout(root), train_prompts(recipe, root, part), recipe.rollout.k
-    rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
+    rollouts = find_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
     folder = layout.scores(part).with_suffix("")
-    rewards = _score(recipe, root, "reward", repeated(prompts.conversations, k), rollouts, folder, report)
-    write_table(layout.scores(part), rollouts.select(["prompt_id", "index"]).append_column("reward", pa.array(rewards)))
-    return {"responses": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
+    rewards = _score(recipe, root, "reward", prompts, rollouts, folder, report)
+    write_table(layout.scores(part), _numbered(prompts.prompt_ids, k).append_column("reward", pa.array(rewards)))
+    return {"responses": len(rollouts), "cut_off": _cut_off(rollouts)}
 
 
 def _score(
-    recipe: Recipe,
-    root: Path,
-    name: str,
-    conversations: list[list[Message]],
-    rollouts: pa.Table,
-    folder: Path,
-    report: Report,
+    recipe: Recipe, root: Path, name: str, prompts: Prompts, rollouts: Drawn, folder: Path, report: Report
 ) -> Array:
     """Return the rewards of rollouts by the source ``name``, continuing with those that are in ``folder``."""
     from infalign.scoring import score_to
 
+    k = len(rollouts) // len(prompts.prompt_ids)
     return score_to(
         folder,
         load_reward(recipe, root, name),
-        conversations,
-        listed(rollouts, "text"),
+        Lazy(len(rollouts), lambda i: prompts.conversations[i // k]),
+        rollouts.values("text"),
         name=name,
-        made_by=reward_identity(recipe, root, name),
+        made_by=score_maker(recipe, root, name),
         on_progress=lambda done, total: report(done, total, f"scores by {name}"),
     )
+
+
+def _numbered(prompt_ids: list[str], k: int) -> pa.Table:
+    """Return the columns prompt_id and index of ``k`` responses to each prompt."""
+    repeated_ids = pa.array(prompt_ids, pa.string()).take(
+        pa.array(np.repeat(np.arange(len(prompt_ids)), k), pa.int64())
+    )
+    return pa.table({"prompt_id": repeated_ids, "index": np.tile(np.arange(k, dtype=np.int32), len(prompt_ids))})
 
 
 def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
@@ -502,19 +555,19 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
 
     The schema of the table carries a manifest, as JSON: `made_with`, K and the number of prompts.
     """
-    layout, k = Layout(root), recipe.rollout.k
-    references: dict[str, Array] = {}
-    for part in range(parts(recipe)):
-        part_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
-        references |= zip(train_prompts(recipe, root, part).prompt_ids, np.sort(part_PK, axis=1), strict=True)
-    prompts = read_table(layout.data / "train_prompts.parquet").slice(0, recipe.rollout.prompts)
-    rewards_PK = np.stack([references[prompt_id] for prompt_id in listed(prompts, "prompt_id")])
-    column = pa.array(rewards_PK.tolist(), pa.list_(pa.float64()))
+    layout, k, every = Layout(root), recipe.rollout.k, parts(recipe)
+    table = read_table(layout.data / "train_prompts.parquet").slice(0, recipe.rollout.prompts)
+    rewards_PK = np.empty((table.num_rows, k))
+    distinct, spread = np.empty((2, table.num_rows))
+    for part in range(every):
+        part_PK = np.sort(read_table(layout.scores(part), ["reward"])["reward"].to_numpy().reshape(-1, k), axis=1)
+        rewards_PK[part::every], spread[part::every] = part_PK, part_PK.std(axis=1)
+        distinct[part::every] = 1 + (part_PK[:, 1:] != part_PK[:, :-1]).sum(axis=1)
+    ends = pa.array(np.arange(len(rewards_PK) + 1) * k, pa.int32())
+    lists = pa.ListArray.from_arrays(ends, pa.array(rewards_PK.ravel(), pa.float64()))
+    table = table.append_column("reference_rewards", lists)
     manifest = json.dumps(made_with(recipe, root) | {"k": k, "prompts": len(rewards_PK)})
-    table = prompts.append_column("reference_rewards", column)
     write_table(layout.calibrated, table.replace_schema_metadata({MANIFEST: manifest}))
-    distinct = np.array([np.unique(row).size for row in rewards_PK])
-    spread = rewards_PK.std(axis=1)
     return {
         "prompts": len(rewards_PK),
         "k": k,
@@ -522,6 +575,12 @@ def calibrate_prompts(recipe: Recipe, root: Path, *, report: Report) -> Summary:
         "degenerate_prompts": int((distinct == 1).sum()),
         "reward_spread_between_prompts": float(spread.max() / max(spread.min(), 1e-12)),
     }
+
+
+def reference_rewards(root: Path) -> Array:
+    """Return the sorted rewards of the training prompts' rollouts, (P, K), from the table that calibration wrote."""
+    table = read_table(Layout(root).calibrated, ["reference_rewards"])
+    return pc.list_flatten(table["reference_rewards"]).to_numpy().reshape(table.num_rows, -1)
 
 
 def made_with(recipe: Recipe, root: Path) -> dict[str, str]:
@@ -613,8 +672,6 @@ def rank_model_start(recipe: Recipe, root: Path) -> str:
 
 def _ranked_rollouts(recipe: Recipe, root: Path) -> list[dict[str, Any]]:
     """Return prompt, response and rank of all rollouts, prompt by prompt; the rank is among the prompt's own K."""
-    from infalign.rollouts import read_rollouts
-
     layout, k = Layout(root), recipe.rollout.k
     rows: list[dict[str, Any]] = []
     for part in range(parts(recipe)):
@@ -622,7 +679,7 @@ def _ranked_rollouts(recipe: Recipe, root: Path) -> list[dict[str, Any]]:
         rewards_PK = read_table(layout.scores(part))["reward"].to_numpy().reshape(-1, k)
         columns = {
             "prompt": repeated(prompts.conversations, k),
-            "response": listed(read_rollouts(layout.rollouts(part), prompts.prompt_ids, k), "text"),
+            "response": find_rollouts(layout.rollouts(part), prompts.prompt_ids, k).values("text"),
             "rank": calibrate(rewards_PK, np.sort(rewards_PK, axis=1)).ravel().tolist(),
         }
         rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -739,9 +796,10 @@ def _train_online(
     else:
         reward = load_reward(recipe, root, "reward")
         prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards"])
-    by_prompt: dict[str, list[dict[str, Any]]] = {}
-    for row in _stored_rollouts(recipe, root) if policy.stored else ():
-        by_prompt.setdefault(row["prompt_id"], []).append(row)
+    by_prompt: dict[str, Any] = {}
+    if policy.stored:
+        rows, k = _stored_rollouts(recipe, root), recipe.rollout.k
+        by_prompt = {rows[i]["prompt_id"]: Lazy(k, partial(_after, rows, i)) for i in range(0, len(rows), k)}
     return fit_online(
         model_path(recipe.policy, "reference", root),
         load_tokenizer(layout.tokenizer, padding_side="left"),
@@ -762,6 +820,10 @@ def _train_online(
     )
 
 
+def _after(rows: Sequence[dict[str, Any]], first: int, i: int) -> dict[str, Any]:
+    return rows[first + i]
+
+
 def policy_beta(recipe: Recipe, root: Path, name: str) -> float:
     """Return the paper's β of a policy: given, or whose optimum spends the KL budget or is Best-of-n.
 
@@ -777,7 +839,7 @@ def policy_beta(recipe: Recipe, root: Path, name: str) -> float:
         return BOND_REGULARISER
     assert policy.kl_budget is not None
     shaping = parse_shaping(policy.transform)
-    references_PK = np.stack(listed(read_table(Layout(root).calibrated), "reference_rewards"))
+    references_PK = reference_rewards(root)
     shaped_PK = np.stack([shaping(references_K, references_K) for references_K in references_PK])
     return budget_beta(shaped_PK, policy.kl_budget)
 
@@ -813,7 +875,9 @@ def method_law(solver: str, transform: str, procedure: Served, kl: float) -> Law
     return optimal(procedure, kl=kl).law if solver == "maxk" else law_at_kl(shaping.transform, kl=kl)
 
 
-def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+def _rewarded_rollouts(
+    recipe: Recipe, root: Path, policy: Policy, model: Any, tokenizer: Any
+) -> Sequence[dict[str, Any]]:
     """Return all rollouts, prompt by prompt, with their rewards and the reference's log-probabilities."""
     import torch
 
@@ -821,31 +885,36 @@ def _rewarded_rollouts(recipe: Recipe, root: Path, policy: Policy, model: Any, t
 
     rows = _stored_rollouts(recipe, root)
     if recipe.rollout.engine.kind == "server" or policy.fit.bf16:  # else they round as in training already
-        texts = ([row[name] for row in rows] for name in ("prompt_ids", "completion_ids"))
+        texts = (Lazy(len(rows), lambda i: rows[i]["prompt_ids"]), Lazy(len(rows), lambda i: rows[i]["completion_ids"]))
         with torch.autocast(device(recipe), torch.bfloat16, enabled=policy.fit.bf16):
             found = token_logprobs(model, *texts, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)
-        rows = [row | {"reference_logprob": logprob} for row, logprob in zip(rows, found.tolist(), strict=True)]
+        return Lazy(len(rows), lambda i: rows[i] | {"reference_logprob": float(found[i])})
     return rows
 
 
-def _stored_rollouts(recipe: Recipe, root: Path) -> list[dict[str, Any]]:
-    """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave."""
-    from infalign.rollouts import read_rollouts
+def _stored_rollouts(recipe: Recipe, root: Path) -> Sequence[dict[str, Any]]:
+    """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.
 
+    A row is made when it is asked for; its token ids are not held in memory (`rollouts.token_lists_on_disk`).
+    """
     layout, k = Layout(root), recipe.rollout.k
-    rows: list[dict[str, Any]] = []
-    for part in range(parts(recipe)):
-        prompts = train_prompts(recipe, root, part)
-        rollouts = read_rollouts(layout.rollouts(part), prompts.prompt_ids, k)
-        columns = {
-            "prompt_id": listed(rollouts, "prompt_id"),
-            "prompt_ids": repeated(prompts.token_ids, k),
-            "completion_ids": listed(rollouts, "token_ids"),
-            "reference_logprob": listed(rollouts, "logprob"),
-            "reward": listed(read_table(layout.scores(part)), "reward"),
+    prompts = [train_prompts(recipe, root, part) for part in range(parts(recipe))]
+    drawn = [find_rollouts(layout.rollouts(part), of_part.prompt_ids, k) for part, of_part in enumerate(prompts)]
+    prompt_ids, asked_ids = chained([p.prompt_ids for p in prompts]), chained([p.token_ids for p in prompts])
+    completion_ids = token_lists_on_disk((t["token_ids"] for d in drawn for t in d.tables(["token_ids"])), layout.root)
+    logprobs = np.concatenate([t["logprob"].to_numpy() for d in drawn for t in d.tables(["logprob"])])
+    rewards = np.concatenate([read_table(layout.scores(part))["reward"].to_numpy() for part in range(len(drawn))])
+
+    def row(i: int) -> dict[str, Any]:
+        return {
+            "prompt_id": prompt_ids[i // k],
+            "prompt_ids": asked_ids[i // k],
+            "completion_ids": completion_ids[i],
+            "reference_logprob": float(logprobs[i]),
+            "reward": float(rewards[i]),
         }
-        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return rows
+
+    return Lazy(len(rewards), row)
 
 
 # Evaluation
@@ -857,7 +926,7 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
     On training prompts only the reward scores them: it shows how well it was climbed where the policy was trained.
     """
     from infalign.likelihood import rao_blackwell_kl
-    from infalign.rollouts import load_policy, read_rollouts
+    from infalign.rollouts import load_policy
 
     layout, samples = Layout(root), recipe.evaluate.samples
     folder = layout.evaluation(name, split)
@@ -868,13 +937,11 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
     stream = f"{recipe.seed} {name}" if split == "test" else f"{recipe.seed} {name} {split}"
     seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
     _draw(recipe, path, prompts, samples, folder / "samples", seed, report)
-    rollouts = read_rollouts(folder / "samples", prompts.prompt_ids, samples)
-    completion_ids = listed(rollouts, "token_ids")
-    scores = rollouts.select(["prompt_id", "index"])
-    scores = scores.append_column("length", pa.array([len(ids) for ids in completion_ids], pa.int32()))
+    rollouts = find_rollouts(folder / "samples", prompts.prompt_ids, samples)
+    lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in rollouts.tables(["token_ids"])]
+    scores = _numbered(prompts.prompt_ids, samples).append_column("length", pa.array(np.concatenate(lengths)))
     for source in reward_names(recipe) if split == "test" else ["reward"]:
-        said_to = repeated(prompts.conversations, samples)
-        rewards = _score(recipe, root, source, said_to, rollouts, folder / "scores" / source, report)
+        rewards = _score(recipe, root, source, prompts, rollouts, folder / "scores" / source, report)
         scores = scores.append_column(source, pa.array(rewards))
     if name != "reference":
         policy_model, tokenizer = load_policy(path, device=device(recipe))
@@ -882,14 +949,14 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
         kl = rao_blackwell_kl(
             policy_model,
             reference_model,
-            repeated(prompts.token_ids, samples),
-            completion_ids,
+            Lazy(len(rollouts), lambda i: prompts.token_ids[i // samples]),
+            token_lists_on_disk((table["token_ids"] for table in rollouts.tables(["token_ids"])), folder),
             pad_id=tokenizer.pad_token_id,
             batch_tokens=BATCH_TOKENS,
         )
         scores = scores.append_column("kl", pa.array(kl.rao_blackwell))
     write_table(folder / "scores.parquet", scores)
-    return {"samples": rollouts.num_rows, "cut_off": _cut_off(rollouts)}
+    return {"samples": len(rollouts), "cut_off": _cut_off(rollouts)}
 
 
 def samples_so_far(recipe: Recipe, root: Path, name: str, split: str) -> str:
@@ -908,7 +975,8 @@ def _evaluated(recipe: Recipe, split: str) -> int:
 def samples_of(recipe: Recipe, root: Path, name: str, column: str, split: str = "test") -> Array:
     """Return a column of a model's evaluation scores as an array of shape (P, M)."""
     table = read_table(Layout(root).evaluation(name, split) / "scores.parquet", columns=[column])
-    return table[column].to_numpy().astype(float).reshape(-1, recipe.evaluate.samples)
+    values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, recipe.evaluate.samples)
+    return values
 
 
 # Helpers
@@ -930,13 +998,13 @@ def fitting(
 
     def tokens(row: dict[str, Any], response: str) -> int:
         conversation = [*row["prompt"], {"role": "assistant", "content": response}]
-        return len(tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"])
+        return len(conversation_ids(tokenizer, conversation, add_generation_prompt=False))
 
     short = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= fit.max_length]
     return short, len(rows) - len(short)
 
 
-def repeated(values: list[Any], times: int) -> list[Any]:
+def repeated(values: Sequence[Any], times: int) -> list[Any]:
     """Return each value ``times`` times in a row, as the rows of rollouts repeat their prompt."""
     return [value for value in values for _ in range(times)]
 
@@ -946,16 +1014,12 @@ def listed(table: pa.Table, column: str) -> list[Any]:
     return table[column].to_pylist()
 
 
-def _cut_off(rollouts: pa.Table) -> float:
-    return listed(rollouts, "finish").count("length") / rollouts.num_rows
+def _cut_off(rollouts: Drawn) -> float:
+    return sum(listed(table, "finish").count("length") for table in rollouts.tables(["finish"])) / len(rollouts)
 
 
 def _last(history: list[dict[str, Any]], name: str) -> float:
     return float([row[name] for row in history if name in row][-1])
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 @contextmanager
@@ -971,8 +1035,10 @@ def training_to(recipe: Recipe, layout: Layout, name: str, report: Report) -> It
     set_seed(recipe.seed)  # reward heads and adapters are drawn before the trainer sets it
     yield Job(checkpoints, recipe.seed, device(recipe), list(recipe.report_to), report), saved
     if not int(os.environ.get("RANK", "0")):
-        shutil.rmtree(layout.model(name), ignore_errors=True)
-        saved.replace(layout.model(name))
+        with writing(layout.model(name)):
+            shutil.rmtree(layout.model(name), ignore_errors=True)
+            saved.replace(layout.model(name))
+            fsync(saved.parent)  # before the checkpoints go
         for left in (*checkpoints.glob("checkpoint-*"), checkpoints / "start"):
             shutil.rmtree(left, ignore_errors=True)
 

@@ -203,7 +203,7 @@ def read_rewards(path: str | Path) -> Rewards:
         table = _read(path)
         names = [name for name in NUMBERS if name in REQUIRED or table[name].null_count < table.num_rows]
         return Rewards(path, _texts(table["prompt_id"]), {name: _numbers(table[name]) for name in names})
-    except (OSError, pa.ArrowException, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:  # KeyError: a column that is there twice
         raise DataError(_fault(path) or f"{path} cannot be read ({error}); write it again") from error
 
 

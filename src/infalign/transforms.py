@@ -278,5 +278,5 @@ def _read_table(path: Path) -> Tabulated:
         raise ConfigError(f"cannot read the transformation {path}: {error.strerror}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"{path} is not a transformation that `infalign choose` wrote: {error!r}") from error

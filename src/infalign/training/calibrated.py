@@ -13,11 +13,10 @@ from infalign.training.common import (  # first: sets TRL's environment
     training_order,
 )
 
-from datasets import Dataset  # isort: skip
+from datasets import Dataset, concatenate_datasets  # isort: skip
 from peft import TaskType, get_peft_model
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import (
-    AutoModelForSequenceClassification,
     DataCollatorWithPadding,
     PreTrainedTokenizerBase,
     Trainer,
@@ -26,6 +25,9 @@ from transformers import (
 
 from infalign.config import Fit
 from infalign.data import Message
+from infalign.pretrained import classifier_from, conversation_ids
+
+PIECE = 1024  # rows that are lists of Python numbers at once
 
 
 def fit_calibrated(
@@ -41,14 +43,10 @@ def fit_calibrated(
     Saves a one-output sequence classifier, read as a Bradley–Terry reward model is. The loss is the cross-entropy
     between Ĉ and the sigmoid of the output, least where that is E[Ĉ | x, y]: the output is the logit of a win rate.
     """
-    model = AutoModelForSequenceClassification.from_pretrained(
-        start, num_labels=1, use_safetensors=True, trust_remote_code=False, dtype="float32"
-    )
+    model = classifier_from(start)
     model.config.pad_token_id = tokenizer.pad_token_id
-    conversations = [[*prompt, _reply(response)] for prompt, response, _ in rows]
-    tokenized = [tokenizer.apply_chat_template(row, tokenize=True, return_dict=True) for row in conversations]
-    lengths = [length_class(len(row["input_ids"])) for row in tokenized]
-    examples = [{**row, "rank": rank} for row, (_, _, rank) in zip(tokenized, rows, strict=True)]
+    pieces = [_examples(tokenizer, rows[start : start + PIECE]) for start in range(0, len(rows), PIECE)]
+    lengths = [length_class(len(token_ids)) for piece in pieces for token_ids in piece["input_ids"]]
     order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
     config = lora(fit, TaskType.SEQ_CLS)
     trainer = _RankRegression(
@@ -58,10 +56,16 @@ def fit_calibrated(
             remove_unused_columns=False,
             label_names=["rank"],
         ),
-        train_dataset=Dataset.from_list(examples).select(order),
+        train_dataset=concatenate_datasets(pieces).select(order),
         data_collator=DataCollatorWithPadding(tokenizer),
     )
     return fit_and_save(trainer, tokenizer, job, model_dir)
+
+
+def _examples(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[list[Message], str, float]]) -> Dataset:
+    conversations = ([*prompt, _reply(response)] for prompt, response, _ in rows)
+    token_ids = [conversation_ids(tokenizer, row, add_generation_prompt=False) for row in conversations]
+    return Dataset.from_dict({"input_ids": token_ids, "rank": [rank for _, _, rank in rows]})
 
 
 def _reply(text: str) -> Message:

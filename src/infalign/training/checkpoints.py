@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from infalign.data import fsync, hash_file, write_text
+from infalign.data import flaws, inventory, write_text
 
 SEAL = "complete.json"
 STATE = "trainer_state.json"
@@ -45,12 +45,12 @@ class Seals(TrainerCallback):
 
 def seal(checkpoint: Path) -> None:
     """Write ``complete.json`` with size and hash of every file of the checkpoint, when all of them are on the disk."""
-    files = {}
-    fsync(checkpoint.parent)
-    for path in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
-        fsync(path)
-        files[path.relative_to(checkpoint).as_posix()] = {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
-    write_text(checkpoint / SEAL, json.dumps(files, indent=1))
+    write_text(checkpoint / SEAL, json.dumps(inventory(checkpoint, checkpoint), indent=1))
+
+
+def unsealed(folder: Path) -> Path | None:
+    """Return the checkpoint that is being written, if there is one."""
+    return next((path for _, path in _checkpoints(folder) if not (path / SEAL).exists()), None)
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
@@ -84,15 +84,7 @@ def _flaw(checkpoint: Path) -> str | None:
         return f"{SEAL} is missing"
     except ValueError:
         return f"{SEAL} is damaged"
-    for name, sealed in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (size := path.stat().st_size) != sealed["bytes"]:
-            return f"{name} has {size} of {sealed['bytes']} bytes"
-        if hash_file(path) != sealed["blake2b"]:
-            return f"{name} is damaged"
-    return None
+    return next(flaws(files, checkpoint), None)
 
 
 def _flaw_of_best(checkpoint: Path, whole: set[int]) -> str | None:

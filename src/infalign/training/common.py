@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage otherwise
@@ -13,14 +14,16 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage othe
 import torch  # isort: skip
 from peft import LoraConfig, PeftModel, TaskType
 from psutil import Process
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from transformers.trainer_utils import get_last_checkpoint
 
 from infalign.config import Fit
+from infalign.data import settle, unwritable, writing
 from infalign.errors import ConfigError, InfalignError
-from infalign.training.checkpoints import Seals, newest_whole
+from infalign.training.checkpoints import Seals, newest_whole, unsealed
 
 Report = Callable[[int, int, str], None]  # (done, total, note)
 
@@ -123,7 +126,19 @@ def fit_and_save(
     trainer.add_callback(Seals(job.folder, trainer.accelerator.wait_for_everyone))
     trainer.args.eval_on_start &= checkpoint is None  # early stopping would count this evaluation
     with _PeakMemory(job.device) as memory:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except InfalignError:
+            raise
+        except UnpicklingError as error:
+            raise InfalignError(
+                f"{checkpoint} holds a pickle of more than numbers, so no training of ours wrote it; nothing in it was "
+                f"run; remove {job.folder} and run the same command again"
+            ) from error
+        except Exception as error:  # torch, safetensors and the file system each have their own for a full disk
+            if torn_now := unsealed(job.folder):
+                raise unwritable(torn_now, " ".join(str(error).split())[:300]) from error
+            raise
     history = [dict(row) for row in trainer.state.log_history]
     history[-1]["train_peak_memory"] = memory.peak  # beside train_runtime
     if resumed:
@@ -143,9 +158,17 @@ def _resumed(checkpoint: Path | None, torn: list[str]) -> str:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:
-    """Write a standard model folder: safetensors weights, config, tokenizer."""
-    model.save_pretrained(model_dir)
-    tokenizer.save_pretrained(model_dir)
+    """Write a standard model folder, safetensors weights, config and tokenizer, and wait until it is on the disk.
+
+    Raises InfalignError as `writing` does.
+    """
+    try:
+        with writing(model_dir):
+            model.save_pretrained(model_dir)
+            tokenizer.save_pretrained(model_dir)
+            settle(model_dir)
+    except SafetensorError as error:
+        raise unwritable(model_dir, str(error)) from error
 
 
 class _PeakMemory:

@@ -17,8 +17,11 @@ bonbon    −α·h_best + (1 − α)·(h_best − h_worst − 1/2β_n)²      it
 In qrpo and resample any :class:`infalign.shaping.Shaping` of the reward may stand in place of Φ(Ĉ).
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +38,7 @@ from infalign.training.common import (  # first: sets TRL's environment
 )
 
 import torch  # isort: skip
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from peft import TaskType, get_peft_model
 from torch.nn.functional import logsigmoid
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
@@ -206,7 +209,7 @@ def fit_offline(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     solver: Solver,
-    rollouts: list[dict[str, Any]],
+    rollouts: Sequence[dict[str, Any]],
     fit: Fit,
     job: Job,
     model_dir: Path,
@@ -219,15 +222,12 @@ def fit_offline(
     a lower held-out loss than the start, the last row of the log has ``overfitted``, and a report says so: by this
     measure the reference is better than the best checkpoint, which is saved nevertheless.
     """
-    held_out = set(list(dict.fromkeys(row["prompt_id"] for row in rollouts))[:: round(1 / HELD_OUT)])
-    numbers: dict[bool, list[int]] = {True: [], False: []}
-    for i, row in enumerate(rollouts):
-        numbers[row["prompt_id"] in held_out].append(i)
+    groups = _by_prompt(rollouts)
+    held_out, others = groups[:: round(1 / HELD_OUT)], [g for i, g in enumerate(groups) if i % round(1 / HELD_OUT)]
     rng, passes = np.random.default_rng(job.seed), ceil(fit.epochs)
-    evaluation = _examples(solver, rollouts, numbers[True], rng)
-    training = [row for _ in range(passes) for row in _examples(solver, rollouts, numbers[False], rng)]
-    lengths = [row["length"] for row in training]
-    order = training_order(lengths, fit.epochs / passes, fit.batch_size, job.seed)
+    evaluation = _examples(solver, held_out, rng)
+    training = concatenate_datasets([_examples(solver, others, rng) for _ in range(passes)])
+    order = training_order(list(training["length"]), fit.epochs / passes, fit.batch_size, job.seed)
     config = lora(fit, TaskType.CAUSAL_LM)
     settings = arguments(fit, job) | {
         "eval_strategy": "steps",
@@ -244,8 +244,8 @@ def fit_offline(
         solver,
         model=get_peft_model(model, config) if config else model,
         args=TrainingArguments(**settings),
-        train_dataset=Dataset.from_list(training).select(order),
-        eval_dataset=Dataset.from_list(evaluation),
+        train_dataset=training.select(order),
+        eval_dataset=evaluation,
         data_collator=_Collator(rollouts, tokenizer.pad_token_id),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
@@ -260,24 +260,32 @@ def fit_offline(
     return history
 
 
-def _examples(
-    solver: Solver, rollouts: list[dict[str, Any]], chosen: list[int], rng: np.random.Generator
-) -> list[dict[str, Any]]:
-    """Return one pass over the ``chosen`` rollouts: which rollouts, their number, the longest's class of length."""
-    of_prompt: dict[str, list[int]] = {}
-    for i in chosen:
-        of_prompt.setdefault(rollouts[i]["prompt_id"], []).append(i)
-    rows = []
-    for members in of_prompt.values():
-        indices_EM, number_E = solver.examples(np.array([rollouts[i]["reward"] for i in members], float), rng)
-        lengths = np.array([len(rollouts[i]["prompt_ids"]) + len(rollouts[i]["completion_ids"]) for i in members])
-        lengths = length_class(lengths)
-        columns = (np.array(members)[indices_EM].tolist(), number_E.tolist(), lengths[indices_EM].max(1).tolist())
-        rows += [
-            {"rollouts": indices, "number": number, "length": length}
-            for indices, number, length in zip(*columns, strict=True)
-        ]
-    return rows
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The rollouts of one prompt: the number of the first, their rewards and classes of length."""
+
+    first: int
+    rewards: Array
+    lengths: NDArray[np.intp]
+
+
+def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
+    groups, first = [], 0
+    for _, rows in groupby(rollouts, key=itemgetter("prompt_id")):
+        found = [(row["reward"], len(row["prompt_ids"]) + len(row["completion_ids"])) for row in rows]
+        rewards, lengths = zip(*found, strict=True)
+        groups.append(_Group(first, np.array(rewards, float), length_class(np.array(lengths))))
+        first += len(found)
+    return groups
+
+
+def _examples(solver: Solver, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
+    """Return one pass over the rollouts of ``groups``: which rollouts, their number, the longest's class of length."""
+    found = [(group, *solver.examples(group.rewards, rng)) for group in groups]
+    rollouts_EM = np.concatenate([group.first + indices_EM for group, indices_EM, _ in found])
+    lengths_E = np.concatenate([group.lengths[indices_EM].max(1) for group, indices_EM, _ in found])
+    numbers_E = np.concatenate([number_E for _, _, number_E in found])
+    return Dataset.from_dict({"rollouts": rollouts_EM, "number": numbers_E, "length": lengths_E})
 
 
 def _singles(rewards_K: Array) -> NDArray[np.intp]:
@@ -315,7 +323,7 @@ class _Offline(Trainer):
 
 @dataclass(frozen=True)
 class _Collator:
-    rollouts: list[dict[str, Any]]
+    rollouts: Sequence[dict[str, Any]]
     pad_id: int
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

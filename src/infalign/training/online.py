@@ -44,6 +44,7 @@ from infalign.credit import Extreme, credit, served_win_rate
 from infalign.data import Message, prompt_id
 from infalign.errors import ConfigError
 from infalign.likelihood import token_logprobs
+from infalign.pretrained import AS_TEXT
 from infalign.reward import CalibratedReward, PredictedRankReward
 from infalign.shaping import Ranked, Raw, Shaping
 
@@ -139,12 +140,13 @@ def online_trainer(
         )
     order = training_order([1] * len(rows), policy.fit.epochs, policy.fit.batch_size // generations, job.seed)
     sampling = {"num_generations": generations, "max_completion_length": max_new_tokens, "shuffle_dataset": False}
+    loading = {"chat_template_kwargs": AS_TEXT, "model_init_kwargs": {"use_safetensors": True}}
     make = {"rloo": _rloo, "grpo": _grpo, "ppo": _ppo, "maxk": _maxk, "bond": _bond}[policy.solver]
     return make(
         reference,
         objective,
         policy,
-        arguments(policy.fit, job) | sampling | UNTRUNCATED | {"beta": objective.beta},
+        arguments(policy.fit, job) | sampling | loading | UNTRUNCATED | {"beta": objective.beta},
         {
             "model": reference,
             "train_dataset": Dataset.from_list(rows).select(order),

@@ -8,12 +8,12 @@ from infalign.training.common import Job, arguments, fit_and_save, lora, trainin
 
 from datasets import Dataset  # isort: skip
 from peft import TaskType
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from infalign.config import Fit
 from infalign.data import Message
-from infalign.errors import ConfigError
+from infalign.pretrained import AS_TEXT, classifier_from
 
 
 def fine_tune(
@@ -29,7 +29,7 @@ def fine_tune(
     The loss covers the responses only.
     """
     dataset = Dataset.from_list(
-        [{"prompt": prompt, "completion": [{"role": "assistant", "content": text}]} for prompt, text in rows]
+        [{"prompt": p, "completion": _reply(text), "chat_template_kwargs": AS_TEXT} for p, text in rows]
     )
     trainer = SFTTrainer(
         model=model,
@@ -61,12 +61,7 @@ def fit_reward_model(
     Saves a one-output sequence classifier to ``model_dir`` and returns the log, with ``eval_accuracy`` on ``held_out``
     after each epoch.
     """
-    try:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            start, num_labels=1, use_safetensors=True, trust_remote_code=False, dtype="float32"
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{start} cannot start a reward model: {' '.join(str(error).split())[:300]}") from error
+    model = classifier_from(start)
     model.config.pad_token_id = tokenizer.pad_token_id
     trainer = RewardTrainer(
         model=model,
@@ -87,7 +82,13 @@ def fit_reward_model(
 
 
 def _preferences(pairs: list[tuple[list[Message], str, str]]) -> Dataset:
-    def reply(text: str) -> list[Message]:
-        return [{"role": "assistant", "content": text}]
+    return Dataset.from_list(
+        [
+            {"prompt": p, "chosen": _reply(c), "rejected": _reply(r), "chat_template_kwargs": AS_TEXT}
+            for p, c, r in pairs
+        ]
+    )
 
-    return Dataset.from_list([{"prompt": p, "chosen": reply(c), "rejected": reply(r)} for p, c, r in pairs])
+
+def _reply(text: str) -> list[Message]:
+    return [{"role": "assistant", "content": text}]

@@ -1,0 +1,261 @@
+"""Print the peak memory and the time of each stage that reads or writes tables, at 1,000 and at 100,000 prompts.
+
+    python benchmarks/memory.py [K] [PROMPTS …]
+
+Rows, responses and rewards are made up; the tables, their readers and writers and the stages are the real ones, each in
+a process of its own, which first does a run of 8 prompts: what that takes (imports, buffers) is subtracted. Every
+training prompt has K (16) rollouts of about 32 tokens, and equally many test prompts as many samples. Prints seconds,
+those of the processor in brackets, and files and bytes of each folder. 100,000 prompts take ten minutes and 1.5 GB of
+disk.
+
+What a prompt costs: in every stage the prompt as it is stored (its text and token ids, here 570 bytes), and up to four
+times that while its Parquet file is read; then, with K rollouts,
+
+data       all rows as Python objects, here two a prompt
+rollout    which of the rollouts are there (K bytes), a quarter of the prompts at a time
+score      where each rollout lies, its reward and the table to write (56·K bytes), a quarter of the prompts at a time
+calibrate  the rewards (8·K bytes), and those of a quarter of the prompts as they are sorted
+train      where each rollout lies, its length, log-probability and reward (32·K bytes); token ids are in a file
+evaluate   as score, but for all prompts, and a column for each reward
+results    8·K bytes for each column of scores, of the reference and of one policy, and for as many intermediate arrays
+
+Text and token ids of responses are never all in memory.
+"""
+
+import json
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LENGTHS = (8, 56)  # tokens of a response
+PROMPT_WORDS, VOCABULARY, POLICIES = 30, 2048, ("aware", "plain")
+
+
+class Synthetic:
+    """An engine that draws from a few thousand made-up responses: the same for the same prompt and number."""
+
+    def __init__(self) -> None:
+        from infalign.rollouts import Response
+
+        rng = np.random.default_rng(2)
+        rows = [tuple(rng.integers(VOCABULARY, size=rng.integers(*LENGTHS)).tolist()) for _ in range(4096)]
+        self.responses = [Response(ids, " ".join(f"w{i:03x}" for i in ids), "stop", -float(len(ids))) for ids in rows]
+
+    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Any]:
+        """Return responses."""
+        return [self.responses[(int(prompt_id, 16) + 97 * index) % 4096] for index in indices]
+
+
+def reward(prompts: list[Any], responses: list[str]) -> list[float]:
+    """Return a number that depends on the response."""
+    return [float(int(text[1:4], 16) + len(text) / 1000) for text in responses]
+
+
+def judge(prompts: list[Any], responses: list[str]) -> list[float]:
+    """Return another number."""
+    return [float(int(text[-3:], 16)) for text in responses]
+
+
+def write_rows(folder: Path, prompts: int) -> None:
+    """Write as many training and test pairs as there are to be prompts."""
+    rng = np.random.default_rng(0)
+    words = np.array([f"w{i:03x}" for i in range(1000)])
+    for name in ("train", "test"):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for i in range(prompts):
+                prompt, chosen, rejected = (" ".join(words[rng.integers(1000, size=n)]) for n in (PROMPT_WORDS, 12, 12))
+                row = {"prompt": f"{name} {i} {prompt}", "chosen": f"{chosen} a", "rejected": f"{rejected} b"}
+                file.write(f"{json.dumps(row)}\n")
+
+
+def recipe(folder: Path, prompts: int, k: int) -> Any:
+    """Return the recipe of a run on the rows in ``folder``."""
+    from infalign.config import load_recipe
+
+    settings = {
+        "run_dir": str(folder / "run"),
+        "data": {"folder": str(folder), "sources": [{"path": "train.jsonl"}], "test": [{"path": "test.jsonl"}]},
+        "policy": {"scratch": {"vocabulary": VOCABULARY}, "fit": {}},
+        "reward": {"function": "memory:reward"},
+        "judge": {"function": "memory:judge"},
+        "rollout": {"prompts": prompts, "k": k, "max_new_tokens": LENGTHS[1]},
+        "policies": {name: {"transform": "exp:10", "kl_budget": 0.5 + i} for i, name in enumerate(POLICIES)},
+        "evaluate": {"prompts": prompts, "samples": k, "max_n": 4, "rewind": "rewind:0.75:4"},
+        "compute": {"device": "cpu", "threads": 1},
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(settings))  # JSON is YAML
+    return load_recipe(folder / "recipe.yaml")
+
+
+# Stages
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+@contextmanager
+def synthetic_engine(*_: object) -> Iterator[Synthetic]:
+    """Yield the engine in place of the one that the recipe names."""
+    yield Synthetic()
+
+
+def data(recipe: Any, root: Path) -> None:
+    """Rows to tables."""
+    from infalign import stages
+
+    stages.prepare_data(recipe, root, report=quiet)
+
+
+def rollout(recipe: Any, root: Path) -> None:
+    """Draw all parts."""
+    from infalign import stages
+
+    for part in range(stages.PARTS):
+        stages.draw_rollouts(recipe, root, part, report=quiet)
+
+
+def score(recipe: Any, root: Path) -> None:
+    """Score all parts."""
+    from infalign import stages
+
+    for part in range(stages.PARTS):
+        stages.score_rollouts(recipe, root, part, report=quiet)
+
+
+def calibrate(recipe: Any, root: Path) -> None:
+    """Give the prompts their reference rewards."""
+    from infalign import stages
+
+    stages.calibrate_prompts(recipe, root, report=quiet)
+
+
+def read_for_training(recipe: Any, root: Path) -> None:
+    """Read the rollouts as the offline solvers get them, each once."""
+    from infalign import stages
+
+    rows = stages._rewarded_rollouts(recipe, root, recipe.policies[POLICIES[0]], None, None)
+    assert sum(len(row["prompt_ids"]) > 0 for row in rows) == recipe.rollout.prompts * recipe.rollout.k
+
+
+def evaluate(recipe: Any, root: Path) -> None:
+    """Draw the reference's samples on the test prompts and score them by two rewards."""
+    from infalign import stages
+
+    stages.evaluate_model(recipe, root, "reference", report=quiet)
+
+
+def results(recipe: Any, root: Path) -> None:
+    """Compute all numbers of two policies."""
+    from infalign import results
+
+    results.summarise(recipe, root, report=quiet)
+
+
+def write_policies(recipe: Any, root: Path) -> None:
+    """Write the scores of policies, which are the reference's but for noise, in place of evaluating models."""
+    import pyarrow as pa
+
+    from infalign import stages
+    from infalign.data import read_table, write_table
+
+    rng = np.random.default_rng(1)
+    table = read_table(stages.Layout(root).evaluation("reference") / "scores.parquet")
+    for name in POLICIES:
+        changed = table
+        for column in ("reward", "judge"):
+            noisy = table[column].to_numpy() + rng.normal(50, 100, table.num_rows)
+            changed = changed.set_column(changed.column_names.index(column), column, pa.array(noisy))
+        changed = changed.append_column("kl", pa.array(rng.gamma(2.0, 0.25, table.num_rows)))
+        folder = stages.Layout(root).evaluation(name)
+        folder.mkdir(parents=True)
+        write_table(folder / "scores.parquet", changed)
+
+
+STAGES: dict[str, Callable[[Any, Path], None]] = {
+    "data": data,
+    "rollout": rollout,
+    "score": score,
+    "calibrate": calibrate,
+    "train: read the rollouts": read_for_training,
+    "evaluate": evaluate,
+    "policies": write_policies,
+    "results": results,
+}
+NOT_SHOWN = "policies"
+WARM = "warm"  # folder of the run that a process does first
+
+
+# Measuring
+
+
+def peak() -> int:
+    """Return the most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float, float]:
+    """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
+    from infalign import stages
+
+    stages.open_engine = synthetic_engine
+    for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once
+        asked = recipe(folder / name, count, k)
+        before, start, computing = peak(), time.perf_counter(), time.process_time()
+        STAGES[stage](asked, folder / name / "run")
+    return peak() - before, time.perf_counter() - start, time.process_time() - computing
+
+
+def in_own_process(*arguments: Any) -> tuple[int, float, float]:
+    """Return what `measured` returns in a new process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measured, *arguments).result()
+
+
+def main() -> None:
+    """Measure every stage at every number of prompts and print the tables."""
+    k, *sizes = [int(word) for word in sys.argv[1:]] or [16]
+    sizes = sizes or [1_000, 100_000]
+    found: dict[str, list[tuple[int, float, float]]] = {stage: [] for stage in STAGES}
+    folders: dict[str, list[str]] = {}
+    for prompts in sizes:
+        folder = Path(tempfile.mkdtemp())
+        try:
+            for place, count in ((folder / WARM, 8), (folder, prompts)):
+                (place / "run").mkdir(parents=True)
+                write_rows(place, count)
+            for stage in STAGES:
+                found[stage].append(in_own_process(stage, folder, prompts, k))
+                print(stage, prompts, found[stage][-1], file=sys.stderr, flush=True)
+            for place in ("rollouts", "scores", "calibrated.parquet", "evaluation"):
+                path = folder / "run" / place
+                files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+                size = sum(file.stat().st_size for file in files)
+                said = f"{len(files):,} files, {size / 1e6:,.1f} MB, {size / prompts / k:,.0f} bytes a rollout"
+                folders.setdefault(place, []).append(said)
+        finally:
+            shutil.rmtree(folder)
+    heads = [f"{prompts:,} prompts × {k}" for prompts in sizes]
+    print(f"| stage | {' | '.join(heads)} | bytes a prompt |\n|{'---|' * (len(sizes) + 2)}")
+    for stage, values in found.items():
+        if stage != NOT_SHOWN:
+            cells = [f"{size / 2**20:,.0f} MiB, {wall:.1f} s ({computing:.1f} s)" for size, wall, computing in values]
+            grown = (values[-1][0] - values[0][0]) / max(sizes[-1] - sizes[0], 1)
+            print(f"| {stage} | {' | '.join(cells)} | {grown:,.0f} |")
+    print(f"\n| folder | {' | '.join(heads)} |\n|{'---|' * (len(sizes) + 1)}")
+    for place, said in folders.items():
+        print(f"| {place} | {' | '.join(said)} |")
+
+
+if __name__ == "__main__":
+    main()
