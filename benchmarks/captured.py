@@ -26,10 +26,10 @@ def changes(recipe: Recipe) -> dict[str, list[str]]:
         f"{prompts} prompts × {k}": [],
         f"K = {k // 4}": [f"rollout.k={k // 4}"],
         f"{prompts // 4} prompts": [f"rollout.prompts={prompts // 4}"],
-        "4 epochs": ["fit.epochs=4"],
-        f"{4 * prompts} prompts": [f"rollout.prompts={4 * prompts}"],
         "whole network": WHOLE,
+        "4 epochs": ["fit.epochs=4"],
         "whole network, 4 epochs": [*WHOLE, "fit.epochs=4"],
+        f"{4 * prompts} prompts": [f"rollout.prompts={4 * prompts}"],
     }
 
 

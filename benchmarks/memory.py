@@ -112,47 +112,49 @@ def synthetic_engine(*_: object) -> Iterator[Synthetic]:
 
 def data(recipe: Any, root: Path) -> None:
     """Rows to tables."""
-    from infalign import stages
+    from infalign.stages.prepare import prepare_data
 
-    stages.prepare_data(recipe, root, report=quiet)
+    prepare_data(recipe, root, report=quiet)
 
 
 def rollout(recipe: Any, root: Path) -> None:
     """Draw all parts."""
-    from infalign import stages
+    from infalign.stages.layout import PARTS
+    from infalign.stages.sampling import draw_rollouts
 
-    for part in range(stages.PARTS):
-        stages.draw_rollouts(recipe, root, part, report=quiet)
+    for part in range(PARTS):
+        draw_rollouts(recipe, root, part, report=quiet)
 
 
 def score(recipe: Any, root: Path) -> None:
     """Score all parts."""
-    from infalign import stages
+    from infalign.stages.layout import PARTS
+    from infalign.stages.sampling import score_rollouts
 
-    for part in range(stages.PARTS):
-        stages.score_rollouts(recipe, root, part, report=quiet)
+    for part in range(PARTS):
+        score_rollouts(recipe, root, part, report=quiet)
 
 
 def calibrate(recipe: Any, root: Path) -> None:
     """Give the prompts their reference rewards."""
-    from infalign import stages
+    from infalign.stages.calibrate import calibrate_prompts
 
-    stages.calibrate_prompts(recipe, root, report=quiet)
+    calibrate_prompts(recipe, root, report=quiet)
 
 
 def read_for_training(recipe: Any, root: Path) -> None:
     """Read the rollouts as the offline solvers get them, each once."""
-    from infalign import stages
+    from infalign.stages import train
 
-    rows = stages._rewarded_rollouts(recipe, root, recipe.policies[POLICIES[0]], None, None)
+    rows = train._rewarded_rollouts(recipe, root, recipe.policies[POLICIES[0]], None, None)
     assert sum(len(row["prompt_ids"]) > 0 for row in rows) == recipe.rollout.prompts * recipe.rollout.k
 
 
 def evaluate(recipe: Any, root: Path) -> None:
     """Draw the reference's samples on the test prompts and score them by two rewards."""
-    from infalign import stages
+    from infalign.stages.evaluate import evaluate_model
 
-    stages.evaluate_model(recipe, root, "reference", report=quiet)
+    evaluate_model(recipe, root, "reference", report=quiet)
 
 
 def results(recipe: Any, root: Path) -> None:
@@ -166,18 +168,18 @@ def write_policies(recipe: Any, root: Path) -> None:
     """Write the scores of policies, which are the reference's but for noise, in place of evaluating models."""
     import pyarrow as pa
 
-    from infalign import stages
     from infalign.data import read_table, write_table
+    from infalign.stages.layout import Layout
 
     rng = np.random.default_rng(1)
-    table = read_table(stages.Layout(root).evaluation("reference") / "scores.parquet")
+    table = read_table(Layout(root).evaluation("reference") / "scores.parquet")
     for name in POLICIES:
         changed = table
         for column in ("reward", "judge"):
             noisy = table[column].to_numpy() + rng.normal(50, 100, table.num_rows)
             changed = changed.set_column(changed.column_names.index(column), column, pa.array(noisy))
         changed = changed.append_column("kl", pa.array(rng.gamma(2.0, 0.25, table.num_rows)))
-        folder = stages.Layout(root).evaluation(name)
+        folder = Layout(root).evaluation(name)
         folder.mkdir(parents=True)
         write_table(folder / "scores.parquet", changed)
 
@@ -206,9 +208,9 @@ def peak() -> int:
 
 def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float, float]:
     """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
-    from infalign import stages
+    from infalign.stages import sampling
 
-    stages.open_engine = synthetic_engine
+    sampling.open_engine = synthetic_engine
     for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once
         asked = recipe(folder / name, count, k)
         before, start, computing = peak(), time.perf_counter(), time.process_time()

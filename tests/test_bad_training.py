@@ -28,7 +28,10 @@ from infalign.data import write_table  # noqa: E402
 from infalign.errors import DataError, InfalignError  # noqa: E402
 from infalign.plan import print_plan  # noqa: E402
 from infalign.rollouts import load_policy  # noqa: E402
-from infalign.stages import Layout, check_calibrated, coarse_ranks, made_with, model_digest  # noqa: E402
+from infalign.stages.calibrate import check_calibrated, made_with  # noqa: E402
+from infalign.stages.laws import coarse_ranks  # noqa: E402
+from infalign.stages.layout import Layout  # noqa: E402
+from infalign.stages.models import model_digest  # noqa: E402
 from infalign.training.common import Job, arguments, fit_and_save  # noqa: E402
 from infalign.training.offline import QRPO, Examples, fit_offline  # noqa: E402
 from infalign.transforms import Identity  # noqa: E402

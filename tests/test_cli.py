@@ -16,8 +16,9 @@ import torch
 from micro import COMMAND, infalign
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from infalign import cli, stages
+from infalign import cli
 from infalign.config import Scratch
+from infalign.stages.layout import STAGES
 from infalign.training.scratch import new_policy, train_tokenizer
 
 torch.set_num_threads(1)
@@ -90,8 +91,8 @@ def test_help_shows_the_commands_in_the_order_of_the_work(main: Any) -> None:
     """The stages of the command line are those of the library, in their order, and examples and exit codes follow."""
     code, out, _ = main("--help")
     assert code == 0
-    assert tuple(cli.STAGES) == stages.STAGES
-    places = [out.index(f"│ {stage} ") for stage in stages.STAGES]
+    assert tuple(cli.STAGES) == STAGES
+    places = [out.index(f"│ {stage} ") for stage in STAGES]
     assert places == sorted(places)
     assert "Exit codes: 0 done" in out
     assert max(map(len, out.splitlines())) <= 80

@@ -29,7 +29,7 @@ from infalign.hacking import (
     print_hacking,
 )
 from infalign.scoring import ClassifierReward
-from infalign.stages import Layout
+from infalign.stages.layout import Layout
 from infalign.training.calibrated import fit_calibrated
 from infalign.training.common import Job, save_model
 from infalign.training.scratch import new_policy, train_tokenizer

@@ -22,7 +22,7 @@ from infalign.config import Fit, Policy, load_recipe  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
 from infalign.procedures import Standard  # noqa: E402
 from infalign.rollouts import load_policy  # noqa: E402
-from infalign.stages import policy_law  # noqa: E402
+from infalign.stages.laws import policy_law  # noqa: E402
 from infalign.theory import law_at_kl  # noqa: E402
 from infalign.training.common import Job  # noqa: E402
 from infalign.training.offline import (  # noqa: E402

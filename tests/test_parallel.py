@@ -22,7 +22,8 @@ from infalign.errors import ConfigError  # noqa: E402
 from infalign.procedures import BestOfN  # noqa: E402
 from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
 from infalign.shaping import parse_shaping  # noqa: E402
-from infalign.stages import Layout, load_tokenizer  # noqa: E402
+from infalign.stages.layout import Layout  # noqa: E402
+from infalign.stages.models import load_tokenizer  # noqa: E402
 from infalign.training.common import Job, save_model  # noqa: E402
 from infalign.training.offline import fit_offline, offline_solver  # noqa: E402
 from infalign.training.online import Objective, StoredRollouts, fit_online  # noqa: E402

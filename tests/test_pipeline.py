@@ -23,7 +23,8 @@ from infalign.calibration import win
 from infalign.config import Recipe, load_recipe
 from infalign.optimum import optimal
 from infalign.procedures import BestOfN
-from infalign.stages import Layout, train_prompts
+from infalign.stages.layout import Layout
+from infalign.stages.sampling import train_prompts
 from infalign.transforms import parse_transform
 
 torch.set_num_threads(1)

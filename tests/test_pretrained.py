@@ -16,7 +16,7 @@ from infalign.data import prompt_id  # noqa: E402
 from infalign.errors import ConfigError, DataError  # noqa: E402
 from infalign.pretrained import conversation_ids  # noqa: E402
 from infalign.shaping import parse_shaping  # noqa: E402
-from infalign.stages import load_tokenizer  # noqa: E402
+from infalign.stages.models import load_tokenizer  # noqa: E402
 from infalign.training import supervised  # noqa: E402
 from infalign.training.common import Job  # noqa: E402
 from infalign.training.online import Objective, online_trainer  # noqa: E402

@@ -21,7 +21,9 @@ from infalign.errors import ConfigError, DataError
 from infalign.reward import PredictedRankReward
 from infalign.rollouts import read_rollouts
 from infalign.scoring import ClassifierReward
-from infalign.stages import Layout, rank_correlations, rank_model_start, records, train_prompts
+from infalign.stages.layout import Layout, records
+from infalign.stages.rank_model import rank_correlations, rank_model_start
+from infalign.stages.sampling import train_prompts
 from infalign.transforms import Exponential, Function, Log
 
 torch.set_num_threads(1)

@@ -22,7 +22,7 @@ from infalign.config import Recipe, RewardSource, Scratch, load_recipe
 from infalign.data import prompt_id
 from infalign.errors import ConfigError, DataError, PartialError
 from infalign.scoring import RemoteReward, check_unchanged, score, score_to
-from infalign.stages import evaluate_model
+from infalign.stages.evaluate import evaluate_model
 from infalign.training.scratch import new_policy, train_tokenizer
 from infalign.world import gold
 

@@ -16,7 +16,8 @@ from infalign.config import Recipe
 from infalign.data import MESSAGES, prompt_id, write_table, write_text
 from infalign.errors import ConfigError
 from infalign.results import read_results, summarise
-from infalign.stages import Layout, reward_names
+from infalign.stages.layout import Layout
+from infalign.stages.models import reward_names
 from infalign.theory import law_at_kl
 from infalign.transforms import parse_transform
 

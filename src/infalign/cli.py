@@ -515,7 +515,7 @@ def _console() -> "Console":
 def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> Path:
     recipe, console = _recipe(path, overrides, skip_invalid), _console()
     from infalign import pipeline
-    from infalign.stages import Layout, records
+    from infalign.stages.layout import Layout, records
 
     root = pipeline.run(recipe, until=stage, console=console)
     if skipped := records(root)["data"]["summary"]["skipped"]:

@@ -35,7 +35,11 @@ from infalign.procedures import BestOfN, Standard, WorstOfN, of_best, parse_proc
 from infalign.report import MARKERS, SPOKEN, gain, plain_table, share
 from infalign.results import estimated, wins_of
 from infalign.rollouts import read_rollouts
-from infalign.stages import Layout, Prompts, method_law, parts, records, reward_names, samples_of, train_prompts
+from infalign.stages.evaluate import samples_of
+from infalign.stages.laws import method_law
+from infalign.stages.layout import Layout, parts, records
+from infalign.stages.models import reward_names
+from infalign.stages.sampling import Prompts, train_prompts
 from infalign.theory import Law, Served, law_at_kl
 from infalign.transforms import Identity, Log
 

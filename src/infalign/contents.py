@@ -11,7 +11,7 @@ from typing import Any
 from infalign.config import Recipe
 from infalign.data import hash_file, read_record, write_record
 from infalign.errors import DataError
-from infalign.stages import model_digest
+from infalign.stages.models import model_digest
 
 
 class Digests:

@@ -31,21 +31,9 @@ from infalign.figures import COLOURS, INK, QUIET, STYLE
 from infalign.jobs import Display, Job, Report, run_jobs
 from infalign.report import gain
 from infalign.report import share as per_cent
-from infalign.stages import (
-    Layout,
-    Summary,
-    device,
-    fitting,
-    listed,
-    load_tokenizer,
-    model_path,
-    open_engine,
-    parts,
-    records,
-    repeated,
-    train_prompts,
-    training_to,
-)
+from infalign.stages.layout import Layout, Summary, parts, records
+from infalign.stages.models import device, fitting, load_tokenizer, model_path, training_to
+from infalign.stages.sampling import listed, open_engine, repeated, train_prompts
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 Side = Literal["chosen", "rejected"]

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from infalign import stages
 from infalign.config import Recipe, dump_recipe
 from infalign.contents import Digests, changes, settings_of
 from infalign.data import flaws, inventory, write_record, write_text, writing
@@ -24,7 +23,15 @@ from infalign.jobs import Display, Job, Report, run_jobs
 from infalign.locks import held
 from infalign.report import write
 from infalign.results import summarise
-from infalign.stages import STAGES, Layout
+from infalign.stages.calibrate import calibrate_prompts
+from infalign.stages.evaluate import evaluate_model, samples_so_far
+from infalign.stages.laws import coarse_ranks
+from infalign.stages.layout import FORMAT, STAGES, Layout, parts, records
+from infalign.stages.models import fine_tune_policy, fit_reward, reward_names, reward_source, training_so_far
+from infalign.stages.prepare import prepare_data
+from infalign.stages.rank_model import fit_rank_model
+from infalign.stages.sampling import draw_rollouts, rollouts_so_far, score_rollouts, scores_so_far
+from infalign.stages.train import train_policy
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def units(
         stage: str, name: str, needs: list[str], keys: dict[str, Any], model: str, function: Any, *arguments: Any
     ) -> str:
         workspace = layout.checkpoints(model)
-        so_far = partial(stages.training_so_far, workspace)
+        so_far = partial(training_so_far, workspace)
         output = layout.model(model)
         return add(stage, name, needs, keys, output, function, *arguments, workspace=workspace, so_far=so_far)
 
@@ -90,38 +97,38 @@ def units(
     tokenizer = {key: settings["policy"][key] for key in ("model", "scratch")}
     learns = recipe.judge.fit is not None  # a ready judge leaves its share of the rows to the reward model
     keys = part_of("data") | {"policy": tokenizer, "judge": {"fit": learns}}
-    data = add("data", "data", [], keys, layout.data, stages.prepare_data)
+    data = add("data", "data", [], keys, layout.data, prepare_data)
     policy = [data]
     if recipe.policy.fit is not None:
-        policy += [add_model("sft", "sft", [data], part_of("policy"), "reference", stages.fine_tune_policy)]
+        policy += [add_model("sft", "sft", [data], part_of("policy"), "reference", fine_tune_policy)]
     sources: dict[str, list[str]] = {}
-    for name in stages.reward_names(recipe):
-        source = stages.reward_source(recipe, name)
+    for name in reward_names(recipe):
+        source = reward_source(recipe, name)
         needs = [data] if source.model or source.scratch else policy
         if source.fit is None:
             sources[name] = []
         else:
-            sources[name] = [add_model("reward-model", name, needs, part_of(name), name, stages.fit_reward, name)]
+            sources[name] = [add_model("reward-model", name, needs, part_of(name), name, fit_reward, name)]
 
     sampling = part_of("policy")
     sampling |= {"rollout": {key: settings["rollout"][key] for key in ("engine", "max_new_tokens")}}
     extent = {"rollout": {"prompts": recipe.rollout.prompts, "k": recipe.rollout.k}}
     scores = []
-    for part in range(stages.parts(recipe)):
+    for part in range(parts(recipe)):
         output = layout.rollouts(part)
-        work, so_far = stages.draw_rollouts, partial(stages.rollouts_so_far, recipe, root, part)
+        work, so_far = draw_rollouts, partial(rollouts_so_far, recipe, root, part)
         rollouts = add("rollout", f"rollout-{part}", policy, sampling, output, work, part, extent=extent, so_far=so_far)
         needs = [rollouts, *sources["reward"]]
         output = layout.scores(part)
-        name, work, kept = f"score-{part}", stages.score_rollouts, output.with_suffix("")
-        so_far, keys = partial(stages.scores_so_far, kept), part_of("reward")
+        name, work, kept = f"score-{part}", score_rollouts, output.with_suffix("")
+        so_far, keys = partial(scores_so_far, kept), part_of("reward")
         scores += [add("score", name, needs, keys, output, work, part, extent=extent, workspace=kept, so_far=so_far)]
-    calibrated = add("calibrate", "calibrate", scores, {}, layout.calibrated, stages.calibrate_prompts)
+    calibrated = add("calibrate", "calibrate", scores, {}, layout.calibrated, calibrate_prompts)
     if recipe.rank_model is not None:
-        add_model("calibrate", "rank-model", [calibrated], part_of("rank_model"), "rank", stages.fit_rank_model)
+        add_model("calibrate", "rank-model", [calibrated], part_of("rank_model"), "rank", fit_rank_model)
 
     judges = [name for needed in sources.values() for name in needed]
-    judging, climbed = sampling | part_of(*stages.reward_names(recipe)), sampling | part_of("reward")
+    judging, climbed = sampling | part_of(*reward_names(recipe)), sampling | part_of("reward")
     extent = {"evaluate": {"prompts": recipe.evaluate.prompts, "samples": recipe.evaluate.samples}}
 
     def evaluate(model: str, needs: list[str]) -> list[str]:
@@ -129,7 +136,7 @@ def units(
         for split in splits:
             name = f"evaluate-{model}" if split == "test" else f"evaluate-{model}.{split}"
             scored, keys = (judges, judging) if split == "test" else (sources["reward"], climbed)
-            work, so_far = stages.evaluate_model, partial(stages.samples_so_far, recipe, root, model, split)
+            work, so_far = evaluate_model, partial(samples_so_far, recipe, root, model, split)
             output, needed = layout.evaluation(model, split), [*needs, *scored]
             found += [add("evaluate", name, needed, keys, output, work, model, split, extent=extent, so_far=so_far)]
         return found
@@ -141,7 +148,7 @@ def units(
         keys = part_of() | {"policies": {name: policy_settings}}
         if recipe.policies[name].solver == "maxk":  # which climbs it
             keys |= part_of("procedure")
-        trained = add_model("train", f"train-{name}", [ranks], keys, name, stages.train_policy, name)
+        trained = add_model("train", f"train-{name}", [ranks], keys, name, train_policy, name)
         evaluated += evaluate(name, [trained])
     keys = part_of("evaluate", "procedure")
     results = add("evaluate", "results", evaluated, keys, layout.results, summarise)
@@ -164,12 +171,12 @@ def pending(wanted: list[Unit], root: Path) -> dict[str, Pending]:
     A unit is done when its output is there with a record of the same settings, extent and keys of what it needs, and
     what it needs is done.
     """
-    keys, records = _keys(wanted), stages.records(root)
+    keys, made = _keys(wanted), records(root)
     bases = _bases(wanted, keys)
     todo: dict[str, Pending] = {}
     for unit in wanted:
         why, grown = list[str](), list[str]()
-        if (record := records.get(unit.name)) is not None:
+        if (record := made.get(unit.name)) is not None:
             why = list(_reasons(unit, record, root, keys, todo))
             grown = list(changes(record.get("extent", unit.extent), unit.extent))
             if not why and not grown:
@@ -213,13 +220,13 @@ def check_outputs(wanted: list[Unit], todo: Mapping[str, Pending], root: Path) -
 
     Models and other folders that they do not need are not read; single files are, since they are small.
     """
-    records, built_on = stages.records(root), set(todo)
+    made, built_on = records(root), set(todo)
     for unit in reversed(wanted):
         if unit.name in built_on:
             built_on |= set(unit.needs)
     for unit in wanted:
         if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
-            for flaw in flaws(records[unit.name].get("output", {}), root):
+            for flaw in flaws(made[unit.name].get("output", {}), root):
                 raise DataError(
                     f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
                     "which makes it again, or put it back from a copy"
@@ -268,7 +275,7 @@ def evaluate_policies(recipe: Recipe, *, console: Console) -> Path:
 def _run_directory(recipe: Recipe) -> Iterator[Path]:
     root = Path(recipe.run_dir)
     with held(root):
-        stages.records(root)  # raises for what this version cannot read, before anything is written
+        records(root)  # raises for what this version cannot read, before anything is written
         with writing(root / "stages"):
             (root / "stages").mkdir(parents=True, exist_ok=True)
         yield root
@@ -297,13 +304,13 @@ def _do(recipe: Recipe, root: Path, wanted: list[Unit], *, until: str, console: 
     for line in reasons(todo):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if any(by_name[name].stage == "train" for name in todo):
-        for warning in stages.coarse_ranks(recipe):
+        for warning in coarse_ranks(recipe):
             console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
 
     def finish(name: str, summary: dict[str, Any], seconds: float) -> None:
         unit = by_name[name]
         record: dict[str, Any] = {
-            "format": stages.FORMAT,
+            "format": FORMAT,
             "key": keys[name],
             "stage": unit.stage,
             "settings": unit.settings,

@@ -16,15 +16,10 @@ from infalign.pipeline import pending, reasons, units
 from infalign.procedures import Standard, parse_procedure
 from infalign.scoring import function_reward
 from infalign.shaping import parse_shaping
-from infalign.stages import (
-    STAGES,
-    coarse_ranks,
-    load_tokenizer,
-    policy_law,
-    read_examples,
-    reward_names,
-    reward_source,
-)
+from infalign.stages.laws import coarse_ranks, policy_law
+from infalign.stages.layout import STAGES
+from infalign.stages.models import load_tokenizer, reward_names, reward_source
+from infalign.stages.prepare import read_examples
 
 ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
 TOKEN_BYTES = 8  # of a token in a table: its id and its text

@@ -23,17 +23,11 @@ from infalign.figures import COLOURS, INK, PAPER, QUIET
 from infalign.figures import STYLE as ANY_STYLE
 from infalign.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.results import drawn_procedures, read_results
-from infalign.stages import (
-    Layout,
-    method_law,
-    parts,
-    policy_betas,
-    records,
-    reference_rewards,
-    reward_names,
-    reward_source,
-    samples_of,
-)
+from infalign.stages.calibrate import reference_rewards
+from infalign.stages.evaluate import samples_of
+from infalign.stages.laws import method_law, policy_betas
+from infalign.stages.layout import Layout, parts, records
+from infalign.stages.models import reward_names, reward_source
 from infalign.theory import Law
 
 Numbers = dict[str, Any]

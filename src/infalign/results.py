@@ -24,7 +24,10 @@ from infalign.evaluation import (
 )
 from infalign.jobs import Report
 from infalign.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
-from infalign.stages import Layout, method_law, policy_beta, reward_names, samples_of
+from infalign.stages.evaluate import samples_of
+from infalign.stages.laws import method_law, policy_beta
+from infalign.stages.layout import Layout
+from infalign.stages.models import reward_names
 
 
 def summarise(recipe: Recipe, root: Path, *, report: Report) -> dict[str, Any]:

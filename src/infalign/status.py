@@ -12,7 +12,7 @@ from rich.table import Table
 from infalign.config import Recipe, load_recipe
 from infalign.locks import describe, holder
 from infalign.pipeline import listed_names, pending, units, versions
-from infalign.stages import records
+from infalign.stages.layout import records
 
 
 @dataclass(frozen=True)

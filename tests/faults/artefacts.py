@@ -25,7 +25,7 @@ from infalign.hub import hub_rows
 from infalign.pretrained import classifier_from, conversation_ids
 from infalign.rollouts import load_policy
 from infalign.scoring import ClassifierReward
-from infalign.stages import load_tokenizer
+from infalign.stages.models import load_tokenizer
 from infalign.training.checkpoints import SEAL, Seals, seal
 
 # The means: a copy of a model, and code that leaves a mark when it is run

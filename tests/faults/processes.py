@@ -21,10 +21,10 @@ from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, refused, undo
-from infalign import stages
 from infalign.config import load_recipe
 from infalign.jobs import STOP_WITHIN, Display, Job, Report, run_jobs
 from infalign.locks import HOLDER, held, holder
+from infalign.stages.layout import STAGES, records
 from infalign.status import status
 
 TRAINING = ("train-aware", "train-online", "train-plain")
@@ -350,7 +350,7 @@ def at_work(root: Path, run: subprocess.Popen[str], since: float) -> bool:
 def kill_loop(lab: Lab) -> Seen:
     """Each time at most a unit or two get done; the end is that of an undisturbed run, bit for bit."""
     root, draw = lab.folder / "run", random.Random(SEED)
-    took = {name: record["seconds"] for name, record in stages.records(lab.finished).items()}
+    took = {name: record["seconds"] for name, record in records(lab.finished).items()}
     hit: set[str] = set()
     kills, going = 0, True
     while going:
@@ -369,6 +369,6 @@ def kill_loop(lab: Lab) -> Seen:
     assert run.returncode == 0
     assert kills > KILLS / 2
     assert tables(root) == tables(lab.finished)
-    stage = {name: record["stage"] for name, record in stages.records(root).items()}
-    stages_hit = [name for name in stages.STAGES if name in {stage[unit] for unit in hit}]
+    stage = {name: record["stage"] for name, record in records(root).items()}
+    stages_hit = [name for name in STAGES if name in {stage[unit] for unit in hit}]
     return Seen(KILLED, f"{kills} kills, of units of {', '.join(stages_hit)}")

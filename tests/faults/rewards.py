@@ -24,7 +24,7 @@ from infalign.calibration import calibrate
 from infalign.errors import InfalignError
 from infalign.reward import CalibratedReward
 from infalign.scoring import ClassifierReward, RemoteReward, score_to
-from infalign.stages import load_tokenizer
+from infalign.stages.models import load_tokenizer
 from infalign.transforms import Identity
 from infalign.world import gold
 

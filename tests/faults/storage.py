@@ -18,12 +18,15 @@ import pyarrow as pa
 from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
-from infalign import pipeline, stages
+from infalign import pipeline
 from infalign.config import load_recipe
 from infalign.contents import Digests
 from infalign.data import hash_file, read_record, read_table, write_record, write_table
 from infalign.errors import InfalignError
 from infalign.rollouts import load_policy
+from infalign.stages.layout import FORMAT, Layout, records
+from infalign.stages.models import training_to
+from infalign.stages.train import train_policy
 from infalign.status import status
 from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
@@ -312,12 +315,12 @@ def quiet(done: int, total: int, note: str) -> None:
 def model_harmed(lab: Lab, harm: Harm, *, first: int = 1) -> str:
     """Save a model as a training does, under a harm: the folder has its final name when all of it is there."""
     root = lab.copy()
-    layout, recipe = stages.Layout(root), load_recipe(root / "recipe.yaml", [f"run_dir={root}"])
+    layout, recipe = Layout(root), load_recipe(root / "recipe.yaml", [f"run_dir={root}"])
     model, tokenizer = load_policy(layout.model("plain"))
     names = {path.name for path in layout.model("plain").iterdir()}
 
     def work() -> None:
-        with stages.training_to(recipe, layout, "plain", quiet) as (_, folder):
+        with training_to(recipe, layout, "plain", quiet) as (_, folder):
             save_model(model, tokenizer, folder)
 
     def whole() -> None:
@@ -355,7 +358,7 @@ def stopped_training(lab: Lab) -> tuple[Path, Path]:
     root = lab.copy()
     undo(root, "train-plain")
     recipe = load_recipe(root / "recipe.yaml", [f"run_dir={root}"])
-    folder, kept = stages.Layout(root).checkpoints("plain"), lab.folder / "kept"
+    folder, kept = Layout(root).checkpoints("plain"), lab.folder / "kept"
 
     def stop_after_two(done: int, total: int, note: str) -> None:
         for checkpoint in folder.glob("checkpoint-*"):
@@ -364,7 +367,7 @@ def stopped_training(lab: Lab) -> tuple[Path, Path]:
             raise StoppedError
 
     with suppress(StoppedError):
-        stages.train_policy(recipe, root, "plain", report=stop_after_two)
+        train_policy(recipe, root, "plain", report=stop_after_two)
     shutil.copytree(kept, folder, dirs_exist_ok=True)
     started = "stages/train-plain.started"
     shutil.copyfile(lab.finished / started, root / started)
@@ -377,7 +380,7 @@ def resumed(lab: Lab, tear: Callable[[Path], object]) -> Seen:
     tear(newest)
     assert "train-plain" in again(root, until="evaluate")
     assert tables(root) == tables(lab.finished)
-    said = stages.records(root)["train-plain"]["summary"]["resumed"]
+    said = records(root)["train-plain"]["summary"]["resumed"]
     assert newest.name in said
     return Seen(0, said)
 
@@ -570,7 +573,7 @@ def newer_version(lab: Lab) -> Seen:
     """Its records may mean something else, so nothing is touched."""
     root = lab.copy()
     record = read_record(root / "stages" / "data.json")
-    record |= {"format": stages.FORMAT + 1, "versions": record["versions"] | {"infalign": "9.0"}}
+    record |= {"format": FORMAT + 1, "versions": record["versions"] | {"infalign": "9.0"}}
     write_record(root / "stages" / "data.json", record)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
     said = refused(lambda: again(root))
