@@ -14,7 +14,7 @@ from infalign.jobs import Report
 from infalign.rollouts import Lazy, find_rollouts, token_lists_on_disk
 from infalign.stages.layout import Layout, Summary
 from infalign.stages.models import BATCH_TOKENS, device, model_path, reward_names
-from infalign.stages.sampling import Prompts, cut_off, draw, numbered, score, so_far
+from infalign.stages.sampling import Prompts, cut_off, draw, numbered, score, scores_so_far, so_far
 
 
 def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *, report: Report) -> Summary:
@@ -57,10 +57,13 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
 
 
 def samples_so_far(recipe: Recipe, root: Path, name: str, split: str) -> str:
-    """Return how many samples of a model are there for its evaluation, as `rollouts_so_far` does."""
+    """Return how many samples of a model are there for its evaluation, and how many each source has scored."""
     layout = Layout(root)
     prompts = Prompts.read(layout.data / f"{split}_prompts.parquet", _evaluated(recipe, split))
-    return so_far(prompts, recipe.evaluate.samples, layout.evaluation(name, split) / "samples")
+    folder = layout.evaluation(name, split)
+    found = {source: scores_so_far(folder / "scores" / source) for source in reward_names(recipe)}
+    scored = [f"{responses} by {source}" for source, responses in found.items() if responses]
+    return ", ".join(filter(None, [so_far(prompts, recipe.evaluate.samples, folder / "samples"), *scored]))
 
 
 def _evaluated(recipe: Recipe, split: str) -> int:
