@@ -22,7 +22,7 @@ from infalign.config import Recipe, RewardSource, Scratch, load_recipe
 from infalign.data import prompt_id
 from infalign.errors import ConfigError, DataError, PartialError
 from infalign.scoring import RemoteReward, check_unchanged, score, score_to
-from infalign.stages.evaluate import evaluate_model
+from infalign.stages.evaluate import evaluate_model, samples_so_far
 from infalign.training.scratch import new_policy, train_tokenizer
 from infalign.world import gold
 
@@ -374,6 +374,9 @@ def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Re
     with pytest.raises(PartialError, match="no rewards within"):
         evaluate_model(recipe, root, "reference", report=lambda *_: None)
     assert not (root / "evaluation" / "reference" / "scores.parquet").exists()
+    distinct = len({(row["prompt_id"], row["text"]) for row in samples(root)})
+    said = f"48 of 48 responses, {distinct} responses scored by reward"
+    assert samples_so_far(recipe, root, "reference", "test") == said
     server.broken_after = None
     server.bodies.clear()
     evaluate_model(recipe, root, "reference", report=lambda *_: None)
@@ -381,4 +384,4 @@ def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Re
     assert table["reward"].equals(table["gold"])
     assert table["judge"].equals(table["gold"])
     golden, asked = (len(body["query"]) for body in server.bodies)
-    assert (golden, asked) == (4, len({(row["prompt_id"], row["text"]) for row in samples(root)}))
+    assert (golden, asked) == (4, distinct)
