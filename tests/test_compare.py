@@ -193,7 +193,7 @@ def test_methods_are_compared_at_a_kl_that_all_of_them_reach(finished: dict[str,
         reached[policy["method"]] = max(reached.get(policy["method"], 0.0), policy["kl"]["mean"])
     for at, names in zip(results["matched"], finished["budgets"].values(), strict=True):
         median = np.median([results["policies"][name]["kl"]["mean"] for name in names])
-        kept = {method for method in reached if reached[method] >= median / 2}
+        kept = {method for method in reached if reached[method] >= median / 4}
         assert at["left_out"] == pytest.approx({m: reached[m] for m in reached.keys() - kept})
         assert at["kl"] == pytest.approx(min(median, *(reached[m] for m in kept)))
         for judge, by_procedure in at["win_rates"].items():
@@ -256,7 +256,7 @@ def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: 
     results = finished["results"]
     at = results["matched"][-1] | {"left_out": {"bond": 0.031}}
     *_, methods, _, gains = sheets(results | {"matched": [at]})  # by the reward, by the judge
-    assert "reach less than half of this median: bond (0.03 nats)." in methods.markdown()
+    assert "reach less than a quarter of this median: bond (0.03 nats)." in methods.markdown()
     assert "which favours it a little" in gains.markdown()
     best = [at["gains"]["judge"][procedure]["baseline"] for procedure in results["procedures"]]
     assert "best-of-n" not in best  # it is not trained

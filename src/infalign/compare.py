@@ -49,7 +49,7 @@ AWARE = "aware"  # the paper's transformation for the recipe's procedure
 LONGER, FASTER = 3, 2.5  # on-policy training against offline: the log's RLOO at the KL of its QRPO
 LEAST_KL = 1e-3  # nats, below which nothing was learnt
 LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
-LEAST_REACHED = 0.5  # of the median KL, by a method that is compared there
+LEAST_REACHED = 0.25  # of the median KL, by a method that is compared there
 ITSELF = "best-of-n"
 DRAWS = {"bond": 3}  # responses that are generated for one that is trained on; else 1
 
@@ -431,9 +431,9 @@ def _matched(
 ) -> Numbers:
     """Return the methods at one KL: the median that they spent for ``budget``, or the largest that all of them reach.
 
-    What a trained policy spends is not its budget. A method that reaches less than half of the median is left out, with
-    the KL that it reaches; it would take all others down with it. Along a method's budgets the win rate is interpolated
-    (`evaluation.matched`), by theory's curve of what it optimises, or of the identity if theory has none.
+    What a trained policy spends is not its budget. A method that reaches less than a quarter of the median is left out,
+    with the KL that it reaches; it would take all others down with it. Along a method's budgets the win rate is
+    interpolated (`evaluation.matched`), by theory's curve of what it optimises, or of the identity if theory has none.
     """
     recipe = compared.recipe
     reached = {method: max(float(kls[name].mean()) for name in names) for method, names in compared.by_method.items()}
@@ -592,7 +592,7 @@ def _costs(results: Numbers) -> Sheet:
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
-    missing = f"Left out, since they reach less than half of this median: {', '.join(reached)}."
+    missing = f"Left out, since they reach less than a quarter of this median: {', '.join(reached)}."
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     notes += [missing] if at["left_out"] else []
     if any(at["theory"].values()):
