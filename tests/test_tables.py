@@ -203,6 +203,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
         ("t.csv", "", "t.csv holds no rows"),
         ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5', not a number"),
         ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True, not a number"),
+        ("t.jsonl", f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
         ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
         ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt', "line 2: not JSON"),
         ("t.jsonl", '{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),

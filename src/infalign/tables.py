@@ -293,6 +293,8 @@ def _problem(name: str, value: object, *, is_text: bool) -> str | None:
         if isinstance(value, bool) or (isinstance(value, str) and not is_text):
             raise ValueError
         number = float(value)  # type: ignore[arg-type]
+    except OverflowError:  # JSON's whole numbers have no end
+        number = math.inf
     except (TypeError, ValueError):
         return f"{value!r}, not a number; write the number"
     return None if math.isfinite(number) else f"{number}, which cannot be ranked; score the response again"
