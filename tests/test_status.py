@@ -179,7 +179,7 @@ def test_a_digest_is_taken_once_for_each_state_of_a_file(tmp_path: Path) -> None
 
 
 def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
-    """An output that is gone, an input that was made anew since, and a record without its settings."""
+    """An output that is gone and an input that was made anew since."""
     stages = folder / "run" / "stages"
     shutil.rmtree(folder / "run" / "models" / "aware")
     assert why(folder) == {"train-aware": "its output is missing"}
@@ -187,9 +187,6 @@ def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
     record["needs"] = {"calibrate": "another"}
     write_record(stages / "train-aware.json", record)
     assert why(folder) == {"train-aware": "calibrate was done again; its output is missing"}
-    del record["settings"]
-    write_record(stages / "train-aware.json", record)
-    assert why(folder) == {"train-aware": "made by an older version"}
 
 
 def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:

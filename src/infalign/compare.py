@@ -673,7 +673,7 @@ def draw(results: Numbers, judge: str, folder: Path) -> None:
 def _draw_line(
     axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str]
 ) -> None:
-    """Draw a method's policies with both intervals, joined along the budgets from where nothing is trained."""
+    """Draw a method's policies with both intervals, joined along the budgets."""
     solver = METHODS[method].solver
     alike = [name for name in methods if FAMILIES[METHODS[name].solver] == FAMILIES[solver]]
     colour, marker = FAMILIES[solver], MARKERS[alike.index(method) % len(MARKERS)]
@@ -682,13 +682,12 @@ def _draw_line(
         axes.plot([x["low"], x["high"]], [100 * y["mean"]] * 2, color=colour, linewidth=0.8)
         axes.plot([x["mean"]] * 2, [100 * y["low"], 100 * y["high"]], color=colour, linewidth=0.8)
     axes.plot(
-        [0, *(x["mean"] for x in kl)],
-        [50, *(100 * y["mean"] for y in wins)],
+        [x["mean"] for x in kl],
+        [100 * y["mean"] for y in wins],
         color=colour,
         marker=marker,
         markersize=4,
         markerfacecolor=colour if METHODS[method].ours else PAPER,
-        markevery=slice(1, None),
         linewidth=1,
         label=method,
         zorder=3,

@@ -495,7 +495,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
     """Return a JSON object that `write_record` wrote. Raises DataError for one that is damaged."""
     try:
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
-        if record.pop("blake2b", None) not in (None, _seal(record)):  # None: of a version that wrote no hash
+        if record.pop("blake2b", None) != _seal(record):
             raise ValueError("its content is not what its hash says")
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the same command again") from error

@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with the exit code of the command line."""
+"""The errors a user can meet, each with the exit code of the command line, and how to tell that memory ran out."""
 
 
 class InfalignError(Exception):
@@ -23,3 +23,10 @@ class PartialError(InfalignError):
     """The work stopped half way; what is finished is kept and the same command continues."""
 
     exit_code = 4
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Return whether Python, or torch on whatever device, says with this error that memory ran out."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -20,13 +19,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.errors import ConfigError, InfalignError, out_of_memory
 
 Report = Callable[[int, int, str], None]  # (done, total, note)
 LINE_EVERY = 10.0  # seconds between progress lines where there is no terminal
 REPORT_EVERY = 0.2  # seconds between the reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
-OUT_OF_MEMORY = "out of memory|not enough memory|can't allocate memory"  # in the RuntimeErrors of torch
 LESS_MEMORY = "lower compute.processes or the batch sizes; the same command continues where this one stopped"
 
 
@@ -275,7 +273,7 @@ def _call(job: Job, report: Report, threads: int | None) -> tuple[Any, float]:
         ) from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        if isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, said):
+        if out_of_memory(error):
             raise InfalignError(f"{job.name} ran out of memory ({said}); {LESS_MEMORY}") from error
         raise InfalignError(f"{job.name} failed unexpectedly: {said}; run again with --debug to see where") from error
 

@@ -178,7 +178,7 @@ def pending(wanted: list[Unit], root: Path) -> dict[str, Pending]:
         why, grown = list[str](), list[str]()
         if (record := made.get(unit.name)) is not None:
             why = list(_reasons(unit, record, root, keys, todo))
-            grown = list(changes(record.get("extent", unit.extent), unit.extent))
+            grown = list(changes(record["extent"], unit.extent))
             if not why and not grown:
                 continue
         ready = not why and todo.keys().isdisjoint(unit.needs)
@@ -196,9 +196,6 @@ def _reasons(
     unit: Unit, record: dict[str, Any], root: Path, keys: Mapping[str, str], todo: Mapping[str, Pending]
 ) -> Iterator[str]:
     """Yield why a record does not hold, but for its extent."""
-    if "settings" not in record:
-        yield "made by an older version"
-        return
     yield from changes(record["settings"], unit.settings)
     before, now = record["needs"], {name: keys[name] for name in unit.needs}
     if waiting := [name for name in now if name in todo]:
@@ -211,7 +208,7 @@ def _reasons(
         yield f"no longer needs {listed_names(gone)}"
     if not unit.output.exists():
         yield "its output is missing"
-    elif lost := [name for name in record.get("output", {}) if not (root / name).exists()]:
+    elif lost := [name for name in record["output"] if not (root / name).exists()]:
         yield f"{listed_names(lost)} is missing"
 
 
@@ -226,7 +223,7 @@ def check_outputs(wanted: list[Unit], todo: Mapping[str, Pending], root: Path) -
             built_on |= set(unit.needs)
     for unit in wanted:
         if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
-            for flaw in flaws(made[unit.name].get("output", {}), root):
+            for flaw in flaws(made[unit.name]["output"], root):
                 raise DataError(
                     f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
                     "which makes it again, or put it back from a copy"

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from infalign.data import read_table, write_table, writing
-from infalign.errors import ConfigError, DataError, PartialError
+from infalign.errors import ConfigError, DataError, PartialError, out_of_memory
 from infalign.pretrained import why_unloadable
 from infalign.remote import may_pass, post, quoted
 
@@ -737,7 +737,7 @@ def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int
             responses += engine.sample(prompt.token_ids, prompt.prompt_id, missing)
             continue
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if len(missing) == 1:
                 raise PartialError(
@@ -747,12 +747,6 @@ def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int
         at_once = len(missing) // 2  # outside the handler, which holds on to the tensors of the attempt
         _free_memory()
     return responses, at_once
-
-
-def _out_of_memory(error: Exception) -> bool:
-    from accelerate.utils.memory import should_reduce_batch_size
-
-    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
 
 
 def _free_memory() -> None:

@@ -10,7 +10,7 @@ from infalign.errors import ConfigError
 
 Summary = dict[str, Any]
 STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
-FORMAT = 1  # of the records, larger when a version that knows the one before would misread them
+FORMAT = 1  # of the records: another number when this version would misread those with the one before
 PARTS = 4  # of the rollouts, each a unit of work
 
 
@@ -74,14 +74,14 @@ def parts(recipe: Recipe) -> int:
 def records(root: Path) -> dict[str, dict[str, Any]]:
     """Return the records of the finished units, in the order of the stages: key, stage, seconds, summary, versions.
 
-    Raises DataError for one that is damaged, and ConfigError for one of a newer version.
+    Raises DataError for one that is damaged, and ConfigError for one in another format.
     """
     found = {path.stem: read_record(path) for path in sorted((root / "stages").glob("*.json"))}
     for name, record in found.items():
-        if record.get("format", FORMAT) > FORMAT:
+        if record["format"] != FORMAT:
             raise ConfigError(
                 f"{root} was made by infalign {record['versions']['infalign']}, whose records this version does not "
-                f"know (stages/{name}.json has format {record['format']}, the newest known is {FORMAT}); install that "
-                "version, or choose another run_dir"
+                f"know (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
+                "choose another run_dir"
             )
     return dict(sorted(found.items(), key=lambda item: STAGES.index(item[1]["stage"])))
