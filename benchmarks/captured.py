@@ -1,4 +1,4 @@
-"""How much of what theory promises arrives, as rollouts, prompts and updates grow.
+"""How much of what theory promises arrives, with fewer rollouts, fewer prompts and more passes over them.
 
 ``python benchmarks/captured.py [RECIPE [key=value …]]`` (recipes/hh-helpful-tiny.yaml) trains exp:±10 and identity by
 `qrpo` at one nat under each of the changes below to the recipe, and prints, on training and on test prompts, the
@@ -26,10 +26,8 @@ def changes(recipe: Recipe) -> dict[str, list[str]]:
         f"{prompts} prompts × {k}": [],
         f"K = {k // 4}": [f"rollout.k={k // 4}"],
         f"{prompts // 4} prompts": [f"rollout.prompts={prompts // 4}"],
+        f"{prompts // 4} prompts, 4 epochs": [f"rollout.prompts={prompts // 4}", "fit.epochs=4"],
         "whole network": WHOLE,
-        "4 epochs": ["fit.epochs=4"],
-        "whole network, 4 epochs": [*WHOLE, "fit.epochs=4"],
-        f"{4 * prompts} prompts": [f"rollout.prompts={4 * prompts}"],
     }
 
 
