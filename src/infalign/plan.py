@@ -102,7 +102,7 @@ def _print_work(recipe: Recipe, console: Console) -> None:
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
     procedures = dict.fromkeys([Standard(), parse_procedure(recipe.procedure)])
-    columns = ("policy", "trained on", "KL, nats", "β", "trainer's β")
+    columns = ("policy", "trained on", "KL", "β", "trainer's β")
     table = _table(*columns, *(f"{p.name}, %" for p in procedures))
     for name, policy in recipe.policies.items():
         law = policy_law(policy, parse_procedure(recipe.procedure))
@@ -112,7 +112,7 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
         betas = (f"{beta:.4g}" for beta in (law.beta, law.beta / parse_shaping(policy.transform).scale))
         table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
-    _print(console, "Policies: β for the paper's raw Φ and for the trainer's, and theory's win rates at this KL", table)
+    _print(console, "Policies: KL in nats, β for the paper's raw Φ and for the trainer's, theory's win rates at this KL", table)
     for warning in coarse_ranks(recipe):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
 
@@ -176,7 +176,7 @@ def _elements(path: Path) -> int:
 def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i > 0 and len(columns) > 3)  # numbers stay whole
+        table.add_column(column, overflow="fold", no_wrap=i != 1 and len(columns) > 3)  # numbers stay whole
     return table
 
 
