@@ -5,8 +5,12 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from infalign import cli
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)  # no luck, and no clock on a busy machine
+settings.load_profile("repeatable")
 
 
 @pytest.fixture

@@ -288,7 +288,7 @@ def fuzz(target: Target, folder: Path, examples: int) -> None:
     @settings(
         max_examples=examples,
         deadline=timedelta(seconds=5),
-        derandomize=examples == FEW,  # what CI tries does not depend on luck
+        derandomize=examples == FEW,  # many are new ones each time
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.shrink],
