@@ -45,7 +45,7 @@ class Synthetic:
     """An engine that draws from a few thousand made-up responses: the same for the same prompt and number."""
 
     def __init__(self) -> None:
-        from infalign.rollouts import Response
+        from infalign.engines import Response
 
         rng = np.random.default_rng(2)
         rows = [tuple(rng.integers(VOCABULARY, size=rng.integers(*LENGTHS)).tolist()) for _ in range(4096)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from infalign.rollouts import Response, Sampling, SharedPrefixEngine
+from infalign.engines import Response, Sampling, SharedPrefixEngine
 
 PROMPT = list(range(64))
 NEW_TOKENS = 128

@@ -21,8 +21,8 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 from infalign.calibration import Array
 from infalign.finite import FiniteModel
 from infalign.likelihood import token_logprobs
+from infalign.pretrained import load_policy
 from infalign.procedures import BestOfN, Distortion, WorstOfN
-from infalign.rollouts import load_policy
 from infalign.training.common import save_model
 from infalign.transforms import Transformation, normalised_beta
 

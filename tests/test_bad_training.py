@@ -27,7 +27,7 @@ from infalign.config import Fit, Recipe, load_recipe  # noqa: E402
 from infalign.data import write_table  # noqa: E402
 from infalign.errors import DataError, InfalignError  # noqa: E402
 from infalign.plan import print_plan  # noqa: E402
-from infalign.rollouts import load_policy  # noqa: E402
+from infalign.pretrained import load_policy  # noqa: E402
 from infalign.stages.calibrate import check_calibrated, made_with  # noqa: E402
 from infalign.stages.laws import coarse_ranks  # noqa: E402
 from infalign.stages.layout import Layout  # noqa: E402

@@ -15,7 +15,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from infalign.config import Fit, Lora, Policy, Scratch  # noqa: E402
 from infalign.data import Message  # noqa: E402
-from infalign.rollouts import load_policy  # noqa: E402
+from infalign.pretrained import load_policy  # noqa: E402
 from infalign.shaping import Ranked  # noqa: E402
 from infalign.training.calibrated import fit_calibrated  # noqa: E402
 from infalign.training.checkpoints import newest_whole, seal  # noqa: E402

@@ -10,6 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from infalign import likelihood
+from infalign.engines import Sampling, SharedPrefixEngine
 from infalign.errors import ConfigError, DataError
 from infalign.likelihood import (
     SequenceKL,
@@ -19,7 +20,6 @@ from infalign.likelihood import (
     rao_blackwell_kl,
     token_logprobs,
 )
-from infalign.rollouts import Sampling, SharedPrefixEngine
 
 torch.set_num_threads(1)
 

@@ -10,19 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from infalign.engines import Prompt, Response
 from infalign.evaluation import Samples, tie_rate
-from infalign.rollouts import (
-    Lazy,
-    Prompt,
-    Response,
-    chained,
-    draw,
-    find_rollouts,
-    in_blocks,
-    read_rollouts,
-    token_lists,
-    token_lists_on_disk,
-)
+from infalign.lazy import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
+from infalign.rollouts import draw, find_rollouts, read_rollouts
 from infalign.scoring import score_to
 
 K = 8

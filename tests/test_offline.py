@@ -20,8 +20,8 @@ from enumerable import Enumerable  # noqa: E402
 from infalign.calibration import Array  # noqa: E402
 from infalign.config import Fit, Policy, load_recipe  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
+from infalign.pretrained import load_policy  # noqa: E402
 from infalign.procedures import Standard  # noqa: E402
-from infalign.rollouts import load_policy  # noqa: E402
 from infalign.stages.laws import policy_law  # noqa: E402
 from infalign.theory import law_at_kl  # noqa: E402
 from infalign.training.common import Job  # noqa: E402

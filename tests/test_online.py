@@ -22,8 +22,8 @@ from infalign.calibration import Array  # noqa: E402
 from infalign.config import Fit, Policy, load_recipe  # noqa: E402
 from infalign.data import prompt_id  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
+from infalign.pretrained import load_policy  # noqa: E402
 from infalign.procedures import BestOfN, Standard, WorstOfN  # noqa: E402
-from infalign.rollouts import load_policy  # noqa: E402
 from infalign.shaping import Raw, parse_shaping  # noqa: E402
 from infalign.theory import law_at_kl  # noqa: E402
 from infalign.training.common import Job  # noqa: E402

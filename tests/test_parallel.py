@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from infalign import pipeline  # noqa: E402
 from infalign.config import Fit, Lora, Policy, Scratch, load_recipe  # noqa: E402
 from infalign.data import prompt_id  # noqa: E402
+from infalign.engines import Sampling, SharedPrefixEngine  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
+from infalign.pretrained import load_policy  # noqa: E402
 from infalign.procedures import BestOfN  # noqa: E402
-from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
 from infalign.shaping import parse_shaping  # noqa: E402
 from infalign.stages.layout import Layout  # noqa: E402
 from infalign.stages.models import load_tokenizer  # noqa: E402

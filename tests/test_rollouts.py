@@ -20,19 +20,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from infalign.engines import Engine, Prompt, Response, Sampling, ServerEngine, SharedPrefixEngine, TransformersEngine
 from infalign.errors import ConfigError, DataError, PartialError
-from infalign.rollouts import (
-    Engine,
-    Prompt,
-    Response,
-    Sampling,
-    ServerEngine,
-    SharedPrefixEngine,
-    TransformersEngine,
-    draw,
-    load_policy,
-    read_rollouts,
-)
+from infalign.pretrained import load_policy
+from infalign.rollouts import draw, read_rollouts
 
 torch.set_num_threads(1)
 

@@ -20,8 +20,9 @@ from datasets import Dataset, load_dataset  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification  # noqa: E402
 
 from infalign.config import Fit, Policy, Scratch  # noqa: E402
+from infalign.engines import Sampling, SharedPrefixEngine  # noqa: E402
 from infalign.likelihood import token_logprobs  # noqa: E402
-from infalign.rollouts import Sampling, SharedPrefixEngine, load_policy  # noqa: E402
+from infalign.pretrained import load_policy  # noqa: E402
 from infalign.training.common import Job, save_model  # noqa: E402
 from infalign.training.offline import QRPO, fit_offline, regression_targets  # noqa: E402
 from infalign.training.online import Objective, online_trainer  # noqa: E402

@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with the exit code of the command line, and how to tell that memory ran out."""
+"""The errors a user can meet, each with the exit code of the command line."""
 
 
 class InfalignError(Exception):
@@ -25,8 +25,6 @@ class PartialError(InfalignError):
     exit_code = 4
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Return whether Python, or torch on whatever device, says with this error that memory ran out."""
-    from accelerate.utils.memory import should_reduce_batch_size
-
-    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
+def first_line(error: Exception) -> str:
+    """Return the type of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -224,7 +224,8 @@ def fit_on_ranks(experiment: Experiment, name: str, *, report: Report) -> Summar
 
 def draw_test_rollouts(experiment: Experiment, *, report: Report) -> Summary:
     """Draw K responses of the reference to every test prompt that has a pair."""
-    from infalign.rollouts import Prompt, Sampling, draw
+    from infalign.engines import Prompt, Sampling
+    from infalign.rollouts import draw
 
     recipe, root, k = experiment.recipe, experiment.root, experiment.recipe.rollout.k
     asked = {prompt_id(prompt) for prompt, _, _ in _read_pairs(experiment, "test")}

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from infalign.errors import ConfigError, InfalignError, out_of_memory
+from infalign.errors import ConfigError, InfalignError
 
 Report = Callable[[int, int, str], None]  # (done, total, note)
 LINE_EVERY = 10.0  # seconds between progress lines where there is no terminal
@@ -276,6 +276,13 @@ def _call(job: Job, report: Report, threads: int | None) -> tuple[Any, float]:
         if out_of_memory(error):
             raise InfalignError(f"{job.name} ran out of memory ({said}); {LESS_MEMORY}") from error
         raise InfalignError(f"{job.name} failed unexpectedly: {said}; run again with --debug to see where") from error
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Return whether Python, or torch on whatever device, says with this error that memory ran out."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
 
 
 def _prepare(threads: int | None) -> None:

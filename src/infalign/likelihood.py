@@ -146,7 +146,7 @@ def kl_from_logits(
 ) -> SequenceKL:
     """Estimate KL(π ‖ π_ref) from the logits (batch, width, V) that predict the tokens ``targets`` (batch, width).
 
-    Where a target is −100 (prompt, padding, what follows the EOS) nothing counts. π is what `rollouts.Sampling` draws
+    Where a target is −100 (prompt, padding, what follows the EOS) nothing counts. π is what `engines.Sampling` draws
     from: softmax(logits / ``temperature``), of which only the smallest set with mass ≥ ``top_p`` is kept, renormalised.
     π_ref is softmax(logits / ``temperature``), *whole* for every ``top_p``: a reference cut to its own nucleus gives
     mass 0 to tokens that π draws, so that the KL is infinite, and estimates miss it where the samples do. With

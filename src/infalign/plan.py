@@ -112,7 +112,11 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
         betas = (f"{beta:.4g}" for beta in (law.beta, law.beta / parse_shaping(policy.transform).scale))
         table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
-    _print(console, "Policies: KL in nats, β for the paper's raw Φ and for the trainer's, theory's win rates at this KL", table)
+    _print(
+        console,
+        "Policies: KL in nats, β for the paper's raw Φ and for the trainer's, theory's win rates at this KL",
+        table,
+    )
     for warning in coarse_ranks(recipe):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
 

@@ -4,6 +4,7 @@ Needs the ``train`` extra.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from infalign.data import Message, prompt_id
@@ -28,6 +29,45 @@ def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_gen
             f"conversation ({type(error).__name__}: {error}); drop the prompt or change the template"
         ) from error
     return list(rendered["input_ids"])
+
+
+def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Any, Any]:
+    """Load ``(model, tokenizer)`` of a causal language model from a folder or the hub, in evaluation mode.
+
+    Reads safetensors only and runs no code of the folder. A tokenizer without a padding token pads with EOS.
+    Raises `ConfigError` if the path is missing, holds no (complete) causal language model, or has no EOS token.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
+        raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
+    # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
+    architectures = config.architectures or []
+    if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise ConfigError(f"{path} holds {' '.join(architectures) or 'no architecture'}, not a causal language model")
+    eos_token_id(tokenizer, path)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:
+        raise ConfigError(f"the weights in {path} cannot be loaded: {why_unloadable(error)}") from error
+    if info["missing_keys"]:
+        raise ConfigError(f"{path} lacks weights of a causal language model: {', '.join(sorted(info['missing_keys']))}")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model.to(device).eval(), tokenizer
+
+
+def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
+    """Return the id of the token that ends a response."""
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"the tokenizer of {source} has no EOS token, so no response would end; set eos_token in it")
+    return int(tokenizer.eos_token_id)
 
 
 def classifier_from(start: str) -> Any:

@@ -22,8 +22,7 @@ from infalign.config import load_recipe
 from infalign.data import write_table
 from infalign.errors import InfalignError
 from infalign.hub import hub_rows
-from infalign.pretrained import classifier_from, conversation_ids
-from infalign.rollouts import load_policy
+from infalign.pretrained import classifier_from, conversation_ids, load_policy
 from infalign.scoring import ClassifierReward
 from infalign.stages.models import load_tokenizer
 from infalign.training.checkpoints import SEAL, Seals, seal

@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.rewards import told
 from faults.server import RolloutServer
-from infalign.rollouts import Prompt, Sampling, SharedPrefixEngine, TransformersEngine, draw, load_policy, read_rollouts
+from infalign.engines import Prompt, Sampling, SharedPrefixEngine, TransformersEngine
+from infalign.pretrained import load_policy
+from infalign.rollouts import draw, read_rollouts
 from infalign.serving import serving
 
 # The means: a server of the reference policy, prompts, and an engine that has room for a few responses

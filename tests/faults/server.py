@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from infalign.rollouts import Sampling, TransformersEngine
+from infalign.engines import Sampling, TransformersEngine
 from infalign.world import gold
 
 TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)(?:<\|end\|>|$)", re.DOTALL)

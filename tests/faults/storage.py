@@ -23,7 +23,7 @@ from infalign.config import load_recipe
 from infalign.contents import Digests
 from infalign.data import hash_file, read_record, read_table, write_record, write_table
 from infalign.errors import InfalignError
-from infalign.rollouts import load_policy
+from infalign.pretrained import load_policy
 from infalign.stages.layout import FORMAT, Layout, records
 from infalign.stages.models import training_to
 from infalign.stages.train import train_policy

@@ -11,7 +11,8 @@ from infalign.calibration import Array
 from infalign.config import Recipe
 from infalign.data import read_table, write_table
 from infalign.jobs import Report
-from infalign.rollouts import Lazy, find_rollouts, token_lists_on_disk
+from infalign.lazy import Lazy, token_lists_on_disk
+from infalign.rollouts import find_rollouts
 from infalign.stages.layout import Layout, Summary
 from infalign.stages.models import BATCH_TOKENS, device, model_path, reward_names
 from infalign.stages.sampling import Prompts, cut_off, draw, numbered, score, scores_so_far, so_far
@@ -23,7 +24,7 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
     On training prompts only the reward scores them: it shows how well it was climbed where the policy was trained.
     """
     from infalign.likelihood import rao_blackwell_kl
-    from infalign.rollouts import load_policy
+    from infalign.pretrained import load_policy
 
     layout, samples = Layout(root), recipe.evaluate.samples
     folder = layout.evaluation(name, split)

@@ -174,7 +174,7 @@ def fitting(
 
 def fine_tune_policy(recipe: Recipe, root: Path, *, report: Report) -> Summary:
     """Supervised fine-tuning: the result is the reference policy."""
-    from infalign.rollouts import load_policy
+    from infalign.pretrained import load_policy
     from infalign.training.scratch import new_policy
     from infalign.training.supervised import fine_tune
 

@@ -12,8 +12,12 @@ import pyarrow as pa
 from infalign.calibration import Array
 from infalign.config import Recipe
 from infalign.data import Message, read_table, write_table
+from infalign.engines import Engine, Prompt, Sampling, ServerEngine, SharedPrefixEngine, TransformersEngine
 from infalign.jobs import Report
-from infalign.rollouts import Drawn, Lazy, Prompt, find_rollouts, in_blocks, token_lists
+from infalign.lazy import Lazy, in_blocks, token_lists
+from infalign.pretrained import load_policy
+from infalign.rollouts import Drawn, find_rollouts
+from infalign.rollouts import draw as draw_to
 from infalign.stages.layout import Layout, Summary, parts
 from infalign.stages.models import device, load_reward, load_tokenizer, model_path, score_maker
 
@@ -51,31 +55,28 @@ def draw_rollouts(recipe: Recipe, root: Path, part: int, *, report: Report) -> S
 
 def draw(recipe: Recipe, model: str, prompts: Prompts, k: int, folder: Path, seed: int, report: Report) -> None:
     """Draw ``k`` responses to each prompt from ``model`` into ``folder``."""
-    from infalign import rollouts
-
     rows = Lazy(len(prompts.prompt_ids), lambda i: Prompt(prompts.prompt_ids[i], prompts.token_ids[i]))
-    with open_engine(recipe, model, rollouts.Sampling(recipe.rollout.max_new_tokens, seed=seed), rows[0]) as engine:
-        rollouts.draw(engine, rows, k, folder, on_progress=lambda done, total: report(done, total, "responses"))
+    with open_engine(recipe, model, Sampling(recipe.rollout.max_new_tokens, seed=seed), rows[0]) as engine:
+        draw_to(engine, rows, k, folder, on_progress=lambda done, total: report(done, total, "responses"))
 
 
 @contextmanager
-def open_engine(recipe: Recipe, model: str, sampling: Any, probe: Any) -> Iterator[Any]:
+def open_engine(recipe: Recipe, model: str, sampling: Sampling, probe: Prompt) -> Iterator[Engine]:
     """Yield the engine that draws from ``model``, with its server started and stopped if the recipe gives a command.
 
     A server is first checked on the prompt ``probe``.
     """
-    from infalign import rollouts
     from infalign.serving import serving
 
     settings = recipe.rollout.engine
     if settings.kind != "server":
-        loaded, tokenizer = rollouts.load_policy(model, device=device(recipe))
-        engines = {"shared-prefix": rollouts.SharedPrefixEngine, "transformers": rollouts.TransformersEngine}
-        yield engines[settings.kind](loaded, tokenizer, sampling)
+        loaded, tokenizer = load_policy(model, device=device(recipe))
+        kind = SharedPrefixEngine if settings.kind == "shared-prefix" else TransformersEngine
+        yield kind(loaded, tokenizer, sampling)
         return
     tokenizer = load_tokenizer(model)
     with serving(settings.command, model, settings.url) as url:
-        engine = rollouts.ServerEngine(url, model, tokenizer, sampling, api_key_env=settings.api_key_env)
+        engine = ServerEngine(url, model, tokenizer, sampling, api_key_env=settings.api_key_env)
         engine.check(probe.token_ids)
         yield engine
 

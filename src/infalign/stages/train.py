@@ -12,8 +12,9 @@ import numpy as np
 from infalign.config import ON_POLICY, Policy, Recipe
 from infalign.data import read_table
 from infalign.jobs import Report
+from infalign.lazy import Lazy, chained, token_lists_on_disk
 from infalign.procedures import BestOfN, WorstOfN, parse_procedure
-from infalign.rollouts import Lazy, chained, find_rollouts, token_lists_on_disk
+from infalign.rollouts import find_rollouts
 from infalign.shaping import parse_shaping
 from infalign.stages.calibrate import check_calibrated
 from infalign.stages.laws import policy_betas
@@ -35,7 +36,7 @@ def train_policy(recipe: Recipe, root: Path, name: str, *, report: Report) -> Su
         if policy.solver in ON_POLICY:
             history = _train_online(recipe, root, policy, trainer_beta, job, folder)
         else:
-            from infalign.rollouts import load_policy
+            from infalign.pretrained import load_policy
             from infalign.training.offline import fit_offline, offline_solver
 
             model, tokenizer = load_policy(reference, device=device(recipe))
@@ -115,7 +116,7 @@ def _rewarded_rollouts(
 def _stored_rollouts(recipe: Recipe, root: Path) -> Sequence[dict[str, Any]]:
     """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.
 
-    A row is made when it is asked for; its token ids are not held in memory (`rollouts.token_lists_on_disk`).
+    A row is made when it is asked for; its token ids are not held in memory (`lazy.token_lists_on_disk`).
     """
     layout, k = Layout(root), recipe.rollout.k
     prompts = [train_prompts(recipe, root, part) for part in range(parts(recipe))]
