@@ -16,12 +16,14 @@ from rich.console import Console
 
 from infalign import pipeline
 from infalign.calibration import win
-from infalign.compare import METHODS, Compared, aware_transform, compare_methods, default_methods, nearest_n, sheets
+from infalign.compare import compare_methods
 from infalign.config import Policy, Recipe, load_recipe
 from infalign.errors import ConfigError
 from infalign.evaluation import matched
+from infalign.methods import METHODS, Compared, aware_transform, default_methods, nearest_n
 from infalign.optimum import optimal
 from infalign.procedures import BestOfN, Standard, WorstOfN, parse_procedure
+from infalign.sheets import sheets
 from infalign.theory import law_at_kl
 from infalign.transforms import Identity, parse_transform
 

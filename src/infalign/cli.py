@@ -239,8 +239,9 @@ def compare(
         budgets = [float(budget) for budget in kl_budgets.split(",")]
     except ValueError as error:
         raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
-    from infalign.compare import compare_methods, print_methods
+    from infalign.compare import compare_methods
     from infalign.locks import held
+    from infalign.sheets import print_methods
 
     settings, console = _recipe(recipe, set_), _console()
     chosen = methods.split(",") if methods is not None else None
@@ -490,7 +491,7 @@ def _recipes() -> str:
 
 def _methods() -> str:
     """Return the methods that can be compared, a line each."""
-    from infalign.compare import METHODS
+    from infalign.methods import METHODS
 
     return "\n".join(f"  {name:<16}{'*' if m.ours else ' '} {m.about}" for name, m in METHODS.items())
 
