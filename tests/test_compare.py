@@ -16,7 +16,7 @@ from rich.console import Console
 
 from infalign import pipeline
 from infalign.calibration import win
-from infalign.compare import compare_methods
+from infalign.compare import _matched, compare_methods
 from infalign.config import Policy, Recipe, load_recipe
 from infalign.errors import ConfigError
 from infalign.evaluation import matched
@@ -190,13 +190,14 @@ def test_the_share_of_theorys_gap_is_that_at_the_policys_kl(finished: dict[str, 
 def test_methods_are_compared_at_a_kl_that_all_of_them_reach(finished: dict[str, Any]) -> None:
     """The KL is the median spent for a budget, or what all reach; the gain is the paired one over the best baseline."""
     results = finished["results"]
-    reached: dict[str, float] = {}
+    spent: dict[str, list[float]] = {}
     for policy in results["policies"].values():
-        reached[policy["method"]] = max(reached.get(policy["method"], 0.0), policy["kl"]["mean"])
+        spent.setdefault(policy["method"], []).append(policy["kl"]["mean"])
+    reached = {method: max(kl) for method, kl in spent.items()}
     for at, names in zip(results["matched"], finished["budgets"].values(), strict=True):
         median = np.median([results["policies"][name]["kl"]["mean"] for name in names])
-        kept = {method for method in reached if reached[method] >= median / 4}
-        assert at["left_out"] == pytest.approx({m: reached[m] for m in reached.keys() - kept})
+        kept = {method for method, kl in spent.items() if max(kl) >= median / 4 and min(kl) <= 4 * median}
+        assert at["left_out"].keys() == reached.keys() - kept
         assert at["kl"] == pytest.approx(min(median, *(reached[m] for m in kept)))
         for judge, by_procedure in at["win_rates"].items():
             for procedure, found in by_procedure.items():
@@ -253,12 +254,25 @@ def test_numbers_tables_and_figures_are_kept(finished: dict[str, Any]) -> None:
         assert ("theory, optimal" in svg) == (judge == "reward")
 
 
+def test_a_method_that_spends_far_less_or_far_more_is_left_out(tmp_path: Path) -> None:
+    """One in the middle stays, two at the ends are named with what they spend."""
+    procedure = Standard()
+    compared = Compared(recipe(tmp_path), ["qrpo", "qrpo-identity", "ipo", "resample", "ipo-averaged"], [0.5])
+    spent = {"qrpo-0.5": 0.1, "qrpo-identity-0.5": 0.5, "ipo-0.5": 0.5, "resample-0.5": 1.9, "ipo-averaged-0.5": 2.1}
+    kls = {name: np.full(4, kl) for name, kl in spent.items()}
+    wins = {name: {"reward": {procedure.name: np.full(4, 0.6)}} for name in spent}
+    at = _matched(compared, [procedure], 0.5, kls, wins)
+    assert at["left_out"] == pytest.approx({"qrpo": 0.1, "ipo-averaged": 2.1})
+    assert at["kl"] == at["median"] == 0.5
+    assert at["win_rates"]["reward"]["standard"].keys() == {"qrpo-identity", "ipo", "resample"}
+
+
 def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: dict[str, Any]) -> None:
     """A method that is left out is named with its KL, and a gain comes with what the choice of the baseline does."""
     results = finished["results"]
     at = results["matched"][-1] | {"left_out": {"bond": 0.031}}
     *_, methods, _, gains = sheets(results | {"matched": [at]})  # by the reward, by the judge
-    assert "reach less than a quarter of this median: bond (0.03 nats)." in methods.markdown()
+    assert "less than a quarter or more than four times of this: bond (0.03 nats)." in methods.markdown()
     assert "which favours it a little" in gains.markdown()
     best = [at["gains"]["judge"][procedure]["baseline"] for procedure in results["procedures"]]
     assert "best-of-n" not in best  # it is not trained

@@ -35,7 +35,7 @@ Numbers = dict[str, Any]
 
 LEAST_KL = 1e-3  # nats, below which nothing was learnt
 LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
-LEAST_REACHED = 0.25  # of the median KL, by a method that is compared there
+FAR = 4.0  # times the median KL, or a fourth of it: a method that spends so much, or so little, is not compared there
 DRAWS = {"bond": 3}  # responses that are generated for one that is trained on; else 1
 
 
@@ -224,18 +224,20 @@ def _matched(
     """Return the methods at one KL: the median that they spent for ``budget``, or the largest that all of them reach.
 
     What a trained policy spends is not its budget. A method that reaches less than a quarter of the median is left out,
-    with the KL that it reaches; it would take all others down with it. Along a method's budgets the win rate is
+    with the KL that it reaches: it would take all others down with it. So is one that spends more than four times the
+    median at least: what it would win at the KL of the others is guesswork. Along a method's budgets the win rate is
     interpolated (`evaluation.matched`), by theory's curve of what it optimises, or of the identity if theory has none.
     """
     recipe = compared.recipe
-    reached = {method: max(float(kls[name].mean()) for name in names) for method, names in compared.by_method.items()}
+    spent = {method: [float(kls[name].mean()) for name in names] for method, names in compared.by_method.items()}
     median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
-    names = {m: names for m, names in compared.by_method.items() if reached[m] >= LEAST_REACHED * median}
-    left_out = {method: reached[method] for method in reached.keys() - names.keys()}
+    near = {m for m, kl in spent.items() if max(kl) >= median / FAR and min(kl) <= median * FAR}
+    names = {method: compared.by_method[method] for method in spent if method in near}
+    left_out = {m: max(kl) if max(kl) < median else min(kl) for m, kl in spent.items() if m not in near}
     found: Numbers = {"budget": budget, "median": median, "left_out": dict(sorted(left_out.items()))}
     if median < LEAST_KL:
         return found | {"kl": None, "win_rates": {}, "theory": {}, "gains": {}}
-    kl = min(median, *(reached[method] for method in names))
+    kl = min(median, *(max(spent[method]) for method in names))
 
     @cache
     def law(method: str, nats: float) -> Law | None:

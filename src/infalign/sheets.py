@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from infalign.choose import parse_aim, sweep
@@ -139,7 +140,7 @@ def _costs(results: Numbers) -> Sheet:
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
-    missing = f"Left out, since they reach less than a quarter of this median: {', '.join(reached)}."
+    missing = f"Left out, since they spend less than a quarter or more than four times of this: {', '.join(reached)}."
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     notes += [missing] if at["left_out"] else []
     if any(at["theory"].values()):
@@ -195,10 +196,12 @@ def draw(results: Numbers, judge: str, folder: Path) -> None:
     """Draw win rate against KL by ``judge`` as win-rate-by-kl-JUDGE.svg and .png, a panel for each procedure.
 
     A colour is a solver's; our methods are filled. With the reward as judge the curves of identity and optimum are
-    theory's. Raises ConfigError without matplotlib.
+    theory's. The axis ends at four times the median KL; the legend has the KL of what lies beyond. Raises ConfigError
+    without matplotlib.
     """
     policies = results["policies"].values()
-    most = 1.06 * max(policy["kl"]["high"] for policy in policies)
+    end = 4 * float(np.median([policy["kl"]["mean"] for policy in policies]))
+    most = 1.06 * max(policy["kl"]["high"] for policy in policies if policy["kl"]["mean"] <= end)
     with style():
         figure, grid = panels(1, 3, (10.0, 4.2))
         for axes, procedure in zip(grid, results["procedures"], strict=True):
@@ -209,7 +212,7 @@ def draw(results: Numbers, judge: str, folder: Path) -> None:
                     axes.lines[-1].set(linestyle="--", linewidth=1)
             for method in results["methods"]:
                 own = sorted((p for p in policies if p["method"] == method), key=lambda p: float(p["kl"]["mean"]))
-                _draw_line(axes, method, own, judge, procedure, list(results["methods"]))
+                _draw_line(axes, method, own, judge, procedure, list(results["methods"]), most)
             axes.set(title=procedure, xlabel="KL to the reference, nats", xlim=(0, most))
             axes.autoscale_view(scalex=False)
         grid[0].set(ylabel=f"win rate by {SPOKEN[judge]}, %")
@@ -219,9 +222,9 @@ def draw(results: Numbers, judge: str, folder: Path) -> None:
 
 
 def _draw_line(
-    axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str]
+    axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str], most: float
 ) -> None:
-    """Draw a method's policies with both intervals, joined along the budgets."""
+    """Draw a method's policies with both intervals, joined along the budgets; the legend has each KL over ``most``."""
     solver = METHODS[method].solver
     alike = [name for name in methods if FAMILIES[METHODS[name].solver] == FAMILIES[solver]]
     colour, marker = FAMILIES[solver], MARKERS[alike.index(method) % len(MARKERS)]
@@ -237,6 +240,6 @@ def _draw_line(
         markersize=4,
         markerfacecolor=colour if METHODS[method].ours else PAPER,
         linewidth=1,
-        label=method,
+        label=", ".join([method, *(f"{x['mean']:.3g} nats" for x in kl if x["mean"] > most)]),
         zorder=3,
     )
