@@ -13,10 +13,10 @@ from rich.console import Console
 
 from infalign import report
 from infalign.config import Recipe
-from infalign.data import MESSAGES, prompt_id, write_table, write_text
+from infalign.data import MESSAGES, prompt_id, write_record, write_table
 from infalign.errors import ConfigError
 from infalign.results import read_results, summarise
-from infalign.stages.layout import Layout
+from infalign.stages.layout import FORMAT, Layout
 from infalign.stages.models import reward_names
 from infalign.theory import law_at_kl
 from infalign.transforms import parse_transform
@@ -99,9 +99,9 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None
 
 def record(root: Path, name: str, stage: str, summary: dict) -> None:
     """Write the record of one finished step."""
-    content = {"key": "0", "stage": stage, "seconds": 1.5, "summary": summary, "versions": {"numpy": np.__version__}}
+    content = {"format": FORMAT, "key": "0", "stage": stage, "seconds": 1.5, "summary": summary}
     (root / "stages").mkdir(exist_ok=True)
-    write_text(root / "stages" / f"{name}.json", json.dumps(content))
+    write_record(root / "stages" / f"{name}.json", content | {"versions": {"numpy": np.__version__}})
 
 
 @pytest.fixture(scope="module")
