@@ -3,7 +3,7 @@
 ``python benchmarks/captured.py [RECIPE [key=value …]]`` (recipes/hh-helpful-tiny.yaml) trains exp:±10 and identity by
 `qrpo` at one nat under each of the changes below to the recipe, and prints, on training and on test prompts, the
 policy's KL, its win rate by the reward it was trained on, its efficiency and its share of theory's gap (`infalign
-compare`). What is done is kept in RUN_DIR/captured.json. An hour on two cores.
+compare`). What is done is kept in RUN_DIR/captured.json. Roughly an hour on two cores.
 """
 
 import json

@@ -272,7 +272,7 @@ def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: 
     results = finished["results"]
     at = results["matched"][-1] | {"left_out": {"bond": 0.031}}
     *_, methods, _, gains = sheets(results | {"matched": [at]})  # by the reward, by the judge
-    assert "less than a quarter or more than four times of this: bond (0.03 nats)." in methods.markdown()
+    assert "spending less than 1/4 or more than 4 times of this: bond (0.03 nats)." in methods.markdown()
     assert "which favours it a little" in gains.markdown()
     best = [at["gains"]["judge"][procedure]["baseline"] for procedure in results["procedures"]]
     assert "best-of-n" not in best  # it is not trained

@@ -17,7 +17,7 @@ from infalign.config import Policy, Recipe
 from infalign.data import write_text
 from infalign.errors import ConfigError
 from infalign.evaluation import Samples, best_of_n_kl, best_of_n_kl_bound, matched, win_rates, win_rates_of
-from infalign.methods import ITSELF, METHODS, Compared, default_methods, extreme_procedure, generates, known
+from infalign.methods import FAR, ITSELF, METHODS, Compared, default_methods, extreme_procedure, generates, known_method
 from infalign.optimum import optimal
 from infalign.procedures import BestOfN, Standard, WorstOfN, of_best
 from infalign.results import estimated, wins_of
@@ -35,7 +35,6 @@ Numbers = dict[str, Any]
 
 LEAST_KL = 1e-3  # nats, below which nothing was learnt
 LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
-FAR = 4.0  # times the median KL, or a fourth of it: a method that spends so much, or so little, is not compared there
 DRAWS = {"bond": 3}  # responses that are generated for one that is trained on; else 1
 
 
@@ -62,7 +61,7 @@ def compare_methods(
         for name, reason in left_out.items():
             console.print(f"left out: {name}: {reason}", highlight=False, soft_wrap=True)
     else:
-        chosen = [known(name) for name in dict.fromkeys(methods)]
+        chosen = [known_method(name) for name in dict.fromkeys(methods)]
     compared = Compared(recipe, tuple(chosen), tuple(unique))
     pipeline.evaluate_policies(compared.recipe, console=console)
     results = summarise(compared)

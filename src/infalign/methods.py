@@ -19,6 +19,7 @@ from infalign.procedures import BestOfN, WorstOfN, parse_procedure
 AWARE = "aware"  # the paper's transformation for the recipe's procedure
 LONGER, FASTER = 3, 2.5  # on-policy training against offline: the log's RLOO at the KL of its QRPO
 ITSELF = "best-of-n"
+FAR = 4.0  # times the median KL, or a fourth of it: a method that spends so much, or so little, is not compared there
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def extreme_procedure(recipe: Recipe) -> BestOfN | WorstOfN:
     return procedure
 
 
-def known(name: str) -> str:
+def known_method(name: str) -> str:
     """Return the name of a method. Raises ConfigError for one that there is not."""
     if name in METHODS:
         return name

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from infalign.choose import parse_aim, sweep
 from infalign.figures import COLOURS, INK, PAPER, QUIET, panels, plot_line, save, style
-from infalign.methods import ITSELF, METHODS
+from infalign.methods import FAR, ITSELF, METHODS
 from infalign.procedures import parse_procedure
 from infalign.report import MARKERS, SPOKEN, gain, plain_table, share
 
@@ -140,7 +140,9 @@ def _costs(results: Numbers) -> Sheet:
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
-    missing = f"Left out, since they spend less than a quarter or more than four times of this: {', '.join(reached)}."
+    missing = (
+        f"Left out, for spending less than 1/{FAR:g} or more than {FAR:g} times of this: {', '.join(reached)}."
+    )
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     notes += [missing] if at["left_out"] else []
     if any(at["theory"].values()):
@@ -200,7 +202,7 @@ def draw(results: Numbers, judge: str, folder: Path) -> None:
     without matplotlib.
     """
     policies = results["policies"].values()
-    end = 4 * float(np.median([policy["kl"]["mean"] for policy in policies]))
+    end = FAR * float(np.median([policy["kl"]["mean"] for policy in policies]))
     most = 1.06 * max(policy["kl"]["high"] for policy in policies if policy["kl"]["mean"] <= end)
     with style():
         figure, grid = panels(1, 3, (10.0, 4.2))
