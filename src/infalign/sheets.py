@@ -140,9 +140,7 @@ def _costs(results: Numbers) -> Sheet:
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
-    missing = (
-        f"Left out, for spending less than 1/{FAR:g} or more than {FAR:g} times of this: {', '.join(reached)}."
-    )
+    missing = f"Left out, for spending less than 1/{FAR:g} or more than {FAR:g} times of this: {', '.join(reached)}."
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     notes += [missing] if at["left_out"] else []
     if any(at["theory"].values()):
