@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from infalign.calibration import calibrate
-from infalign.transforms import Exponential
+from infalign.method.calibration import calibrate
+from infalign.method.transforms import Exponential
 
 PROMPTS, ROLLOUTS, TOKENS, VOCABULARY = 64, 64, 48, 512
 BATCH = 16384 // TOKENS  # rows in a forward pass, as ClassifierReward has by default

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from infalign.compare import compare_methods
-from infalign.config import Recipe, load_recipe
+from infalign.experiments.compare import compare_methods
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
 
 METHODS, BUDGET = ["qrpo", "qrpo-identity"], 1.0
 WHOLE = ["fit.lora=null", "fit.learning_rate=0.0001"]  # instead of an adapter

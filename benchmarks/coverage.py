@@ -15,8 +15,11 @@ from functools import partial
 import numpy as np
 from scipy.stats import bootstrap
 
-from infalign.evaluation import Samples, estimate, length_controlled, win_rates
-from infalign.procedures import BestOfN, Procedure, Standard, WorstOfN
+from infalign.evaluation.intervals import estimate
+from infalign.evaluation.length import length_controlled
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import win_rates
+from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 
 POPULATION, SAMPLES, SIMULATIONS = 40_000, 12, 2000
 SIZES = 20, 50, 200

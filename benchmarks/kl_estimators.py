@@ -22,8 +22,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infalign.engines import Sampling, SharedPrefixEngine
-from infalign.likelihood import kl_from_logits, rao_blackwell_kl, token_logprobs
+from infalign.evaluation.kl import kl_from_logits, rao_blackwell_kl
+from infalign.models.logprobs import token_logprobs
+from infalign.sampling.engine import Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
 
 VOCABULARY, EOS, LENGTH, PROMPT = 12, 1, 4, [2, 5]
 SAMPLES = 4000

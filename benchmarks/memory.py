@@ -45,7 +45,7 @@ class Synthetic:
     """An engine that draws from a few thousand made-up responses: the same for the same prompt and number."""
 
     def __init__(self) -> None:
-        from infalign.engines import Response
+        from infalign.sampling.engine import Response
 
         rng = np.random.default_rng(2)
         rows = [tuple(rng.integers(VOCABULARY, size=rng.integers(*LENGTHS)).tolist()) for _ in range(4096)]
@@ -80,7 +80,7 @@ def write_rows(folder: Path, prompts: int) -> None:
 
 def recipe(folder: Path, prompts: int, k: int) -> Any:
     """Return the recipe of a run on the rows in ``folder``."""
-    from infalign.config import load_recipe
+    from infalign.runs.reading import load_recipe
 
     settings = {
         "run_dir": str(folder / "run"),
@@ -112,15 +112,15 @@ def synthetic_engine(*_: object) -> Iterator[Synthetic]:
 
 def data(recipe: Any, root: Path) -> None:
     """Rows to tables."""
-    from infalign.stages.prepare import prepare_data
+    from infalign.runs.stages.prepare import prepare_data
 
     prepare_data(recipe, root, report=quiet)
 
 
 def rollout(recipe: Any, root: Path) -> None:
     """Draw all parts."""
-    from infalign.stages.layout import PARTS
-    from infalign.stages.sampling import draw_rollouts
+    from infalign.runs.layout import PARTS
+    from infalign.runs.stages.sampling import draw_rollouts
 
     for part in range(PARTS):
         draw_rollouts(recipe, root, part, report=quiet)
@@ -128,8 +128,8 @@ def rollout(recipe: Any, root: Path) -> None:
 
 def score(recipe: Any, root: Path) -> None:
     """Score all parts."""
-    from infalign.stages.layout import PARTS
-    from infalign.stages.sampling import score_rollouts
+    from infalign.runs.layout import PARTS
+    from infalign.runs.stages.sampling import score_rollouts
 
     for part in range(PARTS):
         score_rollouts(recipe, root, part, report=quiet)
@@ -137,14 +137,14 @@ def score(recipe: Any, root: Path) -> None:
 
 def calibrate(recipe: Any, root: Path) -> None:
     """Give the prompts their reference rewards."""
-    from infalign.stages.calibrate import calibrate_prompts
+    from infalign.runs.stages.calibrate import calibrate_prompts
 
     calibrate_prompts(recipe, root, report=quiet)
 
 
 def read_for_training(recipe: Any, root: Path) -> None:
     """Read the rollouts as the offline solvers get them, each once."""
-    from infalign.stages import train
+    from infalign.runs.stages import train
 
     rows = train._rewarded_rollouts(recipe, root, recipe.policies[POLICIES[0]], None, None)
     assert sum(len(row["prompt_ids"]) > 0 for row in rows) == recipe.rollout.prompts * recipe.rollout.k
@@ -152,14 +152,14 @@ def read_for_training(recipe: Any, root: Path) -> None:
 
 def evaluate(recipe: Any, root: Path) -> None:
     """Draw the reference's samples on the test prompts and score them by two rewards."""
-    from infalign.stages.evaluate import evaluate_model
+    from infalign.runs.stages.evaluate import evaluate_model
 
     evaluate_model(recipe, root, "reference", report=quiet)
 
 
 def results(recipe: Any, root: Path) -> None:
     """Compute all numbers of two policies."""
-    from infalign import results
+    from infalign.runs import results
 
     results.summarise(recipe, root, report=quiet)
 
@@ -168,8 +168,8 @@ def write_policies(recipe: Any, root: Path) -> None:
     """Write the scores of policies, which are the reference's but for noise, in place of evaluating models."""
     import pyarrow as pa
 
-    from infalign.data import read_table, write_table
-    from infalign.stages.layout import Layout
+    from infalign.runs.layout import Layout
+    from infalign.storage import read_table, write_table
 
     rng = np.random.default_rng(1)
     table = read_table(Layout(root).evaluation("reference") / "scores.parquet")
@@ -208,7 +208,7 @@ def peak() -> int:
 
 def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float, float]:
     """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
-    from infalign.stages import sampling
+    from infalign.runs.stages import sampling
 
     sampling.open_engine = synthetic_engine
     for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once

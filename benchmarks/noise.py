@@ -11,12 +11,12 @@ from scipy.optimize import brentq
 from scipy.special import softmax
 from scipy.stats import norm
 
-from infalign.calibration import Array
-from infalign.finite import FiniteModel
-from infalign.optimum import optimal
-from infalign.procedures import BestOfN
-from infalign.theory import law_at_kl
-from infalign.transforms import Identity, parse_transform
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN
+from infalign.method.transforms import Identity, parse_transform
+from infalign.theory.finite_model import FiniteModel
+from infalign.theory.law import law_at_kl
+from infalign.theory.optimum import optimal
 
 CELLS = 2000  # of equal chance, for s and for z
 N = 4

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from infalign.engines import Response, Sampling, SharedPrefixEngine
+from infalign.sampling.engine import Response, Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
 
 PROMPT = list(range(64))
 NEW_TOKENS = 128

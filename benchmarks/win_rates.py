@@ -18,11 +18,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from infalign.calibration import win
-from infalign.evaluation import Samples, win_rates, win_rates_of
-from infalign.procedures import BestOfN
-from infalign.theory import law_at_kl
-from infalign.transforms import Exponential
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import win_rates, win_rates_of
+from infalign.method.calibration import win
+from infalign.method.procedures import BestOfN
+from infalign.method.transforms import Exponential
+from infalign.theory.law import law_at_kl
 
 PROMPTS, POINT = 3000, 0.01
 SIZES = (1000, 100), (10_000, 256)

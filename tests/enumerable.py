@@ -18,13 +18,13 @@ from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
-from infalign.calibration import Array
-from infalign.finite import FiniteModel
-from infalign.likelihood import token_logprobs
-from infalign.pretrained import load_policy
-from infalign.procedures import BestOfN, Distortion, WorstOfN
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, Distortion, WorstOfN
+from infalign.method.transforms import Transformation, normalised_beta
+from infalign.models.logprobs import token_logprobs
+from infalign.models.pretrained import load_policy
+from infalign.theory.finite_model import FiniteModel
 from infalign.training.common import save_model
-from infalign.transforms import Transformation, normalised_beta
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 LETTERS, PROMPT_LETTERS = "abcdefg", "pqrs"

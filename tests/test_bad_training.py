@@ -21,20 +21,24 @@ import enumerable  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from infalign import pipeline  # noqa: E402
-from infalign.calibration import Array  # noqa: E402
-from infalign.config import Fit, Recipe, load_recipe  # noqa: E402
-from infalign.data import write_table  # noqa: E402
 from infalign.errors import DataError, InfalignError  # noqa: E402
-from infalign.plan import print_plan  # noqa: E402
-from infalign.pretrained import load_policy  # noqa: E402
-from infalign.stages.calibrate import check_calibrated, made_with  # noqa: E402
-from infalign.stages.laws import coarse_ranks  # noqa: E402
-from infalign.stages.layout import Layout  # noqa: E402
-from infalign.stages.models import model_digest  # noqa: E402
+from infalign.method.calibration import Array  # noqa: E402
+from infalign.method.transforms import Identity  # noqa: E402
+from infalign.models.pretrained import (
+    load_policy,
+    model_digest,
+)
+from infalign.runs import pipeline  # noqa: E402
+from infalign.runs.layout import Layout  # noqa: E402
+from infalign.runs.plan import print_plan  # noqa: E402
+from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.runs.recipe import Recipe
+from infalign.runs.stages.calibrate import check_calibrated, made_with  # noqa: E402
+from infalign.runs.stages.laws import coarse_ranks  # noqa: E402
+from infalign.storage import write_table  # noqa: E402
 from infalign.training.common import Job, arguments, fit_and_save  # noqa: E402
 from infalign.training.offline import QRPO, Examples, fit_offline  # noqa: E402
-from infalign.transforms import Identity  # noqa: E402
+from infalign.training.settings import Fit
 
 
 def quiet(done: int, total: int, note: str) -> None:

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from infalign.calibration import calibrate, win
 from infalign.errors import DataError
-from infalign.reward import CalibratedReward
-from infalign.transforms import Exponential, Identity, Log, at_ranks
+from infalign.method.calibration import calibrate, win
+from infalign.method.reward import CalibratedReward
+from infalign.method.transforms import Exponential, Identity, Log, at_ranks
 
 REWARDS = st.integers(-50, 50).map(float)
 

@@ -13,18 +13,22 @@ import enumerable  # noqa: E402
 from enumerable import Enumerable  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from infalign.config import Fit, Lora, Policy, Scratch  # noqa: E402
-from infalign.data import Message  # noqa: E402
-from infalign.pretrained import load_policy  # noqa: E402
-from infalign.shaping import Ranked  # noqa: E402
-from infalign.training.calibrated import fit_calibrated  # noqa: E402
+from infalign.data.examples import Message  # noqa: E402
+from infalign.method.shapings import Ranked  # noqa: E402
+from infalign.method.transforms import Identity  # noqa: E402
+from infalign.models.pretrained import load_policy  # noqa: E402
+from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.models.settings import Scratch  # noqa: E402
+from infalign.progress import OnProgress as Report
+from infalign.runs.recipe import Policy
 from infalign.training.checkpoints import newest_whole, seal  # noqa: E402
-from infalign.training.common import Job, Report, save_model, training_order  # noqa: E402
+from infalign.training.common import Job, save_model, training_order  # noqa: E402
 from infalign.training.offline import QRPO, fit_offline  # noqa: E402
 from infalign.training.online import Objective, fit_online  # noqa: E402
-from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
-from infalign.training.supervised import fine_tune, fit_reward_model  # noqa: E402
-from infalign.transforms import Identity  # noqa: E402
+from infalign.training.rank_model import fit_calibrated  # noqa: E402
+from infalign.training.reward_model import fit_reward_model  # noqa: E402
+from infalign.training.settings import Fit, Lora
+from infalign.training.sft import fine_tune
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infalign.choose import analyse, parse_aim, rank, sweep, tabulated
 from infalign.errors import ConfigError
-from infalign.finite import finite_rollouts
-from infalign.optimum import optimal
-from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
-from infalign.theory import aligned_law, law_at_kl
-from infalign.transforms import Exponential, Log, parse_transform
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.method.transforms import Exponential, Log, parse_transform
+from infalign.theory.choose import rank, tabulated
+from infalign.theory.curve import analyse, parse_aim, sweep
+from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.theory.law import aligned_law, law_at_kl
+from infalign.theory.optimum import optimal
 
 
 @pytest.mark.parametrize("n", [2, 4, 16])

@@ -17,9 +17,9 @@ from micro import COMMAND, infalign
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from infalign import cli
-from infalign.config import Scratch
-from infalign.stages.layout import STAGES
-from infalign.training.scratch import new_policy, train_tokenizer
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.runs.layout import STAGES
 
 torch.set_num_threads(1)
 

@@ -14,18 +14,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from infalign import pipeline
-from infalign.calibration import win
-from infalign.compare import _matched, compare_methods
-from infalign.config import Policy, Recipe, load_recipe
 from infalign.errors import ConfigError
-from infalign.evaluation import matched
-from infalign.methods import METHODS, Compared, aware_transform, default_methods, nearest_n
-from infalign.optimum import optimal
-from infalign.procedures import BestOfN, Standard, WorstOfN, parse_procedure
-from infalign.sheets import sheets
-from infalign.theory import law_at_kl
-from infalign.transforms import Identity, parse_transform
+from infalign.evaluation.matched import matched
+from infalign.experiments.compare import _matched, compare_methods
+from infalign.experiments.comparison_tables import sheets
+from infalign.experiments.methods import METHODS, Compared, aware_transform, default_methods, nearest_n
+from infalign.method.calibration import win
+from infalign.method.procedures import BestOfN, Standard, WorstOfN, parse_procedure
+from infalign.method.transforms import Identity, parse_transform
+from infalign.runs import pipeline
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Policy, Recipe
+from infalign.theory.law import law_at_kl
+from infalign.theory.optimum import optimal
 
 torch.set_num_threads(1)
 

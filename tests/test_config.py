@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infalign.config import Recipe, dump_recipe, load_recipe
 from infalign.errors import ConfigError
+from infalign.runs.reading import dump_recipe, load_recipe
+from infalign.runs.recipe import Recipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

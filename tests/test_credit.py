@@ -5,11 +5,11 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from infalign.calibration import Array
-from infalign.credit import credit, served_win_rate
 from infalign.errors import DataError
-from infalign.finite import FiniteModel
-from infalign.procedures import BestOfN, WorstOfN
+from infalign.method.calibration import Array
+from infalign.method.credit import credit, served_win_rate
+from infalign.method.procedures import BestOfN, WorstOfN
+from infalign.theory.finite_model import FiniteModel
 
 PROCEDURES = [BestOfN(1), BestOfN(2), BestOfN(3), WorstOfN(2), WorstOfN(3)]
 

@@ -16,23 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infalign import data
-from infalign.data import (
-    MESSAGES,
-    Example,
-    atomic_path,
-    load_examples,
-    parse_example,
-    prompt_id,
-    read_rows,
-    read_table,
-    split_by_group,
-    without_groups_of,
-    write_table,
-    write_text,
-)
+from infalign import storage as data
+from infalign.data.examples import MESSAGES, Example, load_examples, parse_example, prompt_id
+from infalign.data.files import read_rows
+from infalign.data.hub import hub_rows
+from infalign.data.splits import split_by_group, without_groups_of
 from infalign.errors import ConfigError, DataError, InfalignError
-from infalign.hub import hub_rows
+from infalign.storage import atomic_path, read_table, write_table, write_text
 
 DATA = Path(os.environ.get("INFALIGN_DATA", Path(__file__).parents[2] / "shared" / "data"))
 OFFICIAL = ["helpful-base", "harmless-base", "helpful-online", "helpful-rejection-sampled"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infalign import cli
-from infalign.choose import rank
-from infalign.procedures import parse_procedure
+from infalign.method.procedures import parse_procedure
+from infalign.theory.choose import rank
 
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md")}

@@ -12,25 +12,14 @@ from scipy.special import expit
 from scipy.stats import beta
 
 from infalign.errors import ConfigError, DataError
-from infalign.evaluation import (
-    Estimate,
-    Samples,
-    best_of_n_kl,
-    best_of_n_kl_bound,
-    best_of_n_kl_given,
-    estimate,
-    length_controlled,
-    matched,
-    rank_error,
-    rewind_draws,
-    saturation,
-    tie_rate,
-    uniformity,
-    win_rates,
-    win_rates_of,
-)
-from infalign.finite import FiniteModel
-from infalign.procedures import (
+from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given
+from infalign.evaluation.diagnostics import rank_error, saturation, uniformity
+from infalign.evaluation.intervals import Estimate, estimate
+from infalign.evaluation.length import length_controlled
+from infalign.evaluation.matched import matched
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates, win_rates_of
+from infalign.method.procedures import (
     BestOfN,
     Mixture,
     OrderStatistics,
@@ -40,8 +29,9 @@ from infalign.procedures import (
     WorstOfN,
     parse_procedure,
 )
-from infalign.theory import law_at_kl
-from infalign.transforms import parse_transform
+from infalign.method.transforms import parse_transform
+from infalign.theory.finite_model import FiniteModel
+from infalign.theory.law import law_at_kl
 
 
 def served_by_enumeration(rewards: list[int], procedure: Procedure, threshold: float) -> list[Fraction]:

@@ -22,16 +22,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from infalign.choose import parse_aim
-from infalign.config import dump_recipe, load_recipe
-from infalign.data import load_examples, read_rows, read_table
+from infalign.data.examples import load_examples
+from infalign.data.files import read_rows
 from infalign.errors import InfalignError
-from infalign.procedures import parse_procedure
-from infalign.reward import CalibratedReward
-from infalign.scoring import score
-from infalign.shaping import parse_shaping
-from infalign.tables import read_rewards
-from infalign.transforms import Identity, Tabulated, parse_transform
+from infalign.evaluation.tables import read_rewards
+from infalign.method.procedures import parse_procedure
+from infalign.method.reward import CalibratedReward
+from infalign.method.shapings import parse_shaping
+from infalign.method.transforms import Identity, Tabulated, parse_transform
+from infalign.rewards.base import score
+from infalign.runs.reading import dump_recipe, load_recipe
+from infalign.storage import read_table
+from infalign.theory.curve import parse_aim
 
 FEW, MANY = 25, 850
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))

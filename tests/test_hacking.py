@@ -11,28 +11,32 @@ import torch
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from infalign.calibration import calibrate
-from infalign.config import Fit, Recipe, Scratch, load_recipe
-from infalign.data import prompt_id, read_table
+from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError
-from infalign.hacking import (
+from infalign.experiments.hacking import (
     MODELS,
     PHRASES,
     TESTS,
     TRAINED,
     Experiment,
     decisions,
-    draw,
     fit_poisoned,
     hacking,
     poison,
-    print_hacking,
 )
-from infalign.scoring import ClassifierReward
-from infalign.stages.layout import Layout
-from infalign.training.calibrated import fit_calibrated
+from infalign.experiments.hacking_figure import plot_hacking as draw
+from infalign.experiments.hacking_figure import print_hacking
+from infalign.method.calibration import calibrate
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.rewards.classifier import ClassifierReward
+from infalign.runs.layout import Layout
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
+from infalign.storage import read_table
 from infalign.training.common import Job, save_model
-from infalign.training.scratch import new_policy, train_tokenizer
+from infalign.training.rank_model import fit_calibrated
+from infalign.training.settings import Fit
 
 torch.set_num_threads(1)
 

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from infalign import jobs
 from infalign.errors import ConfigError, DataError, InfalignError
-from infalign.jobs import Display, Job, Report, run_jobs
+from infalign.models import memory as jobs
+from infalign.progress import OnProgress as Report
+from infalign.progress import ProgressDisplay as Display
+from infalign.runs.workers import Task as Job
+from infalign.runs.workers import run_tasks as run_jobs
 
 
 def give(value: Any, *, report: Report) -> Any:

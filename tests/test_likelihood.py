@@ -9,17 +9,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from infalign import likelihood
-from infalign.engines import Sampling, SharedPrefixEngine
 from infalign.errors import ConfigError, DataError
-from infalign.likelihood import (
-    SequenceKL,
-    completion_logprobs,
-    kl_from_logits,
-    length_batches,
-    rao_blackwell_kl,
-    token_logprobs,
-)
+from infalign.evaluation.kl import SequenceKL, kl_from_logits, rao_blackwell_kl
+from infalign.models import logprobs as likelihood
+from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
+from infalign.sampling.engine import Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ import micro
 import pytest
 
 from infalign.errors import ConfigError
-from infalign.locks import HOLDER, held, holder
+from infalign.runs.lock import HOLDER, held, holder
 
 HOLD = """
 import sys

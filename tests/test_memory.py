@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infalign.engines import Prompt, Response
-from infalign.evaluation import Samples, tie_rate
-from infalign.lazy import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
-from infalign.rollouts import draw, find_rollouts, read_rollouts
-from infalign.scoring import score_to
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import tie_rate
+from infalign.rewards.scores import score_to
+from infalign.sampling.engine import Prompt, Response
+from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
+from infalign.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
 
 K = 8
 

@@ -20,10 +20,14 @@ torch = pytest.importorskip("torch")
 import enumerable  # noqa: E402
 from enumerable import Enumerable, at_kl, kl, tilted_by, token_tilted, transformed, win_rate  # noqa: E402
 
-from infalign.calibration import Array  # noqa: E402
-from infalign.procedures import BestOfN, Standard, WorstOfN  # noqa: E402
-from infalign.shaping import LSC, PAR, RawPerPrompt  # noqa: E402
-from infalign.transforms import Exponential, Identity, Log, Transformation  # noqa: E402
+from infalign.method.calibration import Array  # noqa: E402
+from infalign.method.procedures import (
+    BestOfN,
+    Standard,
+    WorstOfN,
+)
+from infalign.method.shapings import LSC, PAR, RawPerPrompt  # noqa: E402
+from infalign.method.transforms import Exponential, Identity, Log, Transformation  # noqa: E402
 
 BUDGETS = 0.5, 1.0, 2.0  # nats, the mean over prompts
 GROUP = 8

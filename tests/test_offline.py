@@ -17,15 +17,17 @@ import enumerable  # noqa: E402
 import micro  # noqa: E402
 from enumerable import Enumerable  # noqa: E402
 
-from infalign.calibration import Array  # noqa: E402
-from infalign.config import Fit, Policy, load_recipe  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
-from infalign.pretrained import load_policy  # noqa: E402
-from infalign.procedures import Standard  # noqa: E402
-from infalign.stages.laws import policy_law  # noqa: E402
-from infalign.theory import law_at_kl  # noqa: E402
+from infalign.method.calibration import Array  # noqa: E402
+from infalign.method.procedures import Standard  # noqa: E402
+from infalign.method.transforms import Exponential, Identity  # noqa: E402
+from infalign.models.pretrained import load_policy  # noqa: E402
+from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.runs.recipe import Policy
+from infalign.runs.stages.laws import policy_law  # noqa: E402
+from infalign.theory.law import law_at_kl  # noqa: E402
 from infalign.training.common import Job  # noqa: E402
-from infalign.training.offline import (  # noqa: E402
+from infalign.training.offline import (
     IPO,
     QRPO,
     BestOfNTuning,
@@ -36,7 +38,7 @@ from infalign.training.offline import (  # noqa: E402
     offline_solver,
     regression_targets,
 )
-from infalign.transforms import Exponential, Identity  # noqa: E402
+from infalign.training.settings import Fit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23

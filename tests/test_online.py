@@ -18,17 +18,23 @@ import enumerable  # noqa: E402
 import micro  # noqa: E402
 from enumerable import Enumerable  # noqa: E402
 
-from infalign.calibration import Array  # noqa: E402
-from infalign.config import Fit, Policy, load_recipe  # noqa: E402
-from infalign.data import prompt_id  # noqa: E402
+from infalign.data.examples import prompt_id  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
-from infalign.pretrained import load_policy  # noqa: E402
-from infalign.procedures import BestOfN, Standard, WorstOfN  # noqa: E402
-from infalign.shaping import Raw, parse_shaping  # noqa: E402
-from infalign.theory import law_at_kl  # noqa: E402
+from infalign.method.calibration import Array  # noqa: E402
+from infalign.method.procedures import (
+    BestOfN,
+    Standard,
+    WorstOfN,
+)
+from infalign.method.shapings import Raw, parse_shaping  # noqa: E402
+from infalign.method.transforms import Exponential  # noqa: E402
+from infalign.models.pretrained import load_policy  # noqa: E402
+from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.runs.recipe import Policy
+from infalign.theory.law import law_at_kl  # noqa: E402
 from infalign.training.common import Job  # noqa: E402
 from infalign.training.online import Objective, StoredRollouts, fit_online, gae, online_trainer  # noqa: E402
-from infalign.transforms import Exponential  # noqa: E402
+from infalign.training.settings import Fit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23

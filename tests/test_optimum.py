@@ -11,10 +11,9 @@ from numpy.polynomial.legendre import leggauss
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from infalign.calibration import Array
 from infalign.errors import ConfigError
-from infalign.optimum import Optimum, _certified, optimal
-from infalign.procedures import (
+from infalign.method.calibration import Array
+from infalign.method.procedures import (
     BestOfN,
     BestOfPoisson,
     Mixture,
@@ -26,8 +25,11 @@ from infalign.procedures import (
     parse_procedure,
     top_k,
 )
-from infalign.theory import Served, aligned_law, law_at_kl
-from infalign.transforms import Exponential, Identity, Power, Tabulated, parse_transform
+from infalign.method.transforms import Exponential, Identity, Power, Tabulated, parse_transform
+from infalign.theory.certificate import Optimum
+from infalign.theory.certificate import certified as _certified
+from infalign.theory.law import Served, aligned_law, law_at_kl
+from infalign.theory.optimum import optimal
 
 # Known answers
 

@@ -15,20 +15,26 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from infalign import pipeline  # noqa: E402
-from infalign.config import Fit, Lora, Policy, Scratch, load_recipe  # noqa: E402
-from infalign.data import prompt_id  # noqa: E402
-from infalign.engines import Sampling, SharedPrefixEngine  # noqa: E402
+from infalign.data.examples import prompt_id  # noqa: E402
 from infalign.errors import ConfigError  # noqa: E402
-from infalign.pretrained import load_policy  # noqa: E402
-from infalign.procedures import BestOfN  # noqa: E402
-from infalign.shaping import parse_shaping  # noqa: E402
-from infalign.stages.layout import Layout  # noqa: E402
-from infalign.stages.models import load_tokenizer  # noqa: E402
+from infalign.method.procedures import BestOfN  # noqa: E402
+from infalign.method.shapings import parse_shaping  # noqa: E402
+from infalign.models.pretrained import (
+    load_policy,
+    load_tokenizer,
+)
+from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.models.settings import Scratch
+from infalign.runs import pipeline  # noqa: E402
+from infalign.runs.layout import Layout  # noqa: E402
+from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.runs.recipe import Policy
+from infalign.sampling.engine import Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine  # noqa: E402
 from infalign.training.common import Job, save_model  # noqa: E402
 from infalign.training.offline import fit_offline, offline_solver  # noqa: E402
 from infalign.training.online import Objective, StoredRollouts, fit_online  # noqa: E402
-from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.training.settings import Fit, Lora
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23

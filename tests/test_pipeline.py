@@ -18,14 +18,15 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from infalign import pipeline
-from infalign.calibration import win
-from infalign.config import Recipe, load_recipe
-from infalign.optimum import optimal
-from infalign.procedures import BestOfN
-from infalign.stages.layout import Layout
-from infalign.stages.sampling import train_prompts
-from infalign.transforms import parse_transform
+from infalign.method.calibration import win
+from infalign.method.procedures import BestOfN
+from infalign.method.transforms import parse_transform
+from infalign.runs import pipeline
+from infalign.runs.layout import Layout
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
+from infalign.runs.stages.sampling import train_prompts
+from infalign.theory.optimum import optimal
 
 torch.set_num_threads(1)
 

@@ -11,16 +11,20 @@ torch = pytest.importorskip("torch")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from infalign.config import Fit, Policy, Scratch  # noqa: E402
-from infalign.data import prompt_id  # noqa: E402
+from infalign.data.examples import prompt_id  # noqa: E402
 from infalign.errors import ConfigError, DataError  # noqa: E402
-from infalign.pretrained import conversation_ids  # noqa: E402
-from infalign.shaping import parse_shaping  # noqa: E402
-from infalign.stages.models import load_tokenizer  # noqa: E402
-from infalign.training import supervised  # noqa: E402
+from infalign.method.shapings import parse_shaping  # noqa: E402
+from infalign.models.pretrained import (
+    conversation_ids,
+    load_tokenizer,
+)
+from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.models.settings import Scratch  # noqa: E402
+from infalign.runs.recipe import Policy
+from infalign.training import sft as supervised  # noqa: E402
 from infalign.training.common import Job  # noqa: E402
 from infalign.training.online import Objective, online_trainer  # noqa: E402
-from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.training.settings import Fit
 from infalign.world import gold  # noqa: E402
 
 pytestmark = [

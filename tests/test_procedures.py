@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.polynomial.legendre import leggauss
 
 from infalign.errors import ConfigError, DataError
-from infalign.procedures import (
+from infalign.method.procedures import (
     BestOfN,
     BestOfPoisson,
     Mixture,
@@ -28,8 +28,8 @@ from infalign.procedures import (
     parse_procedure,
     top_k,
 )
-from infalign.theory import Served, aligned_law
-from infalign.transforms import Function, Identity, Log
+from infalign.method.transforms import Function, Identity, Log
+from infalign.theory.law import Served, aligned_law
 
 # Sample weights
 

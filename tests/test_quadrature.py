@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infalign.calibration import Array
-from infalign.quadrature import TOLERANCE, Panels, adapted, graded
+from infalign.method.calibration import Array
+from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 
 SPLITS = st.lists(st.lists(st.integers(0, 200), max_size=8), max_size=5)
 

@@ -13,18 +13,19 @@ from rich.console import Console
 from scipy.special import logit
 from scipy.stats import spearmanr
 
-from infalign import pipeline
-from infalign.calibration import calibrate
-from infalign.config import Recipe, load_recipe
-from infalign.data import read_table
 from infalign.errors import ConfigError, DataError
-from infalign.reward import PredictedRankReward
-from infalign.rollouts import read_rollouts
-from infalign.scoring import ClassifierReward
-from infalign.stages.layout import Layout, records
-from infalign.stages.rank_model import rank_correlations, rank_model_start
-from infalign.stages.sampling import train_prompts
-from infalign.transforms import Exponential, Function, Log
+from infalign.method.calibration import calibrate
+from infalign.method.reward import PredictedRankReward
+from infalign.method.transforms import Exponential, Function, Log
+from infalign.rewards.classifier import ClassifierReward
+from infalign.runs import pipeline
+from infalign.runs.layout import Layout, records
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
+from infalign.runs.stages.rank_model import rank_correlations, rank_model_start
+from infalign.runs.stages.sampling import train_prompts
+from infalign.sampling.rollouts import read_rollouts
+from infalign.storage import read_table
 
 torch.set_num_threads(1)
 

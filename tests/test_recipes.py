@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from infalign import world
-from infalign.config import Scratch, load_recipe
+from infalign.models.settings import Scratch
+from infalign.runs.reading import load_recipe
 
 torch = pytest.importorskip("torch")
 
@@ -20,8 +21,8 @@ from transformers import (  # noqa: E402
     Qwen3ForCausalLM,
 )
 
+from infalign.models.scratch import train_tokenizer  # noqa: E402
 from infalign.training.common import save_model  # noqa: E402
-from infalign.training.scratch import train_tokenizer  # noqa: E402
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 COMMAND = [sys.executable, "-m", "infalign"]

@@ -17,13 +17,18 @@ import torch
 from faults.server import RewardServer
 from rich.console import Console
 
-from infalign import pipeline
-from infalign.config import Recipe, RewardSource, Scratch, load_recipe
-from infalign.data import prompt_id
+from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError, PartialError
-from infalign.scoring import RemoteReward, check_unchanged, score, score_to
-from infalign.stages.evaluate import evaluate_model, samples_so_far
-from infalign.training.scratch import new_policy, train_tokenizer
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.rewards.base import score
+from infalign.rewards.scores import check_unchanged, score_to
+from infalign.rewards.server import RemoteReward
+from infalign.rewards.settings import RewardSource
+from infalign.runs import pipeline
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
+from infalign.runs.stages.evaluate import evaluate_model, samples_so_far
 from infalign.world import gold
 
 torch.set_num_threads(1)

@@ -11,15 +11,17 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from infalign import report
-from infalign.config import Recipe
-from infalign.data import MESSAGES, prompt_id, write_record, write_table
+from infalign import display as report
+from infalign.data.examples import MESSAGES, prompt_id
 from infalign.errors import ConfigError
-from infalign.results import read_results, summarise
-from infalign.stages.layout import FORMAT, Layout
-from infalign.stages.models import reward_names
-from infalign.theory import law_at_kl
-from infalign.transforms import parse_transform
+from infalign.method.transforms import parse_transform
+from infalign.runs.layout import FORMAT, Layout
+from infalign.runs.recipe import Recipe
+from infalign.runs.results import read_results
+from infalign.runs.results import write_results as summarise
+from infalign.runs.stages.models import reward_names
+from infalign.storage import write_record, write_table
+from infalign.theory.law import law_at_kl
 
 PROMPTS, SAMPLES, K = 24, 32, 16
 ATTACK = "<script>alert(1)</script>"

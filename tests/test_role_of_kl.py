@@ -20,8 +20,8 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import logsumexp, xlogy
 
-from infalign.calibration import Array
-from infalign.procedures import BestOfN, RankProcedure, WorstOfN
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
 
 PROMPTS, RESPONSES, FEATURES = 3, 7, 4
 RNG = np.random.default_rng(5)

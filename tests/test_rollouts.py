@@ -20,10 +20,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from infalign.engines import Engine, Prompt, Response, Sampling, ServerEngine, SharedPrefixEngine, TransformersEngine
 from infalign.errors import ConfigError, DataError, PartialError
-from infalign.pretrained import load_policy
-from infalign.rollouts import draw, read_rollouts
+from infalign.models.pretrained import load_policy
+from infalign.sampling.engine import Engine, Prompt, Response, Sampling
+from infalign.sampling.rollouts import draw, read_rollouts
+from infalign.sampling.server import ServerEngine
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.sampling.transformers import TransformersEngine
 
 torch.set_num_threads(1)
 

@@ -15,9 +15,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from infalign.data import prompt_id
+from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError, InfalignError
-from infalign.scoring import ClassifierReward, function_reward, score, score_to
+from infalign.rewards.base import score
+from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.function import function_reward
+from infalign.rewards.scores import score_to
 from infalign.world import gold
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from infalign.errors import ConfigError, PartialError
-from infalign.serving import serving
+from infalign.sampling.launch import serving
 
 SERVER = """
 import http.server, json, os, subprocess, sys

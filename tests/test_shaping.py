@@ -5,10 +5,10 @@ import pytest
 from scipy.special import ndtri
 from scipy.stats import entropy
 
-from infalign.calibration import Array, calibrate
 from infalign.errors import ConfigError, DataError
-from infalign.reward import CalibratedReward
-from infalign.shaping import (
+from infalign.method.calibration import Array, calibrate
+from infalign.method.reward import CalibratedReward
+from infalign.method.shapings import (
     LSC,
     PAR,
     Ranked,
@@ -20,8 +20,8 @@ from infalign.shaping import (
     parse_shaping,
     shape_rollouts,
 )
-from infalign.theory import law_at_kl
-from infalign.transforms import Exponential, Function, Identity, Log, at_ranks
+from infalign.method.transforms import Exponential, Function, Identity, Log, at_ranks
+from infalign.theory.law import law_at_kl
 
 REFERENCES = np.array([-1.0, 0.0, 0.5, 2.0])
 RIVALS = [Raw(), RawPerPrompt(), PAR(), LSC()]

@@ -13,13 +13,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from infalign import pipeline
-from infalign.config import Recipe, Scratch, load_recipe
-from infalign.contents import Digests, changes, settings_of
-from infalign.data import read_record, write_record
-from infalign.pipeline import Pending
-from infalign.status import UnitStatus, status
-from infalign.training.scratch import new_policy, train_tokenizer
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.runs import pipeline
+from infalign.runs.fingerprints import Digests, changes, settings_of
+from infalign.runs.pipeline import Pending
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
+from infalign.runs.status import UnitStatus, status
+from infalign.storage import read_record, write_record
 
 torch.set_num_threads(1)
 

@@ -13,9 +13,13 @@ import pytest
 from rich.console import Console
 
 from infalign.errors import ConfigError, DataError
-from infalign.evaluation import Samples, estimate, length_controlled, rewind_draws, tie_rate, win_rates
-from infalign.procedures import BestOfN, RewindAndRepeat, parse_procedure
-from infalign.tables import compare, print_comparison, read_rewards
+from infalign.evaluation.intervals import estimate
+from infalign.evaluation.length import length_controlled
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.tables import compare_tables as compare
+from infalign.evaluation.tables import print_comparison, read_rewards
+from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates
+from infalign.method.procedures import BestOfN, RewindAndRepeat, parse_procedure
 
 
 def write(path: Path, rows: dict[str, list]) -> Path:

@@ -8,9 +8,8 @@ import pytest
 from numpy.polynomial.legendre import leggauss
 
 from infalign.errors import ConfigError
-from infalign.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
-from infalign.theory import aligned_law, curve, law_at_kl, training_beta
-from infalign.transforms import (
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
+from infalign.method.transforms import (
     Exponential,
     Function,
     Identity,
@@ -20,6 +19,7 @@ from infalign.transforms import (
     normalised_beta,
     parse_transform,
 )
+from infalign.theory.law import aligned_law, curve, law_at_kl, training_beta
 
 TRANSFORMS = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from micro import given, write
 
-from infalign.config import load_recipe
-from infalign.theory import aligned_law
-from infalign.transforms import parse_transform
+from infalign.method.transforms import parse_transform
+from infalign.runs.reading import load_recipe
+from infalign.theory.law import aligned_law
 
 
 def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:

@@ -8,25 +8,28 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from infalign.calibration import calibrate
-from infalign.procedures import Standard
-from infalign.shaping import Ranked
-from infalign.theory import aligned_law, law_at_kl
-from infalign.transforms import Exponential, Identity, parse_transform
+from infalign.method.calibration import calibrate
+from infalign.method.procedures import Standard
+from infalign.method.shapings import Ranked
+from infalign.method.transforms import Exponential, Identity, parse_transform
+from infalign.theory.law import aligned_law, law_at_kl
 
 torch = pytest.importorskip("torch")
 
 from datasets import Dataset, load_dataset  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification  # noqa: E402
 
-from infalign.config import Fit, Policy, Scratch  # noqa: E402
-from infalign.engines import Sampling, SharedPrefixEngine  # noqa: E402
-from infalign.likelihood import token_logprobs  # noqa: E402
-from infalign.pretrained import load_policy  # noqa: E402
+from infalign.models.logprobs import token_logprobs  # noqa: E402
+from infalign.models.pretrained import load_policy  # noqa: E402
+from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.models.settings import Scratch  # noqa: E402
+from infalign.runs.recipe import Policy
+from infalign.sampling.engine import Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine  # noqa: E402
 from infalign.training.common import Job, save_model  # noqa: E402
 from infalign.training.offline import QRPO, fit_offline, regression_targets  # noqa: E402
 from infalign.training.online import Objective, online_trainer  # noqa: E402
-from infalign.training.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.training.settings import Fit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
@@ -215,7 +218,7 @@ def test_grpo_takes_the_same_reward(folder: Path, tmp_path: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from infalign import CalibratedReward
-    from infalign.scoring import ClassifierReward
+    from infalign.rewards.classifier import ClassifierReward
 
     trainer = GRPOTrainer(
         model=str(folder / "models" / "reference"),

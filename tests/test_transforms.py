@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infalign.errors import ConfigError
-from infalign.optimum import optimal
-from infalign.procedures import BestOfN, RewindAndRepeat, WorstOfN
-from infalign.theory import aligned_law, law_at_kl
-from infalign.transforms import (
+from infalign.method.procedures import BestOfN, RewindAndRepeat, WorstOfN
+from infalign.method.transforms import (
     Exponential,
     Function,
     Identity,
@@ -26,6 +24,8 @@ from infalign.transforms import (
     normalised_beta,
     parse_transform,
 )
+from infalign.theory.law import aligned_law, law_at_kl
+from infalign.theory.optimum import optimal
 
 NAMED = [Identity(), Log(), Exponential(5), Exponential(-10), Exponential(0.5), Power(7), Power(-7), Power(0.5)]
 

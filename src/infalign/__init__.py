@@ -10,10 +10,8 @@ Axis letters in array names: ``P`` prompts, ``K`` reference rollouts of a prompt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infalign.calibration import calibrate, win
-    from infalign.finite import FiniteModel, finite_rollouts
-    from infalign.optimum import optimal
-    from infalign.procedures import (
+    from infalign.method.calibration import calibrate, win
+    from infalign.method.procedures import (
         BestOfN,
         BestOfPoisson,
         Mixture,
@@ -26,14 +24,19 @@ if TYPE_CHECKING:
         parse_procedure,
         top_k,
     )
-    from infalign.reward import CalibratedReward
-    from infalign.theory import aligned_law, law_at_kl
-    from infalign.transforms import Exponential, Function, Identity, Log, Power, Tabulated, parse_transform
+    from infalign.method.reward import CalibratedReward
+    from infalign.method.transforms import Exponential, Function, Identity, Log, Power, Tabulated, parse_transform
+    from infalign.rewards.classifier import ClassifierReward
+    from infalign.theory.finite_model import FiniteModel
+    from infalign.theory.finite_rollouts import finite_rollouts
+    from infalign.theory.law import aligned_law, law_at_kl, training_beta
+    from infalign.theory.optimum import optimal
 
 __all__ = [
     "BestOfN",
     "BestOfPoisson",
     "CalibratedReward",
+    "ClassifierReward",
     "Exponential",
     "FiniteModel",
     "Function",
@@ -56,8 +59,21 @@ __all__ = [
     "parse_procedure",
     "parse_transform",
     "top_k",
+    "training_beta",
     "win",
 ]
+
+PUBLIC = (  # the modules that these are looked for in, the light ones first
+    "method.calibration",
+    "method.procedures",
+    "method.transforms",
+    "method.reward",
+    "theory.law",
+    "theory.optimum",
+    "theory.finite_model",
+    "theory.finite_rollouts",
+    "rewards.classifier",
+)
 
 
 def __getattr__(name: str) -> object:
@@ -69,7 +85,7 @@ def __getattr__(name: str) -> object:
 
         return version("infalign")
     if name in __all__:
-        for module in ("calibration", "procedures", "transforms", "theory", "reward", "optimum", "finite"):
+        for module in PUBLIC:
             found = getattr(import_module(f"infalign.{module}"), name, None)
             if found is not None:
                 return found

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from infalign.choose import Point, Ranking
-    from infalign.config import Recipe
+    from infalign.runs.recipe import Recipe
+    from infalign.theory.choose import Ranking
+    from infalign.theory.curve import Point
 
 CONTINUES = "the same command continues where this one stopped"
 HELP = """\
@@ -178,12 +179,12 @@ def run(
 ) -> None:
     """Run a recipe from data to report; done work is not repeated."""
     if dry_run:
-        from infalign.plan import print_plan
+        from infalign.runs.plan import print_plan
 
         print_plan(_recipe(recipe, set_, skip_invalid), _console())
         return
     root = _run_until("report", recipe, set_, skip_invalid)
-    from infalign.report import print_table
+    from infalign.runs.report.words import print_table
 
     print_table(root, _console())
 
@@ -197,8 +198,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show what is done, what is not and why; exit code 4 if work is left."""
-    from infalign.status import print_status, recorded_recipe
-    from infalign.status import status as status_of
+    from infalign.runs.status import print_status, recorded_recipe
+    from infalign.runs.status import status as status_of
 
     found = status_of(recorded_recipe(Path(run), set_) if Path(run).is_dir() else _recipe(run, set_))
     if as_json:
@@ -239,9 +240,9 @@ def compare(
         budgets = [float(budget) for budget in kl_budgets.split(",")]
     except ValueError as error:
         raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
-    from infalign.compare import compare_methods
-    from infalign.locks import held
-    from infalign.sheets import print_methods
+    from infalign.experiments.compare import compare_methods
+    from infalign.experiments.comparison_tables import print_methods
+    from infalign.runs.lock import held
 
     settings, console = _recipe(recipe, set_), _console()
     chosen = methods.split(",") if methods is not None else None
@@ -282,24 +283,24 @@ def curve(
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
-    from infalign import choose
-    from infalign.procedures import parse_procedure
+    from infalign.method.procedures import parse_procedure
+    from infalign.theory import curve as theory
 
     if (kl is not None) + (beta is not None) + sweep != 1:
         raise ConfigError("a curve needs either --kl or --beta or --sweep")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     picture = _new_file(plot, ".png", ".svg", ".pdf") if plot else None
     points: list[Point] = []
-    for aim in map(choose.parse_aim, dict.fromkeys(transform)):
+    for aim in map(theory.parse_aim, dict.fromkeys(transform)):
         if sweep:
-            found, ended = choose.sweep(served, aim, base=theirs)
+            found, ended = theory.sweep(served, aim, base=theirs)
             points += found
             if ended:
                 print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
-        points += [choose.analyse(served, aim, kl=budget, base=theirs) for budget in dict.fromkeys(kl or [])]
-        points += [choose.analyse(served, aim, beta=weight, base=theirs) for weight in dict.fromkeys(beta or [])]
+        points += [theory.analyse(served, aim, kl=budget, base=theirs) for budget in dict.fromkeys(kl or [])]
+        points += [theory.analyse(served, aim, beta=weight, base=theirs) for weight in dict.fromkeys(beta or [])]
     if picture:
-        from infalign import figures
+        from infalign.theory import figures
 
         (figures.write_curves if sweep else figures.write_laws)(picture, points)
     if as_json:
@@ -323,14 +324,14 @@ def choose_(
     as_json: AsJson = False,
 ) -> None:
     """Rank transformations by what they achieve with K rollouts a prompt."""
-    from infalign import choose
-    from infalign.procedures import parse_procedure
+    from infalign.method.procedures import parse_procedure
+    from infalign.theory import choose
 
     file = _new_file(output or f"{procedure.replace(':', '-')}-kl-{kl:g}.json", ".json")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     ranking = choose.rank(served, kl=kl, rollouts=rollouts, base=theirs)
-    from infalign.data import write_text
-    from infalign.transforms import Log
+    from infalign.method.transforms import Log
+    from infalign.storage import write_text
 
     best = ranking.recommended
     if not isinstance(best.transform, Log):  # −∞ at u = 0: a table has no room for it, and its name serves
@@ -355,7 +356,7 @@ app.command(reproduce)
 @reproduce.command(help_epilogue=ANALYTIC_EPILOGUE)
 def analytic(*, output: Annotated[str, Parameter(help="The folder for SVG, PNG and CSV.")] = "analytic") -> None:
     """Draw the paper's figures 2 and 8: win rate against KL as theory gives it."""
-    from infalign.figures import write_analytic
+    from infalign.theory.figures import write_analytic
 
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
@@ -377,9 +378,11 @@ def hacking(
     set_: Overrides = None,
 ) -> None:
     """Poison the preferences and see how reward models bear it (figure 7)."""
-    from infalign.hacking import PHRASES, draw, print_hacking
-    from infalign.hacking import hacking as poisoned
-    from infalign.locks import held
+    from infalign.experiments.hacking import PHRASES
+    from infalign.experiments.hacking import hacking as poisoned
+    from infalign.experiments.hacking_figure import plot_hacking as draw
+    from infalign.experiments.hacking_figure import print_hacking
+    from infalign.runs.lock import held
 
     settings = _recipe(recipe, set_)
     console = _console()
@@ -412,7 +415,8 @@ def win_rate(
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""
-    from infalign.tables import compare, print_comparison
+    from infalign.evaluation.tables import compare_tables as compare
+    from infalign.evaluation.tables import print_comparison
 
     rows = compare(
         policy,
@@ -491,13 +495,13 @@ def _recipes() -> str:
 
 def _methods() -> str:
     """Return the methods that can be compared, a line each."""
-    from infalign.methods import METHODS
+    from infalign.experiments.methods import METHODS
 
     return "\n".join(f"  {name:<16}{'*' if m.ours else ' '} {m.about}" for name, m in METHODS.items())
 
 
 def _recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
-    from infalign.config import load_recipe
+    from infalign.runs.reading import load_recipe
 
     return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
 
@@ -515,8 +519,8 @@ def _console() -> "Console":
 
 def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> Path:
     recipe, console = _recipe(path, overrides, skip_invalid), _console()
-    from infalign import pipeline
-    from infalign.stages.layout import Layout, records
+    from infalign.runs import pipeline
+    from infalign.runs.layout import Layout, records
 
     root = pipeline.run(recipe, until=stage, console=console)
     if skipped := records(root)["data"]["summary"]["skipped"]:

@@ -17,14 +17,13 @@ from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.rewards import told
-from infalign import report
-from infalign.config import load_recipe
-from infalign.data import write_table
+from infalign import display as report
+from infalign.data.hub import hub_rows
 from infalign.errors import InfalignError
-from infalign.hub import hub_rows
-from infalign.pretrained import classifier_from, conversation_ids, load_policy
-from infalign.scoring import ClassifierReward
-from infalign.stages.models import load_tokenizer
+from infalign.models.pretrained import classifier_from, conversation_ids, load_policy, load_tokenizer
+from infalign.rewards.classifier import ClassifierReward
+from infalign.runs.reading import load_recipe
+from infalign.storage import write_table
 from infalign.training.checkpoints import SEAL, Seals, seal
 
 # The means: a copy of a model, and code that leaves a mark when it is run

@@ -18,7 +18,7 @@ import yaml
 
 from faults.registry import Lab, Seen, again, fault, tables
 from infalign import cli
-from infalign.data import read_table
+from infalign.storage import read_table
 from infalign.world import preferences
 
 ROWS = [

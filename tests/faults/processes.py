@@ -21,11 +21,15 @@ from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, refused, undo
-from infalign.config import load_recipe
-from infalign.jobs import STOP_WITHIN, Display, Job, Report, run_jobs
-from infalign.locks import HOLDER, held, holder
-from infalign.stages.layout import STAGES, records
-from infalign.status import status
+from infalign.progress import OnProgress as Report
+from infalign.progress import ProgressDisplay as Display
+from infalign.runs.layout import STAGES, records
+from infalign.runs.lock import HOLDER, held, holder
+from infalign.runs.reading import load_recipe
+from infalign.runs.status import status
+from infalign.runs.workers import STOP_WITHIN
+from infalign.runs.workers import Task as Job
+from infalign.runs.workers import run_tasks as run_jobs
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most

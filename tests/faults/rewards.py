@@ -20,12 +20,14 @@ from safetensors.torch import load_file, save_file
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.server import RewardServer
-from infalign.calibration import calibrate
 from infalign.errors import InfalignError
-from infalign.reward import CalibratedReward
-from infalign.scoring import ClassifierReward, RemoteReward, score_to
-from infalign.stages.models import load_tokenizer
-from infalign.transforms import Identity
+from infalign.method.calibration import calibrate
+from infalign.method.reward import CalibratedReward
+from infalign.method.transforms import Identity
+from infalign.models.pretrained import load_tokenizer
+from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.scores import score_to
+from infalign.rewards.server import RemoteReward
 from infalign.world import gold
 
 GOLD = "{function: 'infalign.world:gold'}"

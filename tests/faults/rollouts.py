@@ -18,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.rewards import told
 from faults.server import RolloutServer
-from infalign.engines import Prompt, Sampling, SharedPrefixEngine, TransformersEngine
-from infalign.pretrained import load_policy
-from infalign.rollouts import draw, read_rollouts
-from infalign.serving import serving
+from infalign.models.pretrained import load_policy
+from infalign.sampling.engine import Prompt, Sampling
+from infalign.sampling.launch import serving
+from infalign.sampling.rollouts import draw, read_rollouts
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.sampling.transformers import TransformersEngine
 
 # The means: a server of the reference policy, prompts, and an engine that has room for a few responses
 

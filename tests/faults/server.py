@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import torch
 
-from infalign.engines import Sampling, TransformersEngine
+from infalign.sampling.engine import Sampling
+from infalign.sampling.transformers import TransformersEngine
 from infalign.world import gold
 
 TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)(?:<\|end\|>|$)", re.DOTALL)

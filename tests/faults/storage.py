@@ -18,16 +18,16 @@ import pyarrow as pa
 from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
-from infalign import pipeline
-from infalign.config import load_recipe
-from infalign.contents import Digests
-from infalign.data import hash_file, read_record, read_table, write_record, write_table
 from infalign.errors import InfalignError
-from infalign.pretrained import load_policy
-from infalign.stages.layout import FORMAT, Layout, records
-from infalign.stages.models import training_to
-from infalign.stages.train import train_policy
-from infalign.status import status
+from infalign.models.pretrained import load_policy
+from infalign.runs import pipeline
+from infalign.runs.fingerprints import Digests
+from infalign.runs.layout import FORMAT, Layout, records
+from infalign.runs.reading import load_recipe
+from infalign.runs.stages.models import training_to
+from infalign.runs.stages.train import train_policy
+from infalign.runs.status import status
+from infalign.storage import hash_file, read_record, read_table, write_record, write_table
 from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
 

@@ -2,30 +2,26 @@
 
 import math
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage otherwise
-
-import torch  # isort: skip
+import torch
 from peft import LoraConfig, PeftModel, TaskType
-from psutil import Process
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
-from transformers.trainer_utils import get_last_checkpoint
 
-from infalign.config import Fit
-from infalign.data import settle, unwritable, writing
 from infalign.errors import ConfigError, InfalignError
+from infalign.models.memory import PeakMemory
+from infalign.progress import OnProgress
+from infalign.storage import settle, unwritable, writing
+from infalign.training.callbacks import ProgressReporter, StopUnlessFinite
 from infalign.training.checkpoints import Seals, newest_whole, unsealed
-
-Report = Callable[[int, int, str], None]  # (done, total, note)
+from infalign.training.settings import Fit
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Job:
     seed: int
     device: str
     report_to: list[str]
-    report: Report
+    on_progress: OnProgress
 
 
 def arguments(fit: Fit, job: Job) -> dict[str, Any]:
@@ -121,11 +117,11 @@ def fit_and_save(
     with trainer.accelerator.main_process_first():  # which removes what is torn
         checkpoint, torn = newest_whole(job.folder)
     resumed = _resumed(checkpoint, torn)
-    trainer.add_callback(_Reporter(job.report, resumed))
-    trainer.add_callback(_StopUnlessFinite(job.folder))
+    trainer.add_callback(ProgressReporter(job.on_progress, resumed))
+    trainer.add_callback(StopUnlessFinite(job.folder))
     trainer.add_callback(Seals(job.folder, trainer.accelerator.wait_for_everyone))
     trainer.args.eval_on_start &= checkpoint is None  # early stopping would count this evaluation
-    with _PeakMemory(job.device) as memory:
+    with PeakMemory(job.device) as memory:
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except InfalignError:
@@ -169,78 +165,3 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model
             settle(model_dir)
     except SafetensorError as error:
         raise unwritable(model_dir, str(error)) from error
-
-
-class _PeakMemory:
-    """Measures the most memory in use within a ``with`` block.
-
-    On the CPU a thread looks every twentieth of a second. (transformers' own tracker looks without a pause, and so
-    holds up the interpreter that trains.)
-    """
-
-    INTERVAL = 0.05  # seconds
-
-    def __init__(self, device: str) -> None:
-        self.peak, self._on_gpu = 0, device != "cpu"
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "_PeakMemory":
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._on_gpu:
-            self.peak = torch.cuda.max_memory_allocated()
-        else:
-            self._ended.set()
-            self._thread.join()
-
-    def _watch(self) -> None:
-        process, ended = Process(), False
-        while not ended:
-            self.peak = max(self.peak, process.memory_info().rss)
-            ended = self._ended.wait(self.INTERVAL)
-
-
-class _Reporter(TrainerCallback):
-    """Passes steps and the latest metrics on, and where the training was resumed."""
-
-    SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
-
-    def __init__(self, report: Report, resumed: str) -> None:
-        self._report, self._resumed, self._metrics = report, resumed, ""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        shown = {k: float(v) for k, v in (logs or {}).items() if k in self.SHOWN}
-        if shown:
-            self._metrics = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._report(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
-
-
-class _StopUnlessFinite(TrainerCallback):
-    """Raises InfalignError for a loss or gradient that is not finite, and lets no step be saved that was not logged."""
-
-    WATCHED = ("loss", "grad_norm", "eval_loss")
-
-    def __init__(self, checkpoints: Path) -> None:
-        self._checkpoints = checkpoints
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        for name in self.WATCHED:
-            value = float((logs or {}).get(name, 0.0))
-            if not math.isfinite(value):
-                kept = get_last_checkpoint(str(self._checkpoints))
-                raise InfalignError(
-                    f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
-                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved yet")
-                    + "; lower fit.learning_rate"
-                )

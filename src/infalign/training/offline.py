@@ -26,29 +26,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-
-from infalign.training.common import (  # first: sets TRL's environment
-    Job,
-    arguments,
-    fit_and_save,
-    length_class,
-    lora,
-    training_order,
-)
-
-import torch  # isort: skip
+import torch
 from datasets import Dataset, concatenate_datasets
+from numpy.typing import NDArray
 from peft import TaskType, get_peft_model
 from torch.nn.functional import logsigmoid
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from infalign.calibration import Array, win
-from infalign.config import Fit, Policy
-from infalign.likelihood import IGNORED, completion_logprobs, right_padded
-from infalign.procedures import BestOfN
-from infalign.shaping import Shaping, log_ratios, parse_shaping, shape_rollouts
-from infalign.transforms import Transformation
+from infalign.method.calibration import Array, win
+from infalign.method.procedures import BestOfN
+from infalign.method.shapings import Shaping, log_ratios, parse_shaping, shape_rollouts
+from infalign.method.transforms import Transformation
+from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
+from infalign.runs.recipe import Policy
+from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
+from infalign.training.settings import Fit
 
 HELD_OUT = 0.1  # share of prompts whose rollouts only watch for memorisation
 Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
@@ -254,7 +246,7 @@ def fit_offline(
     if min(later) >= start:
         history[-1]["overfitted"] = True
         steps = trainer.state.max_steps
-        job.report(
+        job.on_progress(
             steps, steps, f"! overfitted: the held-out loss is {start:.3g} at the start, {min(later):.3g} at best"
         )
     return history

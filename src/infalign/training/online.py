@@ -13,17 +13,12 @@ grpo    its own objective: in-loss KL, group statistics           ``GRPOTrainer`
 KL(π‖π_ref) belongs in the reward, as −β·log π/π_ref: as a loss of its own (GRPO) it is the gradient of something else.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infalign.training.common import Job, arguments, fit_and_save, lora, training_order  # first: sets TRL's environment
-
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; the version is pinned
-
-import numpy as np  # isort: skip
+import numpy as np
 import torch
 from datasets import Dataset
 from peft import TaskType, get_peft_model
@@ -39,14 +34,17 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from infalign.config import Fit, Policy
-from infalign.credit import Extreme, credit, served_win_rate
-from infalign.data import Message, prompt_id
+from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError
-from infalign.likelihood import token_logprobs
-from infalign.pretrained import AS_TEXT
-from infalign.reward import CalibratedReward, PredictedRankReward
-from infalign.shaping import Ranked, Raw, Shaping
+from infalign.method.credit import credit, served_win_rate
+from infalign.method.procedures import Extreme
+from infalign.method.reward import CalibratedReward, PredictedRankReward
+from infalign.method.shapings import Ranked, Raw, Shaping
+from infalign.models.logprobs import token_logprobs
+from infalign.models.pretrained import AS_TEXT
+from infalign.runs.recipe import Policy
+from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
+from infalign.training.settings import Fit
 
 BATCH_TOKENS = 16384  # tokens a forward pass
 GAE_LAMBDA = 0.95

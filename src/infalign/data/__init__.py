@@ -1,0 +1,1 @@
+"""Preferences, demonstrations and prompts: read into one form and split without leaks."""

@@ -1,0 +1,23 @@
+"""CSV with a header."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infalign.data.lines import check_once, lines
+from infalign.errors import DataError
+
+
+def read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row with the number of its last line."""
+    with path.open("rb") as file:
+        reader = csv.DictReader((line for _, line in lines(file, path)), strict=True)
+        check_once(reader.fieldnames or [])
+        for row in reader:
+            where = f"{path} line {reader.line_num}"
+            if None in row or None in row.values():
+                raise DataError(
+                    f"{where}: the header names {len(reader.fieldnames or [])} cells, the row has others; correct it"
+                )
+            yield where, row

@@ -1,0 +1,53 @@
+"""Rows of a file, with the place of each."""
+
+import csv
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.data.csv import read_csv
+from infalign.data.jsonl import read_jsonl
+from infalign.data.parquet import read_parquet
+from infalign.errors import DataError
+
+READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
+    ".jsonl": read_jsonl,
+    ".jsonl.gz": read_jsonl,
+    ".parquet": read_parquet,
+    ".csv": read_csv,
+}
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) from a .jsonl, .jsonl.gz, .parquet or .csv file, without holding the file in memory.
+
+    Lines count from 1, as editors do, and a CSV row has the number of its last one; Parquet rows count from 0, as data
+    frames do. Lines end at ``\\n`` only, so a U+2028 inside a text is text.
+
+    Raises DataError for a file that is missing, empty, damaged or of another kind, and for a line that is not UTF-8,
+    no JSON object, no row with the CSV's cells (each of at most 128 KiB), or over 64 MiB. These are faults of the file:
+    nobody can say what else it lost, so `load_examples` never skips them.
+    """
+    path = Path(path)
+    read = next((read for ending, read in READERS.items() if path.name.endswith(ending)), None)
+    where = None
+    try:
+        if path.is_dir():
+            raise DataError(f"{path} is a directory; name one of its files")
+        if not path.is_file():
+            raise DataError(f"{path} does not exist; correct the path")
+        if read is None:
+            raise DataError(f"{path}: the ending is none of {', '.join(READERS)}; convert the file")
+        for where, row in read(path):
+            yield where, row
+    except csv.Error as error:
+        last = where or f"{path}'s header"
+        raise DataError(f"the row after {last} is no CSV ({error}); is a quote not closed? Correct the row") from error
+    except (OSError, EOFError, ValueError, ArithmeticError, zlib.error, pa.ArrowException) as error:
+        place = f"after {where}" if where else "from its start"
+        raise DataError(f"{path} cannot be read {place} ({error}); fetch or write the file again") from error
+    if where is None:
+        raise DataError(f"{path} holds no rows")

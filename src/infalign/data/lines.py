@@ -1,0 +1,31 @@
+"""What readers of text share: lines with their place, names that stand once."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from io import BufferedIOBase
+from pathlib import Path
+
+from infalign.errors import DataError
+
+LONGEST_LINE = 2**26  # bytes
+
+
+def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each line of a binary file with its place, as text."""
+    # A binary file splits at \n only; a bomb may have no \n at all.
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), 1):
+        where = f"{path} line {number}"
+        if len(line) > LONGEST_LINE:
+            raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes; split the file into lines, or the line")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); convert the file") from error
+        yield where, text
+
+
+def check_once(names: Sequence[str]) -> None:
+    """Raise ValueError for a name that stands there twice: which of its values is meant?"""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} stands there twice")

@@ -1,0 +1,78 @@
+"""Where rows come from, and how they are shared out."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from infalign.data.examples import Example, load_examples
+from infalign.data.files import read_rows
+from infalign.settings import Count, Settings
+
+
+class Source(Settings):
+    """Where rows come from: exactly one of a file, a dataset id or the built-in world."""
+
+    path: str | None = Field(None, description="a .jsonl, .jsonl.gz, .parquet or .csv file")
+    hub: str | None = Field(None, description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
+    split: str = Field("train", description="the split of `hub`")
+    data_dir: str | None = Field(None, description="the folder inside `hub`, e.g. harmless-base")
+    world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
+    limit: Count | None = Field(None, description="read at most so many rows")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Source":
+        if sum(origin is not None for origin in (self.path, self.hub, self.world)) != 1:
+            raise ValueError("give exactly one of path, hub, world")
+        return self
+
+
+class Data(Settings):
+    """Preference pairs and demonstrations, and how they are shared out."""
+
+    folder: str = Field(".", description="relative `path`s of sources start here")
+    sources: Annotated[list[Source], Field(min_length=1)]
+    test: list[Source] = Field([], description="test rows; without them `test_fraction` of `sources` is held out")
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    judge_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="share of the training pairs that only the judge learns from"
+    )
+    skip_invalid: bool = Field(False, description="count and list invalid rows instead of stopping at the first")
+    max_prompt_tokens: Count = Field(256, description="prompts with more tokens are dropped and counted")
+
+
+def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[list[Example], list[str]]:
+    """Return the examples of ``sources``, and why each invalid row was left out if ``data`` allows that."""
+    examples, skipped = [], []
+    for source in sources:
+        if source.world is not None:
+            read, messages = _world_examples(source.world, seed), list[str]()
+        else:
+            rows = islice(_rows(source, data.folder), source.limit)
+            read, messages = load_examples(rows, skip_invalid=data.skip_invalid)
+        examples += read
+        skipped += messages
+    return examples, skipped
+
+
+def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if source.hub is not None:
+        from infalign.data.hub import hub_rows
+
+        return hub_rows(source.hub, split=source.split, data_dir=source.data_dir)
+    return read_rows(Path(folder) / str(source.path))
+
+
+def _world_examples(n: int, seed: int) -> list[Example]:
+    from infalign import world
+
+    demonstrations = [
+        Example(({"role": "user", "content": d.request},), d.reply, None, f"world dialogue {i}")
+        for i, d in enumerate(world.dialogues(n, seed=seed))
+    ]
+    return demonstrations + [
+        Example(({"role": "user", "content": request},), chosen, rejected, f"world pair {i}")
+        for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0))
+    ]

@@ -1,0 +1,36 @@
+"""Splits that share no start of a conversation."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+from infalign.data.examples import Example, _digest
+from infalign.errors import ConfigError
+
+
+def split_by_group(
+    examples: Iterable[Example], fractions: Mapping[str, float], *, seed: int
+) -> dict[str, list[Example]]:
+    """Return the examples of each named part, every group whole in the part that its hash and ``seed`` choose.
+
+    A group's part does not depend on the other examples, so the sizes meet ``fractions`` only on average.
+    Raises ConfigError unless the fractions are non-negative and sum to 1.
+    """
+    if not all(fraction >= 0 for fraction in fractions.values()) or not math.isclose(sum(fractions.values()), 1):
+        raise ConfigError(f"the fractions {dict(fractions)} are not non-negative numbers that sum to 1; correct them")
+    names = list(fractions)
+    bounds = list(accumulate(fractions.values()))[:-1]
+    parts: dict[str, list[Example]] = {name: [] for name in names}
+    for example in examples:
+        position = int(_digest([seed, example.group])[:12], 16) / 16**12  # uniform on [0, 1), exact in a float
+        parts[names[bisect_right(bounds, position)]].append(example)
+    return parts
+
+
+def without_groups_of(train: Iterable[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
+    """Return the ``train`` examples whose group is not in ``test``, and how many were dropped."""
+    train = list(train)
+    groups = {example.group for example in test}
+    kept = [example for example in train if example.group not in groups]
+    return kept, len(train) - len(kept)

@@ -1,0 +1,1 @@
+"""Unbiased win rates and KL from samples, with intervals."""

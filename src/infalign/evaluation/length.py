@@ -1,0 +1,115 @@
+"""Win rates at equal length."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from infalign.errors import DataError
+from infalign.evaluation.samples import Samples, chunks
+from infalign.evaluation.win_rates import alike, ways_to_serve, win_rates
+from infalign.method.calibration import Array, win
+from infalign.method.procedures import Procedure
+
+LENGTH_STEPS = 100  # tanh of a length difference is rounded to 1/100
+STEEPEST = 20.0  # log odds beyond mean that the likelihood has no maximum
+Served = list[tuple[int, "Samples", Array, "Samples", Array]]  # first prompt, policy, its weights, base, its weights
+
+
+def length_controlled(
+    blocks: Sequence[tuple[Samples, Samples]], procedure: Procedure, base_procedure: Procedure | None = None
+) -> Array:
+    """Return values, one a prompt, whose mean is the win rate at equal length, because judges like length.
+
+    Over all pairs of samples, weighed as they are served, logit P(win) = α + γ·tanh(Δ/s) is fitted, Δ the policy's
+    length minus the base's and s its standard deviation; the win rate at equal length is σ(α), which is AlpacaEval 2's
+    without its terms for annotator and instruction. A prompt's value is σ(α) plus the prompt's influence on it, so that
+    `estimate` gives the interval, and the differences of two policies' values give a paired one.
+
+    ``blocks`` are pairs (policy, base) with lengths; prompts with other numbers of samples go to another block. Where
+    no lengths differ these are the win rates themselves. tanh is rounded to 1/100. Cost: all pairs, for one procedure.
+
+    It answers for a judge who is swayed by length alone, alike for every prompt, in steps of log odds that saturate. Do
+    not trust it where good answers have to be long, or where few pairs are near equal length: there α is extrapolated.
+
+    Raises DataError without lengths, where every served pair is won or every one lost, where all of the policy's
+    responses are longer than the base's or all shorter, and where length alone tells who wins.
+    """
+    if any(samples.lengths is None for block in blocks for samples in block):
+        raise DataError("a length-controlled win rate needs the lengths of both models' samples")
+    served: Served = []
+    prompts = 0
+    for policy, base in blocks:
+        servings = ways_to_serve(policy, base, procedure, base_procedure or procedure)
+        served += [(prompts, policy, a_PM, rest, b_PB / len(servings)) for a_PM, rest, b_PB in servings]
+        prompts += len(policy.selected)
+
+    mean = square = 0.0
+    for _, weight, _, delta in served_pairs(served):
+        mean += float((weight * delta).sum()) / prompts
+        square += float((weight * delta**2).sum()) / prompts
+    if square == 0.0:
+        return np.concatenate([win_rates(*block, procedure, base_procedure) for block in blocks])
+    deviation = np.sqrt(max(square - mean**2, 0.0)) or 1.0  # 0: all differ by the same, and are refused below
+
+    def steps(delta: Array) -> NDArray[np.intp]:
+        rounded: NDArray[np.intp] = np.rint(LENGTH_STEPS * np.tanh(delta / deviation)).astype(np.intp)
+        return rounded
+
+    x = np.arange(-LENGTH_STEPS, LENGTH_STEPS + 1) / LENGTH_STEPS
+    total, won = np.zeros((2, x.size))
+    for _, weight, wins, delta in served_pairs(served):
+        at = steps(delta).ravel() + LENGTH_STEPS
+        total += np.bincount(at, weight.ravel(), x.size) / prompts
+        won += np.bincount(at, (weight * wins).ravel(), x.size) / prompts
+    if not total[x <= 0].any() or not total[x >= 0].any():
+        way = "longer" if total[x > 0].any() else "shorter"
+        raise DataError(f"every served response of the policy is {way} than the base's: none is of equal length")
+    alpha, gamma, curvature = _fit_odds(x, total, won)
+    expected = expit(alpha + gamma * x)
+    scores_P2 = np.zeros((prompts, 2))
+    for rows, weight, wins, delta in served_pairs(served):
+        at = steps(delta)
+        residual = weight * (wins - expected[at + LENGTH_STEPS])
+        scores_P2[rows] += np.stack(
+            [residual.sum(axis=(1, 2)), (residual * at).sum(axis=(1, 2)) / LENGTH_STEPS], axis=1
+        )
+    level = expit(alpha)
+    values_P: Array = level + level * (1 - level) * np.linalg.solve(curvature, scores_P2.T)[0]
+    return values_P
+
+
+def served_pairs(served: Served) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """Yield prompts and all pairs of their samples: weights, wins and differences of lengths, each (p, M, B)."""
+    for start, policy, a_PM, base, b_PB in served:
+        assert policy.lengths is not None
+        assert base.lengths is not None
+        ours, theirs = alike(policy.judged, base.judged)
+        for rows in chunks(len(ours), a_PM.shape[1] * b_PB.shape[1]):
+            yield (
+                slice(start + rows.start, start + rows.stop),
+                a_PM[rows, :, None] * b_PB[rows, None, :],
+                win(ours[rows, :, None], theirs[rows, None, :]),
+                np.subtract(policy.lengths[rows, :, None], base.lengths[rows, None, :], dtype=float),
+            )
+
+
+def _fit_odds(x: Array, total: Array, won: Array) -> tuple[float, float, Array]:
+    """Return α, γ and the curvature of the likelihood where logit P(win) = α + γx fits best.
+
+    At x, a share ``won`` of ``total`` is won. Raises DataError where the likelihood has no maximum.
+    """
+    design, theta = np.stack([np.ones_like(x), x]), np.zeros(2)
+    for _ in range(100):
+        p = expit(theta @ design)
+        curvature: Array = (design * (total * p * (1.0 - p))) @ design.T
+        step = np.linalg.solve(curvature, design @ (won - total * p))
+        theta += step / max(1.0, np.abs(step).max())
+        if np.abs(step).max() < 1e-9:
+            return float(theta[0]), float(theta[1]), curvature
+        if np.abs(theta).max() > STEEPEST:
+            break
+    raise DataError(
+        "no win rate at equal length: every served pair is won, or every one lost, or length alone tells which"
+    )

@@ -1,0 +1,56 @@
+"""What a model said, as arrays of rewards, and arrays in pieces that fit the cache."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from infalign.errors import DataError
+from infalign.method.calibration import Array
+
+CHUNK = 2**17  # numbers in a temporary array; more leave the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What one model said to every prompt: rewards that the procedure selects by, a judge's, and lengths if known.
+
+    All of shape (P, M), numbers or booleans. With ``judged`` equal to ``selected`` the judge is the selecting reward
+    itself. ``lengths`` are in any unit, the same for both models.
+
+    Raises DataError for other shapes, for what is no number, and where one is not finite: NaN would sort as the best.
+    """
+
+    selected: Array
+    judged: Array
+    lengths: Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.selected.ndim != 2 or self.selected.shape != self.judged.shape:
+            raise DataError(
+                f"selection rewards {self.selected.shape} and judge rewards {self.judged.shape} "
+                "must both be prompts × samples"
+            )
+        if self.lengths is not None and self.lengths.shape != self.selected.shape:
+            raise DataError(f"lengths {self.lengths.shape} must have the shape of the rewards {self.selected.shape}")
+        for name, values in (
+            ("selection reward", self.selected),
+            ("judge reward", self.judged),
+            ("length", self.lengths),
+        ):
+            if values is None:
+                continue
+            if values.dtype.kind not in "biuf":
+                raise DataError(f"the {name}s are of type {values.dtype}, not numbers")
+            if not np.isfinite(values).all():
+                prompt, sample = np.argwhere(~np.isfinite(values))[0]
+                raise DataError(
+                    f"the {name} of prompt {prompt}, sample {sample} is {values[prompt, sample]}, not finite"
+                )
+
+
+def chunks(length: int, size: int) -> Iterator[slice]:
+    """Yield slices that cover ``length`` items, in each so many that at ``size`` numbers an item they fit the cache."""
+    step = max(1, CHUNK // size)
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))

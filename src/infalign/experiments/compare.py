@@ -1,0 +1,287 @@
+"""Several methods trained from one run directory, on the same rollouts, and compared at the same KL."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from rich.console import Console
+
+from infalign.errors import ConfigError
+from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
+from infalign.evaluation.matched import matched
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import win_rates, win_rates_of
+from infalign.experiments.comparison_tables import as_csv, plot_win_rates, sheets
+from infalign.experiments.methods import (
+    FAR,
+    ITSELF,
+    METHODS,
+    Compared,
+    default_methods,
+    extreme_procedure,
+    generates,
+    known_method,
+)
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, of_best
+from infalign.method.transforms import Identity, Log
+from infalign.runs import pipeline
+from infalign.runs.layout import Layout, parts, records
+from infalign.runs.recipe import Policy, Recipe
+from infalign.runs.results import estimated, wins_of
+from infalign.runs.stages.evaluate import samples_of
+from infalign.runs.stages.laws import method_law
+from infalign.runs.stages.models import reward_names
+from infalign.runs.stages.sampling import Prompts, train_prompts
+from infalign.sampling.rollouts import read_rollouts
+from infalign.storage import write_text
+from infalign.theory.law import Law, law_at_kl
+from infalign.theory.optimum import optimal
+
+Numbers = dict[str, Any]
+LEAST_KL = 1e-3  # nats, below which nothing was learnt
+LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
+DRAWS = {"bond": 3}  # responses that are generated for one that is trained on; else 1
+
+
+def compare_methods(
+    recipe: Recipe, *, methods: Sequence[str] | None = None, budgets: Sequence[float], console: Console
+) -> Numbers:
+    """Train each of the `METHODS` at each KL budget in the recipe's run directory and return all numbers.
+
+    Without ``methods`` it is all that the recipe's own policies give the settings for. Fit settings are those of the
+    recipe's first offline policy, for methods that generate those of its first on-policy one; without one, three times
+    the epochs and 2.5 times the learning rate of the offline. Work that is done is not repeated; the run's results,
+    report and recipe do not change.
+
+    The numbers are kept in the folder ``compare`` of the run directory: comparison.json, .csv and .md, and the win
+    rates against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
+    positive, a procedure other than best-of-N or worst-of-N, and settings that a method cannot have.
+    """
+    extreme_procedure(recipe)
+    unique = sorted(set(budgets))
+    if not unique or not all(0 < budget < math.inf for budget in unique):
+        raise ConfigError(f"KL budgets are {list(budgets)}; give positive numbers of nats such as 0.5 and 1")
+    if methods is None:
+        chosen, left_out = default_methods(recipe, unique)
+        for name, reason in left_out.items():
+            console.print(f"left out: {name}: {reason}", highlight=False, soft_wrap=True)
+    else:
+        chosen = [known_method(name) for name in dict.fromkeys(methods)]
+    compared = Compared(recipe, tuple(chosen), tuple(unique))
+    pipeline.evaluate_policies(compared.recipe, console=console)
+    results = measured_comparison(compared)
+    folder = Path(recipe.run_dir) / "compare"
+    folder.mkdir(exist_ok=True)
+    write_text(folder / "comparison.json", json.dumps(results, indent=1))
+    write_text(folder / "comparison.csv", as_csv(results))
+    write_text(folder / "comparison.md", "\n".join(sheet.markdown() for sheet in sheets(results)))
+    for judge in results["judges"]:
+        plot_win_rates(results, judge, folder)
+    return results
+
+
+def measured_comparison(compared: Compared) -> Numbers:
+    """Return win rates, KL and cost of every policy, and the comparison of the methods at the KL of each budget.
+
+    All intervals are over test prompts. Responses are selected by ``reward`` and judged by each reward source in turn.
+    """
+    recipe, root = compared.recipe, Path(compared.recipe.run_dir)
+    n = extreme_procedure(recipe).n
+    served: list[Served] = [Standard(), BestOfN(n), WorstOfN(n)]
+    made = records(root)
+    kls = {name: samples_of(recipe, root, name, "kl").mean(axis=1) for name in recipe.policies}
+    wins = {name: wins_of(recipe, root, name, served) for name in recipe.policies}
+    for name, n in compared.itself.items():
+        kls[name], wins[name] = _served_itself(recipe, root, n, served)
+    methods = {name: method for method, names in compared.by_method.items() for name in names}
+    policies: Numbers = {
+        name: {
+            "method": method,
+            "kl": estimated(recipe, kls[name]),
+            "win_rates": {
+                judge: {procedure: estimated(recipe, values) for procedure, values in rates.items()}
+                for judge, rates in wins[name].items()
+            },
+        }
+        for name, method in methods.items()
+    }
+    for name, policy in recipe.policies.items():
+        policies[name] |= {
+            "settings": policy.model_dump(mode="json", exclude_defaults=True),
+            "key": made[f"train-{name}"]["key"],
+            "cost": training_cost(made[f"train-{name}"], policy),
+            "captured": {split: _captured(recipe, root, name, split) for split in ("train", "test")},
+        }
+    for name, n in compared.itself.items():
+        policies[name] |= {"n": n, "kl_bound": best_of_n_kl_bound(n)}
+    return {
+        "procedure": recipe.procedure,
+        "procedures": [procedure.name for procedure in served],
+        "judges": list(next(iter(wins.values()))),
+        "seed": recipe.seed,
+        "confidence": recipe.evaluate.confidence,
+        "prompts": recipe.evaluate.prompts,
+        "samples": recipe.evaluate.samples,
+        "budgets": list(compared.budgets),
+        "methods": {name: METHODS[name].about for name in compared.by_method},
+        "policies": policies,
+        "shared_cost": _shared_cost(recipe, root, made),
+        "matched": [_matched(compared, served, budget, kls, wins) for budget in compared.budgets],
+    }
+
+
+def _served_itself(
+    recipe: Recipe, root: Path, n: int, served: Sequence[Served]
+) -> tuple[Array, dict[str, dict[str, Array]]]:
+    """Return the KL (P,) of Best-of-n to the reference, estimated, and its win rates by judge and procedure."""
+    prompt_ids = Prompts.read(Layout(root).data / "test_prompts.parquet", recipe.evaluate.prompts).prompt_ids
+    rollouts = read_rollouts(Layout(root).evaluation("reference") / "samples", prompt_ids, recipe.evaluate.samples)
+    reward = samples_of(recipe, root, "reference", "reward")
+    kl = best_of_n_kl(reward, rollouts["logprob"].to_numpy().reshape(reward.shape), n)
+    half = reward.shape[1] // 2
+    wins: dict[str, dict[str, Array]] = {}
+    for judge in reward_names(recipe):
+        judged = samples_of(recipe, root, "reference", judge)
+        ours, base = (Samples(reward[:, part], judged[:, part]) for part in (slice(half), slice(half, None)))
+        inner = [BestOfN(n), *(of_best(p, n) for p in served if isinstance(p, (BestOfN, WorstOfN)))]  # first: standard
+        names = (procedure.name for procedure in served)
+        wins[judge] = dict(zip(names, win_rates_of(ours, base, inner, served), strict=True))
+    return kl, wins
+
+
+def _captured(recipe: Recipe, root: Path, name: str, split: str) -> Numbers:
+    """Return how much of what theory promises arrives, on the prompts of a split, by the reward it was trained on.
+
+    ``efficiency`` is the standard win rate's gain over ½ relative to the most that this KL can buy, the identity's: it
+    falls with KL that is spent on noise, and at small KL is the correlation of log π/π_ref with the rank. ``share`` is
+    (win rate − identity's) / (optimum's − identity's) of the recipe's procedure; None where these two are within
+    `LEAST_GAP` of each other. The policy's KL counts as exact.
+    """
+    procedure = extreme_procedure(recipe)
+    own, base = (
+        Samples(values, values)
+        for values in (samples_of(recipe, root, model, "reward", split) for model in (name, "reference"))
+    )
+    kl = float(samples_of(recipe, root, name, "kl", split).mean())
+    found = estimated(recipe, win_rates(own, base, procedure))
+    best = law_at_kl(Identity(), kl=max(kl, 1e-6))
+    identity, optimum = best.win_rate(procedure), optimal(procedure, kl=max(kl, 1e-6)).win_rate
+    gap = optimum - identity
+    return {
+        "kl": kl,
+        "win_rate": found,
+        "identity": identity,
+        "optimum": optimum,
+        "share": _placed(found, identity, gap) if gap > LEAST_GAP else None,
+        "efficiency": _placed(
+            estimated(recipe, win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
+        ),
+    }
+
+
+def _placed(e: Mapping[str, float], start: float, length: float) -> Numbers:
+    """Return where an estimate with its interval lies on a line from 0 at ``start`` to 1 at ``start + length``."""
+    return {end: (e[end] - start) / length for end in ("mean", "low", "high")}
+
+
+def training_cost(record: Numbers, policy: Policy) -> Numbers:
+    """Return tokens generated in a training, its seconds and the most bytes of memory, from the record of its unit.
+
+    TRL logs the mean length of completions since the last row; steps after the last row count with the mean of all.
+    """
+    history = record["summary"]["history"]
+    rows = [row for row in history if "completions/mean_length" in row]
+    tokens = 0.0
+    if generates(policy):
+        steps = np.diff([0, *(row["step"] for row in rows)])
+        length = np.average([row["completions/mean_length"] for row in rows], weights=steps)
+        tokens = float(length) * policy.fit.batch_size * history[-1]["step"] * DRAWS.get(policy.solver, 1)
+    return {
+        "generated_tokens": round(tokens),
+        "seconds": record["seconds"],
+        "peak_memory": history[-1]["train_peak_memory"],
+    }
+
+
+def _shared_cost(recipe: Recipe, root: Path, made: Mapping[str, Numbers]) -> Numbers:
+    """Return what the rollouts that all methods share have cost: responses, tokens, seconds of drawing and ranking."""
+    tokens = 0
+    for part in range(parts(recipe)):
+        prompt_ids = train_prompts(recipe, root, part).prompt_ids
+        rollouts = read_rollouts(Layout(root).rollouts(part), prompt_ids, recipe.rollout.k)
+        tokens += pc.sum(pc.list_value_length(rollouts["token_ids"])).as_py()
+    names = [f"{work}-{part}" for work in ("rollout", "score") for part in range(parts(recipe))]
+    return {
+        "responses": recipe.rollout.k * made["calibrate"]["summary"]["prompts"],
+        "generated_tokens": tokens,
+        "seconds": round(sum(made[name]["seconds"] for name in [*names, "calibrate"]), 2),
+    }
+
+
+def _matched(
+    compared: Compared,
+    served: Sequence[Served],
+    budget: float,
+    kls: Mapping[str, Array],
+    wins: Mapping[str, Mapping[str, Mapping[str, Array]]],
+) -> Numbers:
+    """Return the methods at one KL: the median that they spent for ``budget``, or the largest that all of them reach.
+
+    What a trained policy spends is not its budget. A method that reaches less than a quarter of the median is left out,
+    with the KL that it reaches: it would take all others down with it. So is one that spends more than four times the
+    median at least: what it would win at the KL of the others is guesswork. Along a method's budgets the win rate is
+    interpolated (`evaluation.matched`), by theory's curve of what it optimises, or of the identity if theory has none.
+    """
+    recipe = compared.recipe
+    spent = {method: [float(kls[name].mean()) for name in names] for method, names in compared.by_method.items()}
+    median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
+    near = {m for m, kl in spent.items() if max(kl) >= median / FAR and min(kl) <= median * FAR}
+    names = {method: compared.by_method[method] for method in spent if method in near}
+    left_out = {m: max(kl) if max(kl) < median else min(kl) for m, kl in spent.items() if m not in near}
+    found: Numbers = {"budget": budget, "median": median, "left_out": dict(sorted(left_out.items()))}
+    if median < LEAST_KL:
+        return found | {"kl": None, "win_rates": {}, "theory": {}, "gains": {}}
+    kl = min(median, *(max(spent[method]) for method in names))
+
+    @cache
+    def law(method: str, nats: float) -> Law | None:
+        if method == ITSELF:
+            return law_at_kl(Log(), kl=max(nats, 1e-6))
+        policy = recipe.policies[names[method][0]]
+        return method_law(policy.solver, policy.transform, extreme_procedure(recipe), max(nats, 1e-6))
+
+    def at_kl(method: str, judge: str, procedure: Served) -> Array:
+        def theory_gain(nats: float) -> float:
+            known = law(method, nats) or law_at_kl(Identity(), kl=max(nats, 1e-6))
+            return known.win_rate(procedure) - 0.5
+
+        return matched([(kls[name], wins[name][judge][procedure.name]) for name in names[method]], kl, theory_gain)
+
+    win_rates: Numbers = {}
+    gains: Numbers = {}
+    for judge in next(iter(wins.values())):
+        values = {procedure.name: {method: at_kl(method, judge, procedure) for method in names} for procedure in served}
+        win_rates[judge] = {
+            procedure: {method: estimated(recipe, v) for method, v in by_method.items()}
+            for procedure, by_method in values.items()
+        }
+        gains[judge] = {procedure: _gains(recipe, by_method) for procedure, by_method in values.items()}
+    laws = {method: known for method in names if (known := law(method, kl)) is not None}
+    theory = {p.name: {method: known.win_rate(p) for method, known in laws.items()} for p in served}
+    return found | {"kl": kl, "win_rates": win_rates, "theory": theory, "gains": gains}
+
+
+def _gains(recipe: Recipe, values: Mapping[str, Array]) -> Numbers:
+    """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
+    baselines = [method for method in values if not METHODS[method].ours and method != ITSELF]
+    if not baselines:
+        return {"baseline": None, "gain": {}}
+    best = max(baselines, key=lambda method: float(values[method].mean()))
+    ours = (method for method in values if METHODS[method].ours)
+    return {"baseline": best, "gain": {method: estimated(recipe, values[method] - values[best]) for method in ours}}

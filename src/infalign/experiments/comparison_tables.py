@@ -1,0 +1,245 @@
+"""Tables and figure of a comparison."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from infalign.display import COLOURS, INK, MARKERS, PAPER, QUIET, gain, panels, plain_table, save, share, style
+from infalign.experiments.methods import FAR, ITSELF, METHODS
+from infalign.method.procedures import parse_procedure
+from infalign.runs.report.words import SPOKEN
+from infalign.theory.curve import parse_aim, sweep
+from infalign.theory.figures import plot_line
+
+Numbers = dict[str, Any]
+FAMILIES = {  # the colour of a solver
+    "qrpo": COLOURS[1],
+    "rloo": COLOURS[0],
+    "ppo": COLOURS[2],
+    "grpo": COLOURS[3],
+    "maxk": COLOURS[5],
+    "ipo": COLOURS[4],
+    "resample": QUIET,
+    "bonbon": INK,
+    "bon-sft": INK,
+    "bond": INK,
+    ITSELF: QUIET,
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table with the sentences above and below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    notes: list[str]
+
+    def print_to(self, console: Console) -> None:
+        """Print it; rows whose first cell is empty belong to the one before."""
+        table = plain_table(*self.columns)
+        for before, row in pairwise([[""], *self.rows]):
+            if row[0] and not before[0]:
+                table.add_section()
+            table.add_row(*row)
+        console.print(f"\n[bold]{self.title}[/]", highlight=False)
+        if self.rows:
+            console.print(table)
+        for note in self.notes:
+            console.print(note, highlight=False)
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        ruled = [self.columns, ["---"] * len(self.columns), *self.rows] if self.rows else []
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in ruled)
+        return "\n\n".join(filter(None, [f"## {self.title}", table, *self.notes])) + "\n"
+
+
+def sheets(results: Numbers) -> list[Sheet]:
+    """Return the tables of a comparison: policies, their cost, the methods and our gains at the KL of each budget."""
+    found = [*(_policies(results, judge) for judge in results["judges"]), _shares(results), _costs(results)]
+    for at in results["matched"]:
+        found += [_at_one_kl(results, at), *_above_baselines(results, at)]
+    return found
+
+
+def print_methods(results: Numbers, console: Console) -> None:
+    """Print the tables of a comparison."""
+    for sheet in sheets(results):
+        sheet.print_to(console)
+
+
+def _policies(results: Numbers, judge: str) -> Sheet:
+    rows = []
+    for name, policy in results["policies"].items():
+        shares = (share(policy["win_rates"][judge][procedure]) for procedure in results["procedures"])
+        rows.append([name, _plus_minus(policy["kl"]), *shares])
+    columns = ("policy", "KL, nats", *(f"{procedure}, %" for procedure in results["procedures"]))
+    notes = [
+        f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals."
+    ]
+    notes += [
+        f"{name} itself: its KL is estimated from the probabilities of what it serves, and at most "
+        f"{policy['kl_bound']:.2f} nats; {policy['n']} draws for each response, no training."
+        for name, policy in results["policies"].items()
+        if "n" in policy
+    ]
+    return Sheet(f"Win rate against the reference, both served alike, by {SPOKEN[judge]}", columns, rows, notes)
+
+
+def _plus_minus(e: Mapping[str, float]) -> str:
+    """Return an estimate with the larger half of its interval: ``0.93 ± 0.05``."""
+    return f"{e['mean']:.2f} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
+
+
+def _shares(results: Numbers) -> Sheet:
+    rows = []
+    for name, policy in results["policies"].items():
+        for split, found in policy.get("captured", {}).items():
+            placed = (_interval(found[key]) for key in ("efficiency", "share"))
+            rows.append([name if split == "train" else "", split, f"{found['kl']:.2f}", *placed])
+    columns = ("policy", "prompts", "KL, nats", "efficiency", "share of the gap")
+    notes = [
+        "Efficiency: the gain of the standard win rate over one half, by the reward, relative to the most that this KL "
+        "can buy. At small KL it is the correlation of log π/π_ref with the rank; the rest of the KL is noise.",
+        f"Share: where the {results['procedure']} win rate lies between what theory gives at this KL, to a policy that "
+        "is free for every prompt, for the identity (0) and for the optimum (1).",
+    ]
+    return Sheet("How much of what theory promises arrives", columns, rows, notes)
+
+
+def _interval(e: Mapping[str, float] | None) -> str:
+    return "–" if e is None else f"{e['mean']:.2f} ({e['low']:.2f} to {e['high']:.2f})".replace("-", "−")
+
+
+def _costs(results: Numbers) -> Sheet:
+    rows = []
+    for name, policy in results["policies"].items():
+        if "cost" not in policy:  # Best-of-n itself
+            continue
+        cost = policy["cost"]
+        tokens, memory = f"{cost['generated_tokens']:,}", f"{cost['peak_memory'] / 2**20:,.0f}"
+        rows.append([name, tokens, f"{cost['seconds']:,.1f}", memory])
+    shared = results["shared_cost"]
+    note = (
+        f"Before all of them, once: {shared['responses']:,} rollouts of {shared['generated_tokens']:,} tokens, "
+        f"{shared['seconds']:,.1f} s with scores and calibration."
+    )
+    held = "Peak memory is that of the training process with its libraries, on a GPU that of its tensors."
+    columns = ("policy", "generated tokens", "seconds", "peak memory, MiB")
+    return Sheet("What training cost, besides the shared rollouts", columns, rows, [note, held])
+
+
+def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
+    procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
+    missing = f"Left out, for spending less than 1/{FAR:g} or more than {FAR:g} times of this: {', '.join(reached)}."
+    notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
+    notes += [missing] if at["left_out"] else []
+    if any(at["theory"].values()):
+        notes.append(
+            "Theory: the method's transformation at this KL, by the reward, if every prompt's policy were free."
+        )
+    columns = ("method", "judged by", *(f"{procedure}, %" for procedure in procedures))
+    if at["kl"] is None:
+        return Sheet(f"Budget {at['budget']:g} nats", columns, [], notes)
+    rows = []
+    for method in at["win_rates"][results["judges"][0]][procedures[0]]:
+        for judge, wins in at["win_rates"].items():
+            first = method if judge == results["judges"][0] else ""
+            rows.append([first, judge, *(share(wins[procedure][method]) for procedure in procedures)])
+        if method in at["theory"][procedures[0]]:
+            rows.append(["", "theory", *(f"{100 * at['theory'][procedure][method]:.1f}" for procedure in procedures)])
+    return Sheet(f"Budget {at['budget']:g} nats: the methods at {at['kl']:.2f} nats", columns, rows, notes)
+
+
+def _above_baselines(results: Numbers, at: Numbers) -> list[Sheet]:
+    """Return by each judge how far our methods are above the best trained baseline, if there are both."""
+    note = (
+        "The baseline is the trained one that came out best on these prompts, which favours it a little; the intervals "
+        "do not allow for that choice."
+    )
+    found = []
+    for judge, gains in at["gains"].items():
+        by_procedure = [gains[procedure] for procedure in results["procedures"]]
+        rows = [["baseline", *(str(one["baseline"]) for one in by_procedure)]]
+        rows += [[method, *(gain(one["gain"][method]) for one in by_procedure)] for method in by_procedure[0]["gain"]]
+        title = f"Points above the best baseline at {at['kl']:.2f} nats by {SPOKEN[judge]}"
+        if len(rows) > 1:
+            found.append(Sheet(title, ("method", *results["procedures"]), rows, []))
+    return [*found[:-1], *(replace(last, notes=[note]) for last in found[-1:])]
+
+
+def as_csv(results: Numbers) -> str:
+    """Return KL, win rates and cost of every policy as CSV, a row for each judge and procedure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    three = ("", "_low", "_high")
+    numbers = [f"{name}{end}" for name in ("kl", "win_rate") for end in three]
+    writer.writerow(["policy", "method", "judge", "procedure", *numbers, "generated_tokens", "seconds", "peak_memory"])
+    for name, policy in results["policies"].items():
+        for judge, wins in policy["win_rates"].items():
+            for procedure, e in wins.items():
+                row = [name, policy["method"], judge, procedure, *policy["kl"].values(), *e.values()]
+                writer.writerow([*row, *policy.get("cost", {}).values()])
+    return text.getvalue()
+
+
+def plot_win_rates(results: Numbers, judge: str, folder: Path) -> None:
+    """Draw win rate against KL by ``judge`` as win-rate-by-kl-JUDGE.svg and .png, a panel for each procedure.
+
+    A colour is a solver's; our methods are filled. With the reward as judge the curves of identity and optimum are
+    theory's. The axis ends at four times the median KL; the legend has the KL of what lies beyond. Raises ConfigError
+    without matplotlib.
+    """
+    policies = results["policies"].values()
+    end = FAR * float(np.median([policy["kl"]["mean"] for policy in policies]))
+    most = 1.06 * max(policy["kl"]["high"] for policy in policies if policy["kl"]["mean"] <= end)
+    with style():
+        figure, grid = panels(1, 3, (10.0, 4.2))
+        for axes, procedure in zip(grid, results["procedures"], strict=True):
+            if judge == "reward":
+                for aim, colour in {"identity": QUIET, "optimal": INK}.items():
+                    points = sweep(parse_procedure(procedure), parse_aim(aim))[0]
+                    plot_line(axes, points, colour, label=f"theory, {aim}")
+                    axes.lines[-1].set(linestyle="--", linewidth=1)
+            for method in results["methods"]:
+                own = sorted((p for p in policies if p["method"] == method), key=lambda p: float(p["kl"]["mean"]))
+                _draw_line(axes, method, own, judge, procedure, list(results["methods"]), most)
+            axes.set(title=procedure, xlabel="KL to the reference, nats", xlim=(0, most))
+            axes.autoscale_view(scalex=False)
+        grid[0].set(ylabel=f"win rate by {SPOKEN[judge]}, %")
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center", labelspacing=0.2)
+        for ending in (".svg", ".png"):
+            save(figure, folder / f"win-rate-by-kl-{judge}{ending}")
+
+
+def _draw_line(
+    axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str], most: float
+) -> None:
+    """Draw a method's policies with both intervals, joined along the budgets; the legend has each KL over ``most``."""
+    solver = METHODS[method].solver
+    alike = [name for name in methods if FAMILIES[METHODS[name].solver] == FAMILIES[solver]]
+    colour, marker = FAMILIES[solver], MARKERS[alike.index(method) % len(MARKERS)]
+    kl, wins = [policy["kl"] for policy in policies], [policy["win_rates"][judge][procedure] for policy in policies]
+    for x, y in zip(kl, wins, strict=True):
+        axes.plot([x["low"], x["high"]], [100 * y["mean"]] * 2, color=colour, linewidth=0.8)
+        axes.plot([x["mean"]] * 2, [100 * y["low"], 100 * y["high"]], color=colour, linewidth=0.8)
+    axes.plot(
+        [x["mean"] for x in kl],
+        [100 * y["mean"] for y in wins],
+        color=colour,
+        marker=marker,
+        markersize=4,
+        markerfacecolor=colour if METHODS[method].ours else PAPER,
+        linewidth=1,
+        label=", ".join([method, *(f"{x['mean']:.3g} nats" for x in kl if x["mean"] > most)]),
+        zorder=3,
+    )

@@ -1,0 +1,202 @@
+"""Methods that can be compared: a solver with what it optimises, but without its strength, which is a KL budget.
+
+Their policies are ordinary units of the pipeline, so that data, models, rollouts, calibration and the reference's
+evaluation are done once, for a run and for all comparisons in its directory.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from infalign.errors import ConfigError
+from infalign.evaluation.best_of_n import best_of_n_kl_bound
+from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
+from infalign.runs.recipe import ON_POLICY, TO_BEST_OF_N, Policy, Recipe
+
+AWARE = "aware"  # the paper's transformation for the recipe's procedure
+LONGER, FASTER = 3, 2.5  # on-policy training against offline: the log's RLOO at the KL of its QRPO
+ITSELF = "best-of-n"
+FAR = 4.0  # times the median KL, or a fourth of it: a method that spends so much, or so little, is not compared there
+
+
+@dataclass(frozen=True)
+class Method:
+    """A solver, the transformation that it optimises and its options: a policy of a recipe without its strength."""
+
+    about: str
+    solver: str
+    transform: str | None = None  # None: the solver has its own
+    options: Mapping[str, bool] = field(default_factory=dict)
+    ours: bool = False  # optimises the served win rate by our transformation or directly; the others are baselines
+
+    @property
+    def generates(self) -> bool:
+        """Whether it draws responses while it trains."""
+        return self.solver in ON_POLICY and not self.options.get("stored", False)
+
+    def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
+        """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""
+        own = {} if self.transform is None else {"transform": self.transform}
+        if self.transform == AWARE:
+            own = {"transform": aware_transform(extreme_procedure(recipe))}
+        strength = {"n": nearest_n(budget)} if self.solver in TO_BEST_OF_N else {"kl_budget": budget}
+        return {"solver": self.solver, **own, **self.options, **strength, **_fit(recipe, self)}
+
+
+METHODS = {
+    "qrpo": Method("QRPO on the procedure's transformation", "qrpo", AWARE, ours=True),
+    "qrpo-identity": Method("QRPO on the identity: ordinary RLHF on the win rate", "qrpo", "identity"),
+    "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),
+    "ipo": Method("IPO on pairs of rollouts", "ipo"),
+    "ipo-averaged": Method("IPO with log-ratios a token, as TRL has them", "ipo", options={"length_averaged": True}),
+    "bonbon": Method("BoNBoN: the best and the worst of n, the paper's loss", "bonbon"),
+    "bonbon-code": Method("BoNBoN, the loss of its code", "bonbon", options={"released_code": True}),
+    "bon-sft": Method("fine-tuning on the best of n", "bon-sft"),
+    "grpo-once": Method("GRPO, one outer iteration on the K rollouts", "grpo", "raw", {"stored": True}),
+    "rloo": Method("RLOO on the procedure's transformation", "rloo", AWARE, ours=True),
+    "rloo-identity": Method("RLOO on the identity", "rloo", "identity"),
+    "rloo-raw": Method("RLOO on the reward as it is", "rloo", "raw"),
+    "rloo-raw-prompt": Method("RLOO on the reward standardised by prompt", "rloo", "raw-prompt"),
+    "rloo-par": Method("RLOO on preference as reward", "rloo", "par"),
+    "rloo-lsc": Method("RLOO on the log-sigmoid of the centred reward", "rloo", "lsc:0.85"),
+    "ppo": Method("PPO on the procedure's transformation", "ppo", AWARE, ours=True),
+    "ppo-identity": Method("PPO on the identity", "ppo", "identity"),
+    "ppo-raw": Method("PPO on the reward as it is", "ppo", "raw"),
+    "grpo": Method("GRPO without group statistics, same transformation", "grpo", AWARE, ours=True),
+    "grpo-raw": Method("GRPO without group statistics, on the reward as it is", "grpo", "raw"),
+    "grpo-shipped": Method("GRPO on the reward as it is, TRL's defaults", "grpo", "raw", {"shipped": True}),
+    "maxk": Method("policy gradient of the served win rate itself", "maxk", ours=True),
+    "bond": Method("J-BOND: towards Best-of-2 of a moving anchor", "bond"),
+    ITSELF: Method("Best-of-n itself: no training, n draws for one response", ITSELF),
+}
+
+
+class Compared:
+    """The policies of some methods at some budgets, as policies of the recipe.
+
+    They are called METHOD-BUDGET, and METHOD-nN if their strength is the n of Best-of-n: the n whose KL is nearest to
+    the budget, so that two budgets may share a policy. Best-of-n itself is none of the recipe's policies: what it
+    serves is picked from the reference's samples, half of them, and the other half is the base.
+    """
+
+    def __init__(self, recipe: Recipe, methods: Sequence[str], budgets: Sequence[float]) -> None:
+        self.budgets = budgets
+        self.by_method: dict[str, list[str]] = {method: [] for method in methods}
+        self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
+        self.itself: dict[str, int] = {}
+        if ITSELF in methods:
+            largest = recipe.evaluate.samples // 2 // extreme_procedure(recipe).n
+            if largest < 2:
+                raise ConfigError(
+                    f"{ITSELF} served by {recipe.procedure} needs evaluate.samples of at least "
+                    f"{4 * extreme_procedure(recipe).n}, found {recipe.evaluate.samples}"
+                )
+            for budget in budgets:
+                n = min(nearest_n(budget), largest)
+                self.itself[f"best-of-{n}"] = n
+                self.by_budget[budget].append(f"best-of-{n}")
+            self.by_method[ITSELF] = list(self.itself)
+        policies: dict[str, Policy] = {}
+        for budget in budgets:
+            for method, policy in _checked(recipe, [m for m in methods if m != ITSELF], budget).items():
+                name = f"{method}-{budget:g}" if policy.n is None else f"{method}-n{policy.n}"
+                if recipe.policies.get(name, policy) != policy:
+                    raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
+                if name not in policies:
+                    self.by_method[method].append(name)
+                policies[name] = policy
+                self.by_budget[budget].append(name)
+        self.recipe = recipe.model_copy(update={"policies": policies})
+
+
+def aware_transform(procedure: BestOfN | WorstOfN) -> str:
+    """Return the paper's transformation: e^{5u} for two samples, e^{10u} for more; −e^{−5u}, −e^{−10u} for the worst.
+
+    >>> aware_transform(BestOfN(4)), aware_transform(WorstOfN(2))
+    ('exp:10', 'exp:-5')
+    """
+    steepness = 5 if procedure.n == 2 else 10
+    return f"exp:{steepness if isinstance(procedure, BestOfN) else -steepness}"
+
+
+def nearest_n(kl: float) -> int:
+    """Return the n ≥ 2 whose Best-of-n has the KL, log n − (n − 1)/n, nearest to ``kl`` nats.
+
+    >>> [nearest_n(kl) for kl in (0.01, 0.5, 1.0)]
+    [2, 3, 6]
+    """
+
+    below = 2
+    while best_of_n_kl_bound(below + 1) <= kl:
+        below += 1
+    return min(below, below + 1, key=lambda n: abs(best_of_n_kl_bound(n) - kl))
+
+
+def extreme_procedure(recipe: Recipe) -> BestOfN | WorstOfN:
+    """Return the procedure that methods are compared for. Raises ConfigError for another than best- or worst-of-N."""
+    procedure = parse_procedure(recipe.procedure)
+    if not isinstance(procedure, (BestOfN, WorstOfN)):
+        raise ConfigError(
+            f"methods are compared for best-of-N or worst-of-N, and the recipe's procedure is {recipe.procedure}; "
+            "change procedure, for example --set procedure=best-of-4"
+        )
+    return procedure
+
+
+def known_method(name: str) -> str:
+    """Return the name of a method. Raises ConfigError for one that there is not."""
+    if name in METHODS:
+        return name
+    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
+    raise ConfigError(f"unknown method {name!r}; {hint}")
+
+
+def default_methods(recipe: Recipe, budgets: Sequence[float]) -> tuple[list[str], dict[str, str]]:
+    """Return the methods that the recipe has all settings for, and why others are left out."""
+    own = any(generates(policy) for policy in recipe.policies.values())
+    chosen, left_out = [], {}
+    for name, method in METHODS.items():
+        try:
+            if method.generates and not own:
+                raise ConfigError("the recipe has no on-policy policy to take its fit from; name it to use defaults")
+            if name == ITSELF:
+                Compared(recipe, [name], budgets)
+            for budget in budgets if name != ITSELF else []:
+                _checked(recipe, [name], budget)
+            chosen.append(name)
+        except ConfigError as error:
+            left_out[name] = str(error)
+    return chosen, left_out
+
+
+def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str, Policy]:
+    """Return the policy of each method at a budget, checked as part of the recipe."""
+    if not methods:
+        return {}
+    settings = {name: METHODS[name].settings(recipe, budget) for name in methods}
+    try:
+        return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies
+    except ValidationError as error:
+        reasons = (
+            f"{'.'.join(map(str, e['loc']))} {e['msg'].removeprefix('Value error, ')}".lstrip() for e in error.errors()
+        )
+        raise ConfigError(f"at {budget:g} nats: {'; '.join(reasons)}") from error
+
+
+def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
+    own = [policy for policy in recipe.policies.values() if generates(policy) == method.generates]
+    if own:
+        return own[0].model_dump(include={"fit", "generations"} if method.generates else {"fit"})
+    if not method.generates:
+        raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
+    fit = next(iter(recipe.policies.values())).fit
+    return {"fit": fit.model_dump() | {"epochs": LONGER * fit.epochs, "learning_rate": FASTER * fit.learning_rate}}
+
+
+def generates(policy: Policy) -> bool:
+    """Return whether a policy draws responses while it trains."""
+    return policy.solver in ON_POLICY and not policy.stored

@@ -1,0 +1,1 @@
+"""Procedures, transformations, calibration and credit: the mathematics of the method on plain arrays."""

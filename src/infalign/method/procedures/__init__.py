@@ -1,0 +1,69 @@
+"""Inference-time procedures: what is served when the model is sampled several times.
+
+A rank-based procedure is a *distortion* h of the CDF: a policy with CDF F over calibrated reward is served
+with CDF h(F). Each also weighs the samples of a finite set so that the weighted law is an unbiased estimate of what
+would be served. A family is a module with a function ``parse``, and a line in `FAMILIES`.
+"""
+
+from infalign.errors import ConfigError
+from infalign.method.procedures import extremes, order_statistics, poisson, rewind, standard
+from infalign.method.procedures.base import Distortion, Procedure, RankProcedure
+from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
+from infalign.method.procedures.mixture import Mixture, ranked
+from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, of_best, top_k
+from infalign.method.procedures.poisson import BestOfPoisson
+from infalign.method.procedures.rank_density import RankDensity
+from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
+from infalign.method.procedures.standard import Standard
+
+__all__ = [
+    "BestOfN",
+    "BestOfPoisson",
+    "Distortion",
+    "Extreme",
+    "Mixture",
+    "OrderStatistics",
+    "Procedure",
+    "RankDensity",
+    "RankProcedure",
+    "RewindAndRepeat",
+    "Rewound",
+    "Served",
+    "Standard",
+    "WorstOfN",
+    "distortion",
+    "is_extreme",
+    "kth_best",
+    "of_best",
+    "parse_procedure",
+    "rewinds",
+    "top_k",
+]
+
+FAMILIES = (
+    standard,
+    extremes,
+    order_statistics,
+    poisson,
+    rewind,
+)
+
+
+def parse_procedure(name: str) -> Served:
+    """Return the procedure that ``name`` spells.
+
+    ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``best-of-poisson:4``,
+    ``rewind:0.85:32``, ``rewind:0.85:32:best``, and mixtures like ``0.5*best-of-2+0.5*standard``.
+    """
+    try:
+        if "*" in name:
+            parts = [part.split("*") for part in name.split("+")]
+            return Mixture(tuple((float(weight), ranked(parse_procedure(part))) for weight, part in parts))
+        for family in FAMILIES:
+            found: Served | None = family.parse(name)
+            if found is not None:
+                return found
+    except ValueError:  # of a number
+        pass
+    known = ", ".join(family.SPELLINGS for family in FAMILIES)
+    raise ConfigError(f"unknown procedure {name!r}; known: {known}, and mixtures like 0.5*best-of-2+0.5*standard")

@@ -1,0 +1,77 @@
+"""What a procedure is, and the checks and weights that families share."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import gammaln
+from scipy.stats import rankdata
+
+from infalign.errors import ConfigError, DataError
+from infalign.method.calibration import Array
+
+
+class Procedure(Protocol):
+    """What evaluation needs of a procedure."""
+
+    @property
+    def name(self) -> str:
+        """The spelling for the command line and reports."""
+
+    def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
+        """Return the probability, shape (P, M), that each sample is the one served from a random draw of the M."""
+
+
+class Distortion(Protocol):
+    """A map of CDFs: what is served has CDF h(F)."""
+
+    def distortion(self, p: ArrayLike) -> Array:
+        """Return h(p), the served CDF where the policy's CDF is ``p``."""
+
+    def density(self, p: ArrayLike) -> Array:
+        """Return h'(p)."""
+
+
+class RankProcedure(Procedure, Distortion, Protocol):
+    """A procedure that only looks at ranks."""
+
+
+def check_n(n: int) -> None:
+    """Raise ConfigError unless ``n`` is a number of draws."""
+    if not (isinstance(n, int | np.integer) and n >= 1):
+        raise ConfigError(f"a procedure draws at least once, and a whole number of times; found N = {n}")
+
+
+def check_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
+    """Raise ConfigError unless the probabilities are non-negative and sum to 1."""
+    if not probabilities or min(probabilities) < 0 or not abs(sum(probabilities) - 1.0) < 1e-9:
+        raise ConfigError(f"the probabilities of {name} must be non-negative and sum to 1, found {probabilities}")
+
+
+def checked_samples(rewards_PM: ArrayLike, n: int, name: str) -> Array:
+    """Return rewards (P, M) as numbers; raises DataError for another shape, M < ``n`` and what is not finite."""
+    rewards = np.asarray(rewards_PM, float)
+    if rewards.ndim != 2:
+        raise DataError(f"{name} weighs a prompts × samples array, found shape {rewards.shape}")
+    if rewards.shape[1] < n:
+        raise DataError(f"{name} cannot be estimated from {rewards.shape[1]} samples a prompt; draw at least {n}")
+    if not np.isfinite(rewards).all():
+        prompt, sample = np.argwhere(~np.isfinite(rewards))[0]
+        raise DataError(f"reward of prompt {prompt}, sample {sample} is {rewards[prompt, sample]}, not finite")
+    return rewards
+
+
+def subsets_within(samples: int, n: int) -> Array:
+    """Return C(m, n)/C(samples, n) for m = 0..samples: the chance that n draws all lie among the m lowest."""
+    m = np.arange(samples + 1.0)
+    with np.errstate(invalid="ignore"):
+        ratio = np.exp(gammaln(m + 1) - gammaln(m - n + 1) - gammaln(samples + 1) + gammaln(samples - n + 1))
+    return np.where(m < n, 0.0, ratio)
+
+
+def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:
+    """Spread the probability served_within[≤] − served_within[<] evenly over the samples of each tie."""
+    at_most = rankdata(rewards_PM, method="max", axis=1).astype(int)
+    below = rankdata(rewards_PM, method="min", axis=1).astype(int) - 1
+    weights_PM: Array = (served_within[at_most] - served_within[below]) / (at_most - below)
+    return weights_PM

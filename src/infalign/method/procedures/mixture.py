@@ -1,0 +1,56 @@
+"""Procedures drawn at random."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures.base import RankProcedure, check_probabilities
+from infalign.method.procedures.rewind import Served, rewinds
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Serve by a procedure drawn at random, for example when N is random or unknown: h = Σ_i w_i·h_i.
+
+    ``parts`` are (probability, procedure) pairs; every answer, of the policy and of the base, draws anew. Mixtures
+    among the parts are unfolded. Raises ConfigError unless the probabilities are non-negative and sum to 1, and for
+    Rewind-and-Repeat.
+    """
+
+    parts: tuple[tuple[float, RankProcedure], ...]
+
+    def __post_init__(self) -> None:
+        check_probabilities("a mixture", tuple(weight for weight, _ in self.parts))
+        parts = [
+            (weight * inner, ranked(part))
+            for weight, whole in self.parts
+            for inner, part in (whole.parts if isinstance(whole, Mixture) else ((1.0, whole),))
+        ]
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def name(self) -> str:
+        """``0.5*best-of-2+0.5*standard``."""
+        return "+".join(f"{weight:.15g}*{part.name}" for weight, part in self.parts)
+
+    def distortion(self, p: ArrayLike) -> Array:
+        """Return Σ_i w_i·h_i(p)."""
+        return np.asarray(sum(weight * part.distortion(p) for weight, part in self.parts))
+
+    def density(self, p: ArrayLike) -> Array:
+        """Return Σ_i w_i·h_i'(p)."""
+        return np.asarray(sum(weight * part.density(p) for weight, part in self.parts))
+
+    def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
+        """Mix the weights of the parts."""
+        return np.asarray(sum(weight * part.weights(rewards_PM) for weight, part in self.parts))
+
+
+def ranked(part: Served) -> RankProcedure:
+    """Return a procedure that may be part of a mixture. Raises ConfigError for Rewind-and-Repeat."""
+    if rewinds(part):
+        raise ConfigError(f"a mixture cannot contain {part.name}, whose threshold belongs to the base policy")
+    return part

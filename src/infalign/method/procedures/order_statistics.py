@@ -1,0 +1,126 @@
+"""Procedures that sort N draws and serve one by its place: k-th best, top k, worst of bests."""
+
+import re
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import betainc, betaln, gammaln, xlog1py, xlogy
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures.base import check_n, check_probabilities, checked_samples, weights_from_counts
+from infalign.method.procedures.extremes import BestOfN, WorstOfN
+
+MOST_DRAWS = 100_000  # of a procedure that has a probability for each of them
+
+SPELLINGS = "2nd-best-of-N (any k), top-K-of-N"
+
+
+@dataclass(frozen=True)
+class OrderStatistics:
+    """Draw N, sort, and serve the i-th smallest with probability ``probabilities[i−1]``: h = Σ_i q_i·I_p(i, N−i+1).
+
+    Raises ConfigError unless the probabilities are non-negative and sum to 1.
+
+    >>> OrderStatistics("median-of-3", (0.0, 1.0, 0.0)).distortion(0.5)
+    array(0.5)
+    """
+
+    name: str
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_probabilities(self.name, self.probabilities)
+
+    def distortion(self, p: ArrayLike) -> Array:
+        """Return Σ_i q_i·I_p(i, N−i+1), the regularised incomplete beta function."""
+        p = np.asarray(p, float)
+        total = np.zeros_like(p)
+        for i, q in self._served():
+            total += q * betainc(i, len(self.probabilities) - i + 1, p)
+        return total
+
+    def density(self, p: ArrayLike) -> Array:
+        """Return Σ_i q_i·Beta(p; i, N−i+1)."""
+        p, n = np.asarray(p, float), len(self.probabilities)
+        total = np.zeros_like(p)
+        for i, q in self._served():
+            total += q * np.exp(xlogy(i - 1, p) + xlog1py(n - i, -p) - betaln(i, n - i + 1))
+        return total
+
+    def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
+        """Weigh the j-th smallest of M by Σ_i q_i·C(j−1, i−1)·C(M−j, N−i)/C(M, N), shared evenly within ties."""
+        n = len(self.probabilities)
+        rewards = checked_samples(rewards_PM, n, self.name)
+        samples = rewards.shape[1]
+        j = np.arange(1.0, samples + 1)
+        served = np.zeros(samples + 1)
+        for i, q in self._served():
+            log_ways = _log_choose(j - 1, i - 1) + _log_choose(samples - j, n - i) - _log_choose(samples, n)
+            served[1:] += q * np.exp(log_ways)
+        return weights_from_counts(rewards, np.cumsum(served))
+
+    def _served(self) -> list[tuple[int, float]]:
+        return [(i, q) for i, q in enumerate(self.probabilities, start=1) if q > 0]
+
+
+def kth_best(k: int, n: int) -> OrderStatistics:
+    """Return the procedure that serves the k-th best of ``n`` draws, spelled ``2nd-best-of-8``."""
+    _check_k(k, n)
+    suffix = "th" if 10 <= k % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th")
+    return OrderStatistics(f"{k}{suffix}-best-of-{n}", tuple(float(i == n - k) for i in range(n)))
+
+
+def top_k(k: int, n: int) -> OrderStatistics:
+    """Return the procedure that serves one of the ``k`` best of ``n`` draws at random, spelled ``top-2-of-8``."""
+    _check_k(k, n)
+    return OrderStatistics(f"top-{k}-of-{n}", tuple(float(i >= n - k) / k for i in range(n)))
+
+
+def of_best(procedure: BestOfN | WorstOfN, n: int) -> BestOfN | OrderStatistics:
+    """Return what ``procedure`` serves, as one procedure, of a policy that itself serves the best of ``n`` draws.
+
+    Best-of-N of Best-of-n is Best-of-Nn. Worst-of-N serves the worst of the bests of N groups of n: it is below the
+    j-th smallest of the Nn draws unless each group has one of the others, which inclusion and exclusion count.
+
+    >>> of_best(WorstOfN(2), 2).name
+    'worst-of-2 of best-of-2'
+    """
+    if isinstance(procedure, BestOfN):
+        return BestOfN(procedure.n * n)
+    groups, draws = procedure.n, procedure.n * n
+    none_within = [  # of the groups within the j smallest draws; exact, since the terms cancel
+        sum((-1) ** k * comb(groups, k) * comb(draws - n * k, j - n * k) for k in range(min(groups, j // n) + 1))
+        / comb(draws, j)
+        for j in range(draws + 1)
+    ]
+    probabilities = 0.0 - np.diff(none_within)
+    name = f"{procedure.name} of best-of-{n}"
+    return OrderStatistics(name, tuple(float(q) for q in probabilities))
+
+
+def _check_k(k: int, n: int) -> None:
+    check_n(n)
+    if n > MOST_DRAWS:
+        raise ConfigError(f"the k-th best or the top k can be of at most {MOST_DRAWS:,} draws, found N = {n}")
+    if not 1 <= k <= n:
+        raise ConfigError(f"k must lie between 1 and N = {n}, found k = {k}")
+
+
+def _log_choose(n: ArrayLike, k: int) -> Array:
+    """Return log C(n, k), −∞ where k > n."""
+    n = np.asarray(n, float)
+    with np.errstate(invalid="ignore"):
+        log_ways = gammaln(n + 1) - gammaln(k + 1.0) - gammaln(n - k + 1)
+    return np.where(n < k, -np.inf, log_ways)
+
+
+def parse(name: str) -> OrderStatistics | None:
+    """Return the procedure that ``name`` spells, None if it is of another family."""
+    if match := re.fullmatch(r"(\d+)(?:st|nd|rd|th)-best-of-(\d+)", name):
+        return kth_best(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"top-(\d+)-of-(\d+)", name):
+        return top_k(int(match[1]), int(match[2]))
+    return None

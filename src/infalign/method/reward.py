@@ -1,0 +1,146 @@
+"""The calibrated and transformed reward, or another shaping, as a drop-in reward function for a trainer.
+
+:class:`CalibratedReward` ranks a reward among stored rewards of the prompt, :class:`PredictedRankReward` asks a model.
+"""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from infalign.errors import DataError, InfalignError
+from infalign.method.calibration import Array, calibrate
+from infalign.method.shapings import Shaping, as_shaping
+from infalign.method.transforms import Transformation
+
+
+@dataclass(frozen=True)
+class CalibratedReward:
+    """Φ∘Ĉ, or a :class:`Shaping`, as a TRL reward function, for ``RLOOTrainer`` and ``GRPOTrainer`` alike.
+
+    ``reward(prompts, responses)`` scores a whole batch at once; prompts are as the dataset has them (text or messages),
+    responses are text. The dataset carries the column ``reference_rewards``: for each prompt the sorted rewards of its
+    K reference rollouts under the same reward function.
+
+    Raises DataError if the column is missing, or a reward is not finite (TRL would train on it in silence).
+    """
+
+    reward: Callable[[list[Any], list[str]], Sequence[float]]
+    shaping: Transformation | Shaping
+
+    @property
+    def __name__(self) -> str:  # TRL logs the reward under this name
+        return self.shaping.name
+
+    def __call__(
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        reference_rewards: list[list[float]] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: object,
+    ) -> list[float]:
+        """Return each completion's shaped reward; logs the mean of Ĉ, the standard win rate, as ``win_rate``."""
+        if reference_rewards is None:
+            raise DataError("the training dataset has no column reference_rewards; make it with `infalign calibrate`")
+        rewards = _rewards(self.reward, prompts, completions)
+        references = [_references(row, values) for row, values in enumerate(reference_rewards)]
+        pairs = list(zip(rewards, references, strict=True))
+        if log_metric is not None:
+            log_metric("win_rate", float(np.mean([calibrate(*pair) for pair in pairs])))
+            log_metric("reward_model", float(rewards.mean()))
+        shaping = as_shaping(self.shaping)
+        return [float(shaping(*pair)) for pair in pairs]
+
+
+@dataclass(frozen=True)
+class PredictedRankReward:
+    """Φ(u), u = sigmoid(output) of a rank model, as a TRL reward function; the dataset needs a prompt and no more.
+
+    ``reward(prompts, responses)`` returns the logit of the predicted rank of each response: a recipe's ``rank_model``,
+    or what :func:`infalign.training.calibrated.fit_calibrated` trains, loaded as a ``ClassifierReward``. Prompts are as
+    the dataset has them, responses are text.
+
+    Raises DataError if an output or its Φ(u) is not finite (TRL would train on it in silence).
+    """
+
+    reward: Callable[[list[Any], list[str]], Sequence[float]]
+    transform: Transformation
+
+    @property
+    def __name__(self) -> str:  # TRL logs the reward under this name
+        return self.transform.name
+
+    def __call__(
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: object,
+    ) -> list[float]:
+        """Return each completion's normalised Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
+        outputs = _rewards(self.reward, prompts, completions)
+        ranks = expit(outputs)
+        values = np.asarray(self.transform(ranks), float)
+        if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
+            raise DataError(
+                f"response {bad[0]}: the rank model's output is {outputs[bad[0]]} and {self.transform.name} of its "
+                f"sigmoid {values[bad[0]]}; both must be finite: mend the model, or choose a transformation that is "
+                "finite on [0, 1]"
+            )
+        if log_metric is not None:
+            log_metric("win_rate", float(ranks.mean()))
+        return [float(value) for value in values]
+
+
+def _references(row: int, values: object) -> Array:
+    """Return one row of the column reference_rewards; DataError unless it is a list of numbers."""
+    try:
+        references = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        references = np.asarray(None)
+    if references.ndim != 1 or references.dtype.kind not in "fiu":
+        raise DataError(f"row {row} of the column reference_rewards is no list of numbers; use `infalign calibrate`")
+    return references.astype(float)
+
+
+def _rewards(
+    reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], completions: list[Any]
+) -> Array:
+    """Return the reward of each completion, which is text or messages; DataError unless all are numbers."""
+    responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    values = ask(reward, prompts, responses, name="the reward function")
+    if np.shape(values) != (len(responses),):
+        raise DataError(f"the reward function returned shape {np.shape(values)} for {len(responses)} responses")
+    for row, value in enumerate(values):
+        if problem := not_a_number(value):
+            raise DataError(f"the reward of response {row}: {problem}")
+    return np.asarray(values, float)
+
+
+def ask(
+    reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], responses: list[str], *, name: str
+) -> Sequence[float]:
+    """Return what ``reward``, called ``name``, gives; what it raises becomes an InfalignError that says where."""
+    try:
+        return reward(prompts, responses)
+    except InfalignError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # after this function's own line, if there is one
+        raise InfalignError(
+            f"{name} raised {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: "
+            f"{' '.join(str(error).split())[:300]}; mend it and run the same command again"
+        ) from error
+
+
+def not_a_number(value: object) -> str | None:
+    """Return why ``value`` is no number, and what to do; None if it is one. True and "1" are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return f"found a {type(value).__name__}; return a number for every response"
+    return None

@@ -1,0 +1,206 @@
+"""Reward shapings: what a reward becomes, given the K reference rewards of its prompt.
+
+InfAlign's shaping is Φ of the rank, :class:`Ranked`. The others use the rollouts without ranking: the reward as it is,
+standardised, PAR and LSC. Their spread depends on the reward model, so theory has no β for them;
+:func:`budget_beta` finds it on the rollouts.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+from scipy.special import expit, kl_div, log_expit, logsumexp
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array, calibrate
+from infalign.method.transforms import Transformation, at_ranks, parse_transform
+
+LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
+
+
+class Shaping(Protocol):
+    """A function of a reward and its prompt's reference rewards, with a name.
+
+    What users type and read as β goes with ``scale`` times the shaped reward: with the paper's raw Φ.
+    """
+
+    @property
+    def name(self) -> str:
+        """The spelling for the command line and reports."""
+
+    @property
+    def scale(self) -> float:
+        """The β that users type, divided by the β that goes with the shaped rewards."""
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the shaped ``rewards``, of any shape, of one prompt with sorted references; the result is finite.
+
+        Raises DataError where calibration does: for rewards that are not finite, and for fewer than 2 or unsorted
+        references.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Φ(Ĉ), a transformation of the calibrated reward; its name and scale are the transformation's."""
+
+    transform: Transformation
+
+    @property
+    def name(self) -> str:
+        """The transformation's name."""
+        return self.transform.name
+
+    @property
+    def scale(self) -> float:
+        """The transformation's scale."""
+        return self.transform.scale
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the normalised Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
+        return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The reward as it is. A shift of all rewards changes nothing, and a scale changes nothing but β."""
+
+    name = "raw"
+    scale = 1.0
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the rewards."""
+        return _checked(rewards, reference_rewards_K)
+
+
+@dataclass(frozen=True, slots=True)
+class RawPerPrompt:
+    """(r − mean)/sd, with the mean and the population standard deviation of the prompt's reference rewards.
+
+    Where all references are equal it is r − mean, which is 0 for each of them.
+    """
+
+    name = "raw-prompt"
+    scale = 1.0
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the standardised rewards."""
+        above_mean = _checked(rewards, reference_rewards_K) - reference_rewards_K.mean()
+        spread = reference_rewards_K.std() if np.ptp(reference_rewards_K) > 0 else 1.0
+        return np.asarray(above_mean / spread)
+
+
+@dataclass(frozen=True, slots=True)
+class PAR:
+    """Preference as reward: (1/K)·Σ_i σ(r − r_i), in (0, 1) (Fu et al. 2025, arXiv 2502.18770)."""
+
+    name = "par"
+    scale = 1.0
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the mean Bradley–Terry probability of beating a reference."""
+        return np.asarray(expit(_checked(rewards, reference_rewards_K)[..., None] - reference_rewards_K).mean(axis=-1))
+
+
+@dataclass(frozen=True, slots=True)
+class LSC:
+    """Log-sigmoid of the centred reward: log σ(r − q), with q a quantile of the prompt's reference rewards.
+
+    Wang et al. 2024, arXiv 2402.00742; between two references the quantile is interpolated. Raises ConfigError for a
+    ``quantile`` outside [0, 1].
+    """
+
+    quantile: float = 0.85
+    scale = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.quantile <= 1:
+            raise ConfigError(f"lsc:Q needs a quantile Q from 0 to 1, found {self.quantile:g}")
+
+    @property
+    def name(self) -> str:
+        """``lsc:0.85`` for the quantile 0.85."""
+        return f"lsc:{self.quantile:.15g}"
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the log-probability of beating a response whose reward is the quantile."""
+        return np.asarray(
+            log_expit(_checked(rewards, reference_rewards_K) - np.quantile(reference_rewards_K, self.quantile))
+        )
+
+
+def parse_shaping(name: str) -> Shaping:
+    """Return the shaping that ``name`` spells: ``raw``, ``raw-prompt``, ``par``, ``lsc:0.85`` or a transformation's.
+
+    Raises ConfigError, with all spellings, for a name that is none.
+    """
+    for shaping in (Raw(), RawPerPrompt(), PAR()):
+        if name == shaping.name:
+            return shaping
+    kind, _, argument = name.partition(":")
+    if kind == "lsc":
+        try:
+            return LSC(float(argument))
+        except ValueError:
+            pass
+    try:
+        return Ranked(parse_transform(name))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; or, not by the rank: raw, raw-prompt, par, lsc:Q (for example lsc:0.85)"
+        ) from error
+
+
+def as_shaping(shaping: Transformation | Shaping) -> Shaping:
+    """Return a shaping as it is, and a transformation as the shaping by the rank."""
+    if hasattr(shaping, "drop"):  # what only a transformation has
+        return Ranked(cast(Transformation, shaping))
+    return shaping
+
+
+def shape_rollouts(shaping: Transformation | Shaping, rewards_PK: Array) -> Array:
+    """Return the shaped rewards (P, K) of rollouts whose references are all K of their prompt, themselves included."""
+    shape = as_shaping(shaping)
+    return np.stack([shape(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK])
+
+
+def log_ratios(shaped_PK: Array, beta: float) -> Array:
+    """Return log π*/π_ref = s/β − log Z, shape (P, K), with Z = mean e^{s/β} over the K rollouts of the prompt.
+
+    ``beta`` goes with the shaped rewards: it is the β that users type, divided by the shaping's scale.
+    """
+    exponent_PK = (shaped_PK - shaped_PK.max(axis=1, keepdims=True)) / beta
+    log_total_P = logsumexp(exponent_PK, axis=1, keepdims=True)
+    return np.asarray(exponent_PK - (log_total_P - np.log(shaped_PK.shape[1])))
+
+
+def budget_beta(shaped_PK: Array, kl: float) -> float:
+    """Return the β at which the laws ∝ e^{s/β} over the K rollouts of each prompt spend ``kl`` nats on average.
+
+    KL is to the uniform law over the rollouts. The β goes with the shaped rewards as they are: multiply it by the
+    shaping's scale for the β that users type. Raises ConfigError for a budget that is not positive, or that the
+    rollouts cannot spend: as β → 0 they reach log K, less the log of the number that tie at the top.
+    """
+    spread = float(np.ptp(shaped_PK, axis=1).max()) or 1.0
+    scaled_PK = shaped_PK / spread
+
+    def mean_kl(log_beta: float) -> float:
+        return float(kl_div(np.exp(log_ratios(scaled_PK, np.exp(log_beta))), 1.0).mean())
+
+    largest = mean_kl(LOWEST_LOG_BETA)
+    if not 0 < kl < largest:
+        raise ConfigError(
+            f"{shaped_PK.shape[1]} rollouts a prompt cannot spend a KL of {kl:g} nats; the budget must be positive and "
+            f"below {largest:.4g} (the mean of log K less the log of ties at the top): give a smaller budget or sample "
+            "more rollouts"
+        )
+    highest = -0.5 * np.log(kl)  # a tilt by rewards of range 1 has a KL of at most 1/(8β²)
+    return spread * float(np.exp(brentq(lambda x: mean_kl(x) - kl, LOWEST_LOG_BETA, highest, xtol=1e-12)))
+
+
+def _checked(rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+    """Return the rewards as a new array; raises DataError where calibration does."""
+    calibrate(rewards, reference_rewards_K)
+    return np.array(rewards, float)

@@ -1,0 +1,282 @@
+"""Transformations Φ of the calibrated reward: values that know their name and their scale.
+
+A transformation returns a *normalised* Φ (for training: raw e^{10u} gives gradient norms of 10⁵). What users type and
+read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalised; :func:`normalised_beta` is the one conversion.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import xlog1py
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+
+LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
+LARGEST_VALUE = 1e150  # of a table, so that differences and products stay finite
+
+
+class Transformation(Protocol):
+    """A function on [0, 1] with a name; the paper's raw Φ is ``scale`` times its value."""
+
+    @property
+    def name(self) -> str:
+        """The spelling for the command line and reports."""
+
+    @property
+    def scale(self) -> float:
+        """Raw Φ divided by normalised Φ."""
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return the normalised Φ at calibrated rewards ``u``."""
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return Φ(1 − v) − Φ(1), normalised, with full relative accuracy where 1 − v rounds to 1."""
+
+
+def normalised_beta(transform: Transformation, beta: float) -> float:
+    """Convert the paper's β, which weighs KL against raw Φ, to the β that goes with the normalised Φ."""
+    return beta / transform.scale
+
+
+def at_ranks(transform: Transformation, u: ArrayLike, rollouts: int) -> Array:
+    """Return Φ(u) for ranks ``u`` among ``rollouts`` references, finite everywhere.
+
+    A response worse than all K has rank 0, where log is −∞; there Φ is taken at 1/(2K), the worst rollout's mid-rank.
+    Raises ConfigError where Φ is not finite otherwise.
+    """
+    u = np.asarray(u, float)
+    u = np.where((u == 0) & (transform(u) == -np.inf), 0.5 / rollouts, u)
+    phi = np.asarray(transform(u))
+    bad = ~np.isfinite(phi)
+    if bad.any():
+        raise ConfigError(
+            f"the transformation {transform.name} is {phi[bad][0]:g} at the rank {u[bad][0]:g}; "
+            "give one that is finite at every rank above 0, and at 0 finite or −∞"
+        )
+    return phi
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Φ(u) = u: the expected win rate itself, the objective of IPO."""
+
+    name = "identity"
+    scale = 1.0
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return u."""
+        return np.array(u, float)
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return −v."""
+        return -np.asarray(v, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Φ(u) = log u: the objective of best-of-N distillation (BOND, vBoN); −∞ at u = 0."""
+
+    name = "log"
+    scale = 1.0
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return log u."""
+        with np.errstate(divide="ignore"):
+            phi: Array = np.log(np.asarray(u, float))
+        return phi
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return log(1 − v)."""
+        with np.errstate(divide="ignore"):
+            phi: Array = np.log1p(-np.asarray(v, float))
+        return phi
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Φ_t(u) = sign(t)·e^{tu}, normalised to a maximum modulus of 1; t > 0 favours the top, t < 0 spares the bottom."""
+
+    t: float
+
+    def __post_init__(self) -> None:
+        if not 0 < abs(self.t) <= LARGEST_T:
+            raise ConfigError(f"exp:t needs a finite t with 0 < |t| ≤ {LARGEST_T:g}, found {self.t:g}")
+
+    @property
+    def name(self) -> str:
+        """``exp:10`` for t = 10."""
+        return f"exp:{self.t:.15g}"
+
+    @property
+    def scale(self) -> float:
+        """e^t for t > 0, where the normalised form is e^{t(u−1)}; 1 for t < 0."""
+        return float(np.exp(max(self.t, 0.0)))
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return the normalised sign(t)·e^{tu}."""
+        phi: Array = np.sign(self.t) * np.exp(self.t * np.asarray(u, float) - max(self.t, 0.0))
+        return phi
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return sign(t)·e^{min(t, 0)}·(e^{−tv} − 1)."""
+        phi: Array = np.sign(self.t) * np.exp(min(self.t, 0.0)) * np.expm1(-self.t * np.asarray(v, float))
+        return phi
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Φ(u) = u^m for m > 0 and −(1−u)^|m| for m < 0, its mirror.
+
+    With m = 2N−1, or −(2N−1), it is the limit of the optimal transformation for Best-of-N, or Worst-of-N, at small KL.
+    """
+
+    m: float
+
+    def __post_init__(self) -> None:
+        if not (self.m != 0 and np.isfinite(self.m)):
+            raise ConfigError(f"power:M needs a finite exponent other than 0, found {self.m:g}")
+
+    @property
+    def name(self) -> str:
+        """``power:7`` for the exponent 7."""
+        return f"power:{self.m:.15g}"
+
+    scale = 1.0
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return u^m or −(1−u)^|m|."""
+        u = np.asarray(u, float)
+        phi: Array = u**self.m if self.m > 0 else -((1.0 - u) ** -self.m)
+        return phi
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return (1−v)^m − 1 or −v^|m|."""
+        v = np.asarray(v, float)
+        if self.m < 0:
+            return np.asarray(-(v**-self.m))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.expm1(xlog1py(self.m, -v)))
+
+
+@dataclass(frozen=True, eq=False)
+class Tabulated:
+    """A transformation given by its values, for example a solved optimum, saved as JSON.
+
+    ``v`` = 1 − u ascends from 0 to 1 (ranks counted from the top, where an optimum has its fine structure), ``phi`` is
+    the paper's raw Φ there, ``slope`` its derivative by v; between the knots it is the cubic that agrees with both.
+    Two neighbouring knots make a jump. Raises ConfigError for a table that is none.
+    """
+
+    name: str
+    v: Array = field(repr=False)
+    phi: Array = field(repr=False)
+    slope: Array = field(repr=False)
+
+    def __post_init__(self) -> None:
+        columns = {"v": self.v, "phi": self.phi, "slope": self.slope}
+        for column, values in columns.items():
+            if values.ndim != 1 or values.shape != self.v.shape or not (np.abs(values) <= LARGEST_VALUE).all():
+                raise ConfigError(
+                    f"{self.name}: {column} must be a list of finite numbers (at most {LARGEST_VALUE:g}), as long as v"
+                )
+        if len(self.v) < 2 or self.v[0] != 0 or self.v[-1] != 1 or (np.diff(self.v) <= 0).any():
+            raise ConfigError(f"{self.name}: v must ascend strictly from 0 to 1")
+        if np.ptp(self.phi) == 0:
+            raise ConfigError(f"{self.name}: phi is constant, which rewards nothing")
+
+    @property
+    def scale(self) -> float:
+        """The range of raw Φ."""
+        return float(np.ptp(self.phi))
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return the normalised Φ."""
+        return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return Φ(1 − v) − Φ(1), normalised."""
+        v = np.asarray(v, float)
+        k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
+        width, start, rise = (values[k] for values in self._pieces)
+        x = (v - self.v[k]) / width  # in each piece's own coordinate: knots may be 1e-200 apart
+        first, last = self.slope[k] / self.scale * width, self.slope[k + 1] / self.scale * width
+        cubic: Array = start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise)))
+        return cubic
+
+    def to_json(self) -> str:
+        """Return the text of a file that ``parse_transform`` reads, and so every recipe accepts."""
+        columns = {column: getattr(self, column).tolist() for column in ("v", "phi", "slope")}
+        return json.dumps({"name": self.name, **columns}) + "\n"
+
+    @cached_property
+    def _pieces(self) -> tuple[Array, Array, Array]:
+        values = (self.phi - self.phi[0]) / self.scale
+        return np.diff(self.v), values, np.diff(values)
+
+
+@dataclass(frozen=True)
+class Function:
+    """Any function of the calibrated reward as a transformation: ``Function("sqrt", np.sqrt)``.
+
+    ``phi`` works on arrays in [0, 1]; it is taken as it is (``scale`` 1). Close to u = 1 its values are rounded, so
+    theory certifies laws with it only up to a KL of some 15 nats.
+    """
+
+    name: str
+    phi: Callable[[Array], ArrayLike]
+    scale = 1.0
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Return Φ(u)."""
+        u = np.asarray(u, float)
+        with np.errstate(all="ignore"):  # theory refuses what is NaN or +∞
+            return np.full(u.shape, np.asarray(self.phi(u), float))
+
+    def drop(self, v: ArrayLike) -> Array:
+        """Return Φ(1 − v) − Φ(1), or Φ(1 − v) where Φ is infinite at 1."""
+        top = self(1.0)
+        return self(1.0 - np.asarray(v, float)) - np.where(np.isfinite(top), top, 0.0)
+
+
+def parse_transform(name: str) -> Transformation:
+    """Return the transformation that ``name`` spells, or that the JSON file of that name holds.
+
+    ``identity``, ``log``, ``exp:10``, ``exp:-10``, ``power:7``, ``power:-7``, ``some/table.json``.
+    """
+    kind, _, argument = name.partition(":")
+    if name == "identity":
+        return Identity()
+    if name == "log":
+        return Log()
+    if name.endswith(".json"):
+        return _read_table(Path(name))
+    makers: dict[str, Callable[[float], Transformation]] = {"exp": Exponential, "power": Power}
+    if kind in makers:
+        try:
+            return makers[kind](float(argument))
+        except ValueError:
+            pass
+    raise ConfigError(
+        f"unknown transformation {name!r}; known: identity, log, exp:T (for example exp:10 or exp:-10), "
+        "power:M, and a table's FILE.json"
+    )
+
+
+def _read_table(path: Path) -> Tabulated:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        columns = (np.array(table[column], float) for column in ("v", "phi", "slope"))
+        return Tabulated(str(table["name"]), *columns)
+    except OSError as error:
+        raise ConfigError(f"cannot read the transformation {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a transformation that `infalign choose` wrote: {error!r}") from error

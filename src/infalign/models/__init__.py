@@ -1,0 +1,1 @@
+"""Model folders and what is computed with them."""

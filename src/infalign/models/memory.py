@@ -1,0 +1,54 @@
+"""Memory: how much is in use, and when there is none left."""
+
+import threading
+
+import torch
+from psutil import Process
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Return whether Python, or torch on whatever device, says with this error that memory ran out."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
+
+
+def _free_memory() -> None:
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
+
+
+class PeakMemory:
+    """Measures the most memory in use within a ``with`` block.
+
+    On the CPU a thread looks every twentieth of a second. (transformers' own tracker looks without a pause, and so
+    holds up the interpreter that trains.)
+    """
+
+    INTERVAL = 0.05  # seconds
+
+    def __init__(self, device: str) -> None:
+        self.peak, self._on_gpu = 0, device != "cpu"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_gpu:
+            self.peak = torch.cuda.max_memory_allocated()
+        else:
+            self._ended.set()
+            self._thread.join()
+
+    def _watch(self) -> None:
+        process, ended = Process(), False
+        while not ended:
+            self.peak = max(self.peak, process.memory_info().rss)
+            ended = self._ended.wait(self.INTERVAL)

@@ -1,0 +1,138 @@
+"""Untrusted model folders: only safetensors and text are read of them, and what users wrote stays text.
+
+Needs the ``train`` extra.
+"""
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from infalign.data.examples import Message, prompt_id
+from infalign.errors import ConfigError, DataError
+from infalign.storage import hash_file
+
+AS_TEXT = {"sanitize_control_tokens": True}  # of `apply_chat_template`, since transformers 5.20
+
+
+def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+    """Return the token ids of a conversation as the tokenizer's chat template renders it.
+
+    Only the template writes special tokens: one that a message spells, such as ``</s>``, is encoded as the characters
+    it is made of. Raises DataError for a conversation that the template cannot render.
+    """
+    try:
+        rendered = tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=add_generation_prompt, return_dict=True, **AS_TEXT
+        )
+    except Exception as error:  # a template is a program: it can fail in any way, but not leave jinja's sandbox
+        raise DataError(
+            f"prompt {prompt_id(conversation)}: the chat template of {tokenizer.name_or_path} cannot render the "
+            f"conversation ({type(error).__name__}: {error}); drop the prompt or change the template"
+        ) from error
+    return list(rendered["input_ids"])
+
+
+def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Any, Any]:
+    """Load ``(model, tokenizer)`` of a causal language model from a folder or the hub, in evaluation mode.
+
+    Reads safetensors only and runs no code of the folder. A tokenizer without a padding token pads with EOS.
+    Raises `ConfigError` if the path is missing, holds no (complete) causal language model, or has no EOS token.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
+        raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
+    # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
+    architectures = config.architectures or []
+    if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise ConfigError(f"{path} holds {' '.join(architectures) or 'no architecture'}, not a causal language model")
+    eos_token_id(tokenizer, path)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:
+        raise ConfigError(f"the weights in {path} cannot be loaded: {why_unloadable(error)}") from error
+    if info["missing_keys"]:
+        raise ConfigError(f"{path} lacks weights of a causal language model: {', '.join(sorted(info['missing_keys']))}")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model.to(device).eval(), tokenizer
+
+
+def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
+    """Return the id of the token that ends a response."""
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"the tokenizer of {source} has no EOS token, so no response would end; set eos_token in it")
+    return int(tokenizer.eos_token_id)
+
+
+def classifier_from(start: str) -> Any:
+    """Return a classifier with one output on the model folder or hub id ``start``, its head new if there is none.
+
+    Raises ConfigError if the model cannot be loaded.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            start, num_labels=1, use_safetensors=True, trust_remote_code=False, dtype="float32"
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{start} cannot start a reward model: {why_unloadable(error)}") from error
+
+
+def why_unloadable(error: Exception) -> str:
+    """Return in one line why transformers cannot load a model, and where it is clear, what to do about it."""
+    said = " ".join(str(error).split())
+    if "trust_remote_code" in said:
+        return "it needs code of its own, which is never run; choose a model that transformers knows by itself"
+    if "named model.safetensors" in said:
+        return "there is no file named model.safetensors, and weights in pickles, which can run code, are never read"
+    return f"{type(error).__name__}: {said[:300]}"
+
+
+MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
+
+
+def load_tokenizer(path: str | Path, **options: Any) -> Any:
+    """Load a tokenizer; without a padding token it pads with EOS.
+
+    Raises ConfigError if there is none, or it has no EOS token or no chat template that renders.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
+        raise ConfigError(f"{path} has no tokenizer that can be loaded: {why_unloadable(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"the tokenizer of {path} has no chat template; choose a model with one")
+    try:
+        conversation_ids(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True)
+    except DataError as error:
+        raise ConfigError(f"the chat template of {path} cannot render one user turn: {error.__cause__}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
+    """Return the hash of what a model folder's weights, configuration and tokenizer hold; a hub id is its own.
+
+    ``of_file`` returns the hash of one file, `hash_file`'s or one that is known.
+    """
+    if not Path(model).is_dir():
+        return model
+    digest = blake2b(digest_size=16)
+    for path in sorted(Path(model).iterdir()):
+        if path.suffix in MODEL_FILES:
+            digest.update(path.name.encode() + bytes.fromhex(of_file(path)))
+    return digest.hexdigest()

@@ -1,0 +1,78 @@
+"""What a reward function is, and rewards that are checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from infalign.data.examples import Message, prompt_id
+from infalign.errors import DataError
+from infalign.method.calibration import Array
+from infalign.method.reward import ask, not_a_number
+
+
+class RewardFunction(Protocol):
+    """Gives each response to its prompt a finite number; higher is better."""
+
+    def __call__(self, prompts: list[list[Message]], responses: list[str]) -> Sequence[float]:
+        """Return one reward for each row, in the order of the rows."""
+
+
+def score(
+    reward: RewardFunction,
+    prompts: list[list[Message]],
+    responses: list[str],
+    *,
+    name: str,
+    chunk: int = 4096,
+    on_progress: Callable[[int], None] | None = None,
+) -> Array:
+    """Return the rewards of all rows, shape (rows,), asking for ``chunk`` rows at a time.
+
+    ``on_progress`` is called after each chunk with the number of rows scored so far.
+
+    Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
+    not a finite number (nothing is converted: True and "1" are errors), or if a chunk has the wrong number of rewards,
+    and InfalignError if the reward raises an exception of its own.
+    """
+    if len(prompts) != len(responses):
+        raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
+    rewards = np.empty(len(responses))
+    for start in range(0, len(responses), chunk):
+        rows = slice(start, min(start + chunk, len(responses)))
+        asked = f"reward {name}, asked for rows {start} to {rows.stop - 1} (first prompt {prompt_id(prompts[start])}),"
+        given = ask(reward, prompts[rows], responses[rows], name=asked)
+        rewards[rows] = checked_rewards(given, prompts[rows], first=start, name=name)
+        if on_progress is not None:
+            on_progress(rows.stop)
+    return rewards
+
+
+def checked_rewards(values: Any, prompts: list[list[Message]], *, first: int, name: str) -> list[float]:
+    """Return ``values`` if they are one finite number for each of ``prompts``, whose rows count from ``first``."""
+    if not hasattr(values, "__len__") or len(values) != len(prompts):
+        found = f"{len(values)} rewards" if hasattr(values, "__len__") else type(values).__name__
+        raise DataError(
+            f"reward {name}: returned {found} for the {len(prompts)} responses of rows {first} to "
+            f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
+        )
+    for row, (value, prompt) in enumerate(zip(values, prompts, strict=True), first):
+        if problem := _problem(value):
+            raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
+    return list(values)
+
+
+def _problem(value: object) -> str | None:
+    """Return why ``value`` is no reward, and what to do; None if it is one."""
+    if problem := not_a_number(value):
+        return problem
+    try:
+        found = float(cast(float, value))
+    except OverflowError:  # of an integer
+        found = math.inf
+    if not math.isfinite(found):
+        return f"found {found}; a rank needs finite rewards, so mend the reward or drop the row"
+    return None

@@ -1,0 +1,128 @@
+"""The reward of a transformers sequence classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infalign.data.examples import Message, prompt_id
+from infalign.errors import ConfigError, DataError
+from infalign.models.logprobs import length_batches, right_padded
+from infalign.models.pretrained import conversation_ids, why_unloadable
+from infalign.models.settings import is_hub_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ClassifierReward:
+    """The output of a transformers sequence classifier with one output, read as TRL's ``RewardTrainer`` trains it.
+
+    The conversation and the response, as an assistant turn, are rendered with the tokenizer's chat template.
+    ``batch_tokens`` bounds the padded tokens of a forward pass. No row is cut: one longer than ``max_length`` or than
+    the model's context is a DataError. The reward of a row does not depend on the rows that it is scored with.
+
+    If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
+    the classifier reads its output at the last token that is not padding.
+    Raises ConfigError if the model has several outputs or the tokenizer has no chat template, padding or EOS token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_tokens: int = 16384,
+        max_length: int | None = None,
+    ) -> None:
+        name = model.config.name_or_path or type(model).__name__
+        config = model.config.get_text_config()
+        if model.config.num_labels != 1:
+            raise ConfigError(f"{name} has {model.config.num_labels} outputs; a reward model has one (num_labels=1)")
+        if tokenizer.chat_template is None:
+            raise ConfigError(f"the tokenizer of {name} has no chat template; save it with the one used in training")
+        if config.pad_token_id is None:
+            config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if config.pad_token_id is None:
+            raise ConfigError(f"the tokenizer of {name} has neither a padding nor an EOS token; set its pad_token")
+        limits = (max_length, getattr(config, "max_position_embeddings", None))
+        self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
+        self.max_length = min((limit for limit in limits if limit is not None), default=None)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_tokens: int = 16384,
+        max_length: int | None = None,
+    ) -> ClassifierReward:
+        """Load a model folder, or a model of the hub, with safetensors weights and a tokenizer; its code is never run.
+
+        Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
+        head of a language model that is no classifier would be random.
+        """
+        from safetensors import SafetensorError
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        if not Path(path).is_dir() and not is_hub_id(str(path)):
+            raise ConfigError(f"reward model {path}: there is no such folder")
+        try:
+            model, found = AutoModelForSequenceClassification.from_pretrained(
+                path,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise ConfigError(
+                f"reward model {path} cannot be loaded as safetensors without own code: {why_unloadable(error)}"
+            ) from error
+        if found["missing_keys"]:
+            raise ConfigError(
+                f"reward model {path} is no trained classifier: {', '.join(sorted(found['missing_keys']))} is not in "
+                "the checkpoint and would be random; train it first, for example with TRL's RewardTrainer"
+            )
+        return cls(model.to(device), tokenizer, batch_tokens=batch_tokens, max_length=max_length)
+
+    def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:
+        """Return the token ids of each conversation with its response, the same as the reward was trained on.
+
+        Special tokens that a prompt or a response spells are text (`pretrained.conversation_ids`).
+        """
+        return [
+            conversation_ids(
+                self.tokenizer, [*prompt, {"role": "assistant", "content": response}], add_generation_prompt=False
+            )
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+
+    def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
+        """Return the reward of each row, computed in the model's precision; DataError if a row is too long."""
+        import torch
+
+        token_ids = self.tokenize(prompts, responses)
+        for prompt, ids in zip(prompts, token_ids, strict=True):
+            if self.max_length is not None and len(ids) > self.max_length:
+                raise DataError(
+                    f"prompt {prompt_id(prompt)}: the conversation with its response has {len(ids)} tokens and the "
+                    f"reward model reads {self.max_length}; drop the prompt or generate shorter responses"
+                )
+        pad_id = self.model.config.get_text_config().pad_token_id
+        self.model.eval()
+        # Each text once: rounding depends on the batch, and equal texts must tie.
+        distinct = list({tuple(ids): ids for ids in token_ids}.values())
+        rewards: dict[tuple[int, ...], float] = {}
+        for rows in length_batches([len(ids) for ids in distinct], self.batch_tokens):
+            # Always padded on the right, whatever the tokenizer's side: so positions are those of the row alone.
+            input_ids = right_padded([distinct[row] for row in rows], pad_id, self.model.device)
+            attention_mask = right_padded([[1] * len(distinct[row]) for row in rows], 0, self.model.device)
+            with torch.inference_mode():
+                logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+            for row, reward in zip(rows, logits.squeeze(-1).float().tolist(), strict=True):
+                rewards[tuple(distinct[row])] = reward
+        return [rewards[tuple(ids)] for ids in token_ids]

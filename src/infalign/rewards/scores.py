@@ -1,0 +1,165 @@
+"""Rewards that are kept as they come in, and asked for once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from infalign.data.examples import MESSAGES, Message, prompt_id
+from infalign.errors import DataError
+from infalign.method.calibration import Array
+from infalign.rewards.base import RewardFunction, score
+from infalign.storage import read_table, write_table
+
+CHECKED_AGAIN = 4  # stored rewards that a server must still give
+ROUNDING = 1e-4  # of the largest of them
+MADE_BY = b"reward"  # in the schema of a shard: what gave its rewards
+
+
+def score_to(
+    directory: Path,
+    reward: RewardFunction,
+    prompts: Sequence[list[Message]],
+    responses: Sequence[str],
+    *,
+    name: str,
+    made_by: str,
+    shard_responses: int = 512,
+    on_progress: Callable[[int, int], None],
+) -> Array:
+    """Return the rewards of all rows, shape (rows,), and keep them in ``directory``/part-00000.parquet, ….
+
+    Only what no shard has is asked for, and equal responses to one prompt are one: a run that was stopped continues,
+    rows can be added, and equal responses tie. A shard holds the distinct responses to as many prompts as have
+    ``shard_responses`` together, or to one, and is written whole or not at all. Shards that were not made by
+    ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score`
+    does; rows then count from the start of the shard. Besides numbers only the responses to a few prompts are held.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    shards = sorted(directory.glob("part-[0-9]*.parquet"))
+    kept = [shard for shard in shards if _made_by(read_table(shard, [])) == made_by]
+    for shard in set(shards).difference(kept):
+        shard.unlink()
+    stored, rows_of = _stored(kept), _rows_by_prompt(prompts)
+    first = 1 + int(kept[-1].stem.removeprefix("part-")) if kept else 0
+    rewards, total, done = np.full(len(responses), np.nan), 0, 0
+    for identity, rows in rows_of.items():
+        texts, known = [responses[row] for row in rows], stored(identity)
+        rewards[rows] = [known.get(text, np.nan) for text in texts]
+        total += len(set(texts))
+        done += len(known.keys() & texts)
+    on_progress(done, total)
+    missing = (
+        (identity, {row: responses[row] for row in rows[np.isnan(rewards[rows])]}) for identity, rows in rows_of.items()
+    )
+    for number, chosen in enumerate(_filled(missing, shard_responses), first):
+        asked = [(identity, prompts[min(by_row)], text) for identity, by_row in chosen for text in _distinct(by_row)]
+        ids, conversations, said = map(list, zip(*asked, strict=True))
+        given = score(reward, conversations, said, name=name)
+        columns = {
+            "prompt_id": pa.array(ids, pa.string()),
+            "prompt": pa.array(conversations, MESSAGES),
+            "response": pa.array(said, pa.string()),
+            "reward": pa.array(given, pa.float64()),
+        }
+        write_table(directory / f"part-{number:05d}.parquet", pa.table(columns, metadata={MADE_BY: made_by.encode()}))
+        new = dict(zip(zip(ids, said, strict=True), given, strict=True))
+        for identity, by_row in chosen:
+            rewards[list(by_row)] = [new[identity, text] for text in by_row.values()]
+        done += len(said)
+        on_progress(done, total)
+    return rewards
+
+
+ByRow = dict[int, str]  # responses to one prompt, by row
+
+
+def _filled(missing: Iterable[tuple[str, ByRow]], responses: int) -> Iterator[list[tuple[str, ByRow]]]:
+    """Yield prompts with the responses to them that are missing: as many as go into one shard."""
+    shard: list[tuple[str, ByRow]] = []
+    filled = 0
+    for identity, by_row in missing:
+        if shard and filled + len(_distinct(by_row)) > responses:
+            yield shard
+            shard, filled = [], 0
+        if by_row:
+            shard.append((identity, by_row))
+            filled += len(_distinct(by_row))
+    if shard:
+        yield shard
+
+
+def _distinct(by_row: ByRow) -> list[str]:
+    return list(dict.fromkeys(by_row.values()))
+
+
+def _rows_by_prompt(prompts: Sequence[list[Message]]) -> dict[str, NDArray[np.intp]]:
+    """Return the rows of each prompt, by its id."""
+    numbers: dict[str, int] = {}
+    prompt_R, before = np.empty(len(prompts), np.intp), None
+    for row, prompt in enumerate(prompts):
+        if prompt is not before:  # a row as a rule has the prompt of the row before it
+            number, before = numbers.setdefault(prompt_id(prompt), len(numbers)), prompt
+        prompt_R[row] = number
+    ends = np.cumsum(np.bincount(prompt_R))
+    return dict(zip(numbers, np.split(np.argsort(prompt_R, kind="stable"), ends[:-1]), strict=True))
+
+
+def _stored(shards: list[Path]) -> Callable[[str], dict[str, float]]:
+    """Return a function that gives the stored rewards of a prompt, by response; few shards are held at a time."""
+    shards_of: dict[str, list[Path]] = {}
+    for shard in shards:
+        for identity in dict.fromkeys(_listed(read_table(shard, ["prompt_id"]), "prompt_id")):
+            shards_of.setdefault(identity, []).append(shard)
+
+    @lru_cache(maxsize=4)
+    def rewards(shard: Path) -> dict[str, dict[str, float]]:
+        found = defaultdict[str, dict[str, float]](dict)
+        table = read_table(shard, ["prompt_id", "response", "reward"])
+        columns = (_listed(table, column) for column in ("prompt_id", "response", "reward"))
+        for identity, text, reward in zip(*columns, strict=True):
+            found[identity][text] = reward
+        return found
+
+    return lambda identity: {
+        text: reward for shard in shards_of.get(identity, ()) for text, reward in rewards(shard)[identity].items()
+    }
+
+
+def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str, made_by: str) -> None:
+    """Raise DataError unless ``reward`` still gives what the first of ``shards`` by ``made_by`` has: its first 4 rows.
+
+    A difference up to 1e-4 of the largest of these rewards is rounding. Where there is no such shard, nothing is asked.
+    """
+    for shard in shards:
+        table = read_table(shard)
+        if _made_by(table) != made_by:
+            continue
+        first = table.slice(0, CHECKED_AGAIN)
+        prompts, texts, before = (_listed(first, column) for column in ("prompt", "response", "reward"))
+        now = score(reward, prompts, texts, name=name)
+        gaps = np.abs(now - before)
+        if gaps.max() > ROUNDING * np.abs(before).max():
+            worst = int(gaps.argmax())
+            raise DataError(
+                f"reward {name}: {made_by} now gives {now[worst]:g} where it gave {before[worst]:g} ({shard}, row "
+                f"{worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; bring "
+                "that one back (a function must always give the same), or score everything anew under another name, "
+                "such as a url with ?revision=2"
+            )
+        return
+
+
+def _listed(table: pa.Table, column: str) -> list[Any]:
+    return table[column].to_pylist()
+
+
+def _made_by(table: pa.Table) -> str:
+    return (table.schema.metadata or {}).get(MADE_BY, b"").decode()

@@ -1,0 +1,1 @@
+"""Responses drawn from a policy, and kept."""

@@ -1,0 +1,154 @@
+"""What an engine is: a distribution, prompts, responses, and a random stream for each response.
+
+What is drawn *is* the policy: temperature 1 and no truncation unless asked for, and no setting of a model folder or a
+server applies silently. Tokens are picked by inverse CDF from a random stream of each response's own, so K can grow
+without redrawing. Needs the ``train`` extra.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from infalign.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CDF_BLOCK = 64
+NO_POLICY = "the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The distribution that responses are drawn from; every field reaches the engine explicitly.
+
+    ``top_k``, ``min_p`` and ``repetition_penalty`` are always off. Raises `ConfigError` for a value out of range.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be positive and finite (1 draws from the policy)"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must be in (0, 1] (1 draws from the policy)")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response: its token ids with the EOS that ended it, and its text without special tokens.
+
+    ``finish`` is ``"stop"`` (EOS) or ``"length"``; ``logprob`` is Σ log-probability of ``token_ids`` under the
+    distribution that was sampled, NaN where the engine gives none.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish: str
+    logprob: float
+
+
+class Prompt(NamedTuple):
+    """A prompt as the model sees it; ``prompt_id`` names it in every table and keys its random streams."""
+
+    prompt_id: str
+    token_ids: Sequence[int]
+
+
+class Engine(Protocol):
+    """Anything that draws responses to a prompt."""
+
+    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
+        """Return rollouts number ``indices`` of the prompt, in that order."""
+        ...
+
+
+def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling: Sampling) -> None:
+    """Raise if ``model`` cannot answer the prompt with ``max_new_tokens`` tokens."""
+    check_not_empty(prompt_ids, prompt_id)
+    check_evaluating(model)
+    config = model.config.get_text_config(decoder=True)
+    context = getattr(config, "max_position_embeddings", None)
+    if context is not None and len(prompt_ids) + sampling.max_new_tokens > context:
+        raise DataError(
+            f"prompt {prompt_id!r} has {len(prompt_ids)} tokens, which with max_new_tokens {sampling.max_new_tokens} "
+            f"exceeds the model's context of {context}; drop the prompt or lower max_new_tokens"
+        )
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
+        raise DataError(f"prompt {prompt_id!r} has token ids outside the model's vocabulary of {config.vocab_size}")
+
+
+def check_evaluating(model: Any) -> None:
+    """Raise ConfigError for a model in training mode."""
+    if model.training:
+        raise ConfigError("the model is in training mode, so dropout would change the policy; call model.eval()")
+
+
+def check_not_empty(prompt_ids: Sequence[int], prompt_id: str) -> None:
+    """Raise DataError for a prompt without tokens."""
+    if len(prompt_ids) == 0:
+        raise DataError(f"prompt {prompt_id!r} is empty; give it at least a BOS token or drop it")
+
+
+def token_uniforms(sampling: Sampling, prompt_id: str, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return one uniform on [0, 1) for each response and token (indices × max_new_tokens), from Philox streams."""
+
+    def stream(index: int) -> np.random.Generator:
+        name = json.dumps([sampling.seed, prompt_id, int(index)]).encode()
+        key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+        return np.random.Generator(np.random.Philox(key=key))
+
+    return np.stack([stream(index).random(sampling.max_new_tokens) for index in indices])
+
+
+def pick_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Return a token and its log-probability for each row of ``logits`` (rows × V), by inverse CDF at ``uniforms``."""
+    import torch
+    from torch.nn.functional import pad
+
+    logits = logits.float() if sampling.temperature == 1 else logits.float() / sampling.temperature
+    probabilities = torch.softmax(logits, dim=-1)
+    if sampling.top_p < 1:
+        ordered, order = probabilities.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
+        probabilities = probabilities.scatter(-1, order, ordered.where(before < sampling.top_p, 0.0))
+    # In two levels, a block of tokens and then a token: a running sum over the vocabulary is slow and rounds more.
+    padding = -probabilities.shape[-1] % CDF_BLOCK
+    padded = pad(probabilities, (0, padding)) if padding else probabilities
+    blocks = padded.view(len(padded), -1, CDF_BLOCK)
+    mass = blocks.sum(dim=-1).double()
+    cdf = mass.cumsum(dim=-1)
+    target = uniforms[:, None] * cdf[:, -1:]
+    # right=True steps over what has probability 0; only NaN reaches the clamps, and `as_responses` reports it.
+    block = torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
+    inside = blocks.take_along_dim(block[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
+    fraction = (target - (cdf - mass).gather(-1, block)) / mass.gather(-1, block)
+    below = (fraction * inside[:, -1:]).minimum(inside[:, -1:].nextafter(inside.new_zeros(())))
+    tokens = block * CDF_BLOCK + torch.searchsorted(inside, below, right=True)
+    tokens.clamp_(max=probabilities.shape[-1] - 1)
+    return tokens[:, 0], (probabilities.gather(-1, tokens).double() / cdf[:, -1:]).log()[:, 0]
+
+
+def as_responses(tokens: Tensor, lengths: Tensor, logprobs: Tensor, tokenizer: Any) -> list[Response]:
+    """Return rows of ``tokens`` (responses × T), cut to ``lengths``, as responses."""
+    if not logprobs.isfinite().all():
+        raise ConfigError(NO_POLICY)
+    ids = [tuple(row[:length]) for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    finishes = ["stop" if row[-1] == tokenizer.eos_token_id else "length" for row in ids]
+    return [Response(*fields) for fields in zip(ids, texts, finishes, logprobs.tolist(), strict=True)]

@@ -1,0 +1,168 @@
+"""Draw K responses to each prompt with an engine, and keep them as Parquet shards."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from infalign.errors import DataError, PartialError, first_line
+from infalign.models.memory import _free_memory, out_of_memory
+from infalign.sampling.engine import Engine, Prompt, Response
+from infalign.sequences import Lazy, in_blocks
+from infalign.storage import read_table, write_table
+
+SHARD_PROMPTS = 16  # whose rollouts are written, and read, at once
+COLUMNS: dict[str, pa.DataType] = {
+    "prompt_id": pa.string(),
+    "index": pa.int32(),
+    "token_ids": pa.list_(pa.int32()),
+    "text": pa.string(),
+    "finish": pa.string(),
+    "logprob": pa.float64(),
+}
+SCHEMA = pa.schema(COLUMNS)
+
+
+def draw(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    k: int,
+    directory: Path,
+    *,
+    shard_prompts: int = SHARD_PROMPTS,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
+
+    Skips what the directory already has, so a run that was stopped continues and ``k`` can grow. A shard of
+    ``shard_prompts`` prompts, or of those that were drawn when an exception came, is written whole or not at all.
+    Calls ``on_progress(drawn, all)`` with numbers of responses after each prompt. Where memory runs out, half as many
+    responses are drawn at once from then on. Raises DataError if two prompts share an id, PartialError if there is no
+    memory for one response.
+    """
+    if repeated := [prompt_id for prompt_id, count in Counter(p.prompt_id for p in prompts).items() if count > 1]:
+        raise DataError(f"{len(repeated)} prompts occur more than once, the first {repeated[0]!r}; keep one of each")
+    directory.mkdir(parents=True, exist_ok=True)
+    place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
+    have_PK = np.zeros((len(prompts), k), bool)
+    for shard in _shards(directory):
+        have_PK.flat[_asked_for(shard, place, k)[0]] = True
+    todo = np.flatnonzero(~have_PK.all(axis=1))
+    drawn, total = int(have_PK.sum()), have_PK.size
+    number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
+    on_progress(drawn, total)
+    at_once, said = k, [field.name for field in fields(Response)]
+    for start in range(0, len(todo), shard_prompts):
+        rows: list[dict[str, Any]] = []
+        try:
+            for prompt, have_K in ((prompts[i], have_PK[i]) for i in todo[start : start + shard_prompts]):
+                missing = np.flatnonzero(~have_K).tolist()
+                responses, at_once = _sample(engine, prompt, missing, at_once)
+                rows += [
+                    {"prompt_id": prompt.prompt_id, "index": index} | {name: getattr(response, name) for name in said}
+                    for index, response in zip(missing, responses, strict=True)
+                ]
+                drawn += len(missing)
+                on_progress(drawn, total)
+        finally:
+            if rows:
+                write_table(directory / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA))
+        number += 1
+
+
+def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:
+    """Return rollouts number ``indices`` of the prompt, and how many at once there was memory for."""
+    responses: list[Response] = []
+    while missing := indices[len(responses) : len(responses) + at_once]:
+        try:
+            responses += engine.sample(prompt.token_ids, prompt.prompt_id, missing)
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            if len(missing) == 1:
+                raise PartialError(
+                    f"memory ran out with one response to prompt {prompt.prompt_id!r} ({first_line(error)}); what is "
+                    "drawn is kept, so free memory, or take a machine with more, and run the same command again"
+                ) from error
+        at_once = len(missing) // 2  # outside the handler, which holds on to the tensors of the attempt
+        _free_memory()
+    return responses, at_once
+
+
+def read_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> pa.Table:
+    """Return all of `find_rollouts` in one table, which takes memory for every token."""
+    return pa.concat_tables([SCHEMA.empty_table(), *find_rollouts(directory, prompt_ids, k).tables()])
+
+
+def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn":
+    """Return rollouts 0 … k-1 of ``prompt_ids`` (P·k rows), ordered by prompt as given and then by index.
+
+    Raises DataError naming a rollout that is missing, or there twice.
+    """
+    place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
+    shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
+    for number, shard in enumerate(shards):
+        keys, rows = _asked_for(shard, place, k)
+        shard_R[keys], row_R[keys] = number, rows
+        np.add.at(count_R, keys, 1)
+    for wrong, what in (
+        (count_R == 0, "missing; remove this folder and run the same command again"),
+        (count_R > 1, "there twice; delete one of the shards"),
+    ):
+        if wrong.any():
+            first = int(wrong.argmax())
+            raise DataError(
+                f"{directory}: {wrong.sum()} of {len(wrong)} rollouts, the first number {first % k} of prompt "
+                f"{prompt_ids[first // k]!r}, are {what}"
+            )
+    return Drawn(directory, shards, shard_R, row_R, k * SHARD_PROMPTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rollouts in an order of their own, in shards that are read when they are needed, a few at a time."""
+
+    directory: Path
+    shards: list[Path]
+    shard_of: NDArray[np.int32]  # where each rollout lies
+    row_of: NDArray[np.int32]
+    block: int  # rollouts that are held at once
+
+    def __len__(self) -> int:
+        return len(self.shard_of)
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield all rollouts, or their named ``columns``, in order and a block at a time."""
+        return (self._table(start, columns) for start in range(0, len(self), self.block))
+
+    def values(self, column: str) -> Lazy[Any]:
+        """Return the values of a column; going through them in order reads every shard about once."""
+        return in_blocks(len(self), self.block, lambda start: self._table(start, [column])[column].to_pylist())
+
+    def _table(self, start: int, columns: Sequence[str] | None) -> pa.Table:
+        rows = slice(start, start + self.block)
+        needed, which = np.unique(self.shard_of[rows], return_inverse=True)
+        tables = [read_table(self.shards[number], columns) for number in needed]
+        offset = np.cumsum([0, *(table.num_rows for table in tables)])
+        return pa.concat_tables(tables).take(offset[which] + self.row_of[rows])
+
+
+def _asked_for(shard: Path, place: Mapping[str, int], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return prompt · k + index of the rollouts in a shard that are asked for, and their rows."""
+    table = read_table(shard, ["prompt_id", "index"])
+    prompt = np.array([place.get(str(prompt_id), -1) for prompt_id in table["prompt_id"].to_pylist()], dtype=np.intp)
+    index = table["index"].to_numpy()
+    rows = np.flatnonzero((prompt >= 0) & (index < k))
+    return prompt[rows] * k + index[rows], rows
+
+
+def _shards(directory: Path) -> list[Path]:
+    """Return the finished shards, in the order they were written."""
+    return sorted(path for path in directory.glob("part-*.parquet") if re.fullmatch(r"part-\d{5,}", path.stem))

@@ -1,0 +1,233 @@
+"""Draw many responses to one prompt fast: the prompt is computed and kept once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from infalign.errors import ConfigError, first_line
+from infalign.models.pretrained import eos_token_id
+from infalign.sampling.engine import (
+    NO_POLICY,
+    Response,
+    Sampling,
+    as_responses,
+    check_evaluating,
+    check_prompt,
+    pick_tokens,
+    token_uniforms,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+SUFFIX_BLOCK = 32
+USE_GENERIC = "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model"
+
+
+class SharedPrefixEngine:
+    """Draw many responses to one prompt fast: the prompt is computed and kept once for all of them.
+
+    Takes any transformers decoder in which every layer attends to all earlier tokens through the attention interface
+    (Llama, Qwen, Mistral without a window, Gemma, GPT-2, …); raises `ConfigError` for others. A response depends on
+    (seed, prompt_id, index) only, up to the rounding of matrix products in batches of another size.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        self.eos = eos_token_id(tokenizer)
+        _check_shares_prefix(model)
+
+    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
+        """Return rollouts number ``indices`` of the prompt, in that order."""
+        import torch
+
+        check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
+        n, steps = len(indices), self.sampling.max_new_tokens
+        device = self.model.device
+        uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(device)
+        tokens = torch.full((n, steps), self.eos, device=device)
+        lengths = torch.full((n,), steps, device=device)
+        logprobs = torch.zeros(n, dtype=torch.float64, device=device)
+        rows = torch.arange(n, device=device)  # the response that each row of the batch belongs to
+        done = torch.zeros(n, dtype=torch.bool, device=device)
+        with torch.no_grad():
+            logits, prefix = _prefill(self.model, prompt_ids)
+            cache = _SharedPrefixCache(prefix)
+            logits = logits.expand(n, -1)
+            with _attention(self.model, _register()):
+                for step in range(steps):
+                    picked, logprob = pick_tokens(logits, uniforms[rows, step], self.sampling)
+                    picked = picked.where(~done, self.eos)
+                    tokens[rows, step] = picked
+                    logprobs[rows] += logprob.where(~done, 0.0)
+                    ended = ~done & (picked == self.eos)
+                    lengths[rows[ended]] = step + 1
+                    done |= ended
+                    left = len(rows) - int(done.sum())
+                    if left == 0 or step == steps - 1:
+                        break
+                    if left <= 0.75 * len(rows):  # moving the cache costs, so not at every end
+                        keep = (~done).nonzero()[:, 0]
+                        rows, done, picked = rows[keep], done[keep], picked[keep]
+                        cache.keep(keep)
+                    logits = _decode(self.model, picked, cache)
+        return as_responses(tokens, lengths, logprobs, self.tokenizer)
+
+
+Layers = list[tuple["Tensor", "Tensor"]]
+"""Keys and values of each layer."""
+
+
+class _SharedPrefixCache:
+    """The running cache: keys and values of the prompt once for all rows, and blocks for the rows' own tokens.
+
+    Blocks are read whole, unused places included: on a CPU that is 2-3 times faster than slices of one large buffer.
+    Models ask a cache for no more than ``update`` and ``get_seq_length``.
+    """
+
+    def __init__(self, prefix: Layers) -> None:
+        self.prefix = prefix  # of each layer; 1 × KV heads × P × width
+        self.suffix: list[Layers] = [[] for _ in prefix]  # of each layer and block; rows × KV heads × BLOCK × width
+        self.length = 0  # own tokens of each row
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append one token to each row of a layer; `_attend` reads the blocks, so what is returned is the new token."""
+        blocks, place = self.suffix[layer_idx], self.length % SUFFIX_BLOCK
+        if place == 0:
+            blocks.append((_empty_block(key), _empty_block(value)))
+        for block, new in zip(blocks[-1], (key, value), strict=True):
+            block[:, :, place] = new[:, :, 0]
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens before the one being computed."""
+        return int(self.prefix[0][0].shape[2]) + self.length
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep these rows only."""
+        self.suffix = [[(keys[rows], values[rows]) for keys, values in blocks] for blocks in self.suffix]
+
+
+def _empty_block(new: Tensor) -> Tensor:
+    return new.new_zeros(*new.shape[:2], SUFFIX_BLOCK, new.shape[3])
+
+
+def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:
+    """Return the logits after the prompt (1 × V) and its keys and values, by the model's normal attention."""
+    import torch
+    from transformers import DynamicCache
+
+    ids = torch.tensor([list(prompt_ids)], device=model.device)
+    cache = DynamicCache(config=model.config)
+    logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+    return logits, [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _decode(model: Any, tokens: Tensor, cache: _SharedPrefixCache) -> Tensor:
+    """Append a token to each row and return the logits after it (rows × V)."""
+    positions = tokens.new_full((1, 1), cache.get_seq_length())
+    out = model(
+        input_ids=tokens[:, None],
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        shared_prefix=cache,  # models hand keywords they do not know to the attention function
+    )
+    cache.length += 1
+    logits: Tensor = out.logits[:, -1]
+    return logits
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    shared_prefix: _SharedPrefixCache,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from one token a row (rows × heads × 1 × width) to the shared prefix and to the row's own tokens."""
+    import torch
+
+    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"its attention uses {name}")
+    prefix_keys, prefix_values = (tensor[0] for tensor in shared_prefix.prefix[module.layer_idx])
+    blocks = shared_prefix.suffix[module.layer_idx]
+    n, kv_heads, _, width = key.shape
+    query = query.reshape(n, kv_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
+    group, prefix_length = query.shape[2], prefix_keys.shape[1]
+
+    def by_head(rows: Tensor) -> Tensor:  # one matrix product a head for all rows together: the point of the engine
+        return rows.transpose(0, 1).reshape(kv_heads, n * group, -1)
+
+    def by_row(heads: Tensor) -> Tensor:
+        return heads.view(kv_heads, n, group, -1).transpose(0, 1)
+
+    prefix_scores = by_row(by_head(query) @ prefix_keys.mT)
+    scores = torch.cat((prefix_scores, *(query @ keys.mT for keys, _ in blocks)), dim=-1)
+    scores[..., prefix_length + shared_prefix.length + 1 :] = -torch.inf  # the unused places of the last block
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    to_prefix, *to_blocks = torch.split(weights, [prefix_length] + [SUFFIX_BLOCK] * len(blocks), dim=-1)
+    out = by_row(by_head(to_prefix) @ prefix_values)
+    for to_block, (_, values) in zip(to_blocks, blocks, strict=True):
+        out = out + to_block @ values
+    return out.reshape(n, 1, kv_heads * group, -1), None
+
+
+def _register() -> str:
+    """Make `_attend` known to transformers and return its name.
+
+    No mask function is registered with it, so models build no mask; none is needed, as all rows are equally long.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("infalign_shared_prefix", _attend)
+    return "infalign_shared_prefix"
+
+
+@contextmanager
+def _attention(model: Any, name: str) -> Iterator[None]:
+    """Let ``model`` use another attention implementation for a while."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _check_shares_prefix(model: Any) -> None:
+    """Raise `ConfigError` unless two tokens decoded on a shared prefix get the logits of a plain forward pass."""
+    import torch
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    check_evaluating(model)
+    name = type(model).__name__
+    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    if layers != {DynamicLayer}:
+        kinds = ", ".join(sorted(layer.__name__ for layer in layers - {DynamicLayer})) or "unknown layers"
+        raise ConfigError(f"{name} has layers without full attention ({kinds}){USE_GENERIC}")
+    ids = torch.arange(1, 6, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
+    try:
+        with torch.no_grad():
+            expected = model(input_ids=ids[None], use_cache=False).logits[0, -2:].float()
+            _, prefix = _prefill(model, ids[:3].tolist())
+            cache = _SharedPrefixCache(prefix)
+            with _attention(model, _register()):
+                found = torch.stack([_decode(model, token.expand(2), cache)[1] for token in ids[3:]]).float()
+    except Exception as error:  # a model that is not built for the attention interface can fail in any way
+        raise ConfigError(f"{name} cannot share a prefix: {first_line(error)}{USE_GENERIC}") from error
+    if expected.isnan().any():
+        raise ConfigError(NO_POLICY)
+    gap = float((found - expected).abs().max() / (1 + expected.abs().max()))
+    if not gap <= torch.finfo(model.dtype).eps ** 0.5:
+        raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){USE_GENERIC}")

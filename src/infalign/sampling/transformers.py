@@ -1,0 +1,61 @@
+"""Draw responses with transformers' ``generate``, which takes any causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from infalign.models.pretrained import eos_token_id
+from infalign.sampling.engine import Response, Sampling, as_responses, check_prompt, pick_tokens, token_uniforms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TransformersEngine:
+    """Draw responses with transformers' ``generate``, which takes any causal language model.
+
+    Tokens are picked by the same streams as in `SharedPrefixEngine`, and nothing in the model's ``generation_config``
+    applies: ``generate`` sees a fresh one, and a logits processor that leaves it no choice.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        self.eos = eos_token_id(tokenizer)
+
+    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
+        """Return rollouts number ``indices`` of the prompt, in that order."""
+        import torch
+        from transformers import GenerationConfig
+
+        check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
+        uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(self.model.device)
+        inputs = torch.tensor([list(prompt_ids)] * len(indices), device=self.model.device)
+        logprobs: list[Tensor] = []
+
+        def pick(so_far: Tensor, logits: Tensor) -> Tensor:
+            tokens, logprob = pick_tokens(logits, uniforms[:, so_far.shape[1] - len(prompt_ids)], self.sampling)
+            logprobs.append(logprob)
+            return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
+
+        fresh = GenerationConfig(
+            max_new_tokens=self.sampling.max_new_tokens,
+            eos_token_id=self.eos,
+            pad_token_id=self.eos,
+            do_sample=False,  # greedy among the one token that `pick` leaves
+            num_beams=1,
+            use_cache=True,
+            repetition_penalty=1.0,
+        )
+        folder, self.model.generation_config = self.model.generation_config, fresh
+        try:
+            with torch.no_grad():
+                out = self.model.generate(
+                    inputs, attention_mask=torch.ones_like(inputs), generation_config=fresh, logits_processor=[pick]
+                )
+        finally:
+            self.model.generation_config = folder
+        tokens = out[:, len(prompt_ids) :]
+        before_end = (tokens == self.eos).cumsum(dim=1) - (tokens == self.eos).long() == 0
+        sums = torch.stack(logprobs, dim=1).where(before_end, 0.0).sum(dim=1)
+        return as_responses(tokens, before_end.sum(dim=1), sums, self.tokenizer)

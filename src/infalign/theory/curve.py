@@ -1,0 +1,111 @@
+"""Points of the analytic curves."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from infalign.errors import ConfigError, InfalignError
+from infalign.method.procedures import Served, Standard, rewinds
+from infalign.method.transforms import Transformation, normalised_beta, parse_transform
+from infalign.theory.law import Law, aligned_law, law_at_kl
+from infalign.theory.optimum import optimal
+
+SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at first win rates rise with its root
+LARGEST_ERROR = 1e-4  # of a point; one that is further off would look like an answer
+Aim = Transformation | Literal["optimal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of an analytic curve: an aligned policy, its KL to the base policy and its win rates against it.
+
+    ``error`` bounds what numerics may have done to ``kl`` and the win rates. ``draws`` and ``base_draws`` exist for
+    Rewind-and-Repeat, and ``residual``, ``self_check`` and ``stationary`` for the optimum (see ``Optimum``).
+    """
+
+    procedure: str
+    base: str  # the procedure that serves the base policy
+    transform: str
+    beta: float  # of the paper's raw Φ
+    normalised_beta: float  # of the normalised Φ that trainers use
+    kl: float  # nats
+    win_rate: float
+    standard_win_rate: float  # both policies served by one plain draw
+    error: float
+    law: Law = field(repr=False)
+    draws: float | None = None
+    base_draws: float | None = None
+    residual: float | None = None
+    self_check: float | None = None
+    stationary: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers that exist, without the law, for JSON."""
+        found = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "law"}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def parse_aim(name: str) -> Aim:
+    """Return ``optimal``, which is another transformation at every KL, or the transformation that ``name`` spells."""
+    return "optimal" if name == "optimal" else parse_transform(name)
+
+
+def analyse(
+    procedure: Served,
+    transform: Aim,
+    *,
+    beta: float | None = None,
+    kl: float | None = None,
+    base: Served | None = None,
+) -> Point:
+    """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
+
+    ``base`` serves the base policy, by default ``procedure``. Raises ConfigError unless exactly one of ``beta`` and
+    ``kl`` is given, positive and within reach, and InfalignError for a point that could not be computed to 1e-4.
+    """
+    if (beta is None) == (kl is None):
+        raise ConfigError("a point of a curve needs either beta or a KL budget")
+    more: dict[str, Any] = {}
+    if isinstance(transform, str):
+        optimum = optimal(procedure, beta=beta, kl=kl, base=base)
+        law, spent, wins = optimum.law, optimum.kl, optimum.win_rate
+        more = {name: getattr(optimum, name) for name in ("residual", "self_check", "stationary")}
+    else:
+        law = law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
+        spent, wins = law.kl, law.win_rate(procedure, base)
+    if rewinds(procedure):
+        more |= {"draws": law.draws(procedure), "base_draws": float(procedure.expected_draws(procedure.quantile))}
+    name = transform if isinstance(transform, str) else transform.name
+    error = law.error + more.get("self_check", 0.0)
+    if not error <= LARGEST_ERROR:
+        raise InfalignError(f"{name} for {procedure.name} at {spent:.4g} nats is only known to within {error:.1g}")
+    return Point(
+        procedure=procedure.name,
+        base=(base or procedure).name,
+        transform=name,
+        beta=law.beta,
+        normalised_beta=normalised_beta(law.transform, law.beta),
+        kl=spent,
+        win_rate=wins,
+        standard_win_rate=law.win_rate(Standard()),
+        error=error,
+        law=law,
+        **more,
+    )
+
+
+def sweep(procedure: Served, transform: Aim, *, base: Served | None = None) -> tuple[list[Point], str]:
+    """Return the points from 0.01 to 5 nats, up to the first that cannot be had, and why it cannot ("" if all can).
+
+    Raises InfalignError if there is no point at all.
+    """
+    points: list[Point] = []
+    for kl in SWEEP:
+        try:
+            points.append(analyse(procedure, transform, kl=float(kl), base=base))
+        except InfalignError as error:
+            if not points:
+                raise
+            return points, str(error)
+    return points, ""

@@ -1,0 +1,133 @@
+"""What calibration on a finite number of rollouts costs."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import brentq
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures import RankProcedure, rewinds
+from infalign.method.transforms import Transformation, at_ranks
+from infalign.theory.law import law_at_kl
+
+LOG_BETAS = (-60.0, 40.0)  # of the normalised Φ: from all mass on the best interval to a KL below 1e-30
+QUADRATURE = 1e-10  # change in a win rate at which there are enough nodes
+MOST_NODES = 256  # an interval; where h′ jumps the error is by then far below the Monte-Carlo error
+PILOT = 32  # prompts that choose the nodes and the price of KL
+CHUNK = 2**17  # nodes in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteRollouts:
+    """What calibration on K reference rollouts a prompt costs at one KL budget.
+
+    ``win_rates`` has one entry a prompt, W_p − (dW/dKL)·(KL_p − ``kl``): a prompt that spends more of the shared budget
+    is charged for it. With the same seed, prompts and K the prompts are the same, so that the difference of two
+    transformations has the standard error of the difference of their ``win_rates``.
+    """
+
+    transform: str
+    rollouts: int
+    beta: float  # of the paper's raw Φ
+    kl: float  # nats, the mean over prompts
+    win_rates: Array = field(repr=False)  # (P,)
+    limit: float  # the win rate with exact calibration at the same KL
+
+    @property
+    def win_rate(self) -> float:
+        """The mean win rate."""
+        return float(self.win_rates.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Of ``win_rate`` and of ``lost``, over the simulated prompts."""
+        return float(self.win_rates.std(ddof=1) / np.sqrt(len(self.win_rates)))
+
+    @property
+    def lost(self) -> float:
+        """The win rate that exact calibration would add."""
+        return self.limit - self.win_rate
+
+
+def finite_rollouts(
+    transform: Transformation,
+    procedure: RankProcedure,
+    *,
+    rollouts: int,
+    kl: float,
+    base: RankProcedure | None = None,
+    prompts: int = 1000,
+    seed: int = 0,
+) -> FiniteRollouts:
+    """Return how a policy fares that is optimal for Φ(Ĉ), with Ĉ from K = ``rollouts`` references a prompt.
+
+    The references of a prompt cut [0, 1] into K + 1 intervals of lengths D ~ Dirichlet(1, …, 1), inside which Ĉ = c/K
+    cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves all the
+    simulated ``prompts`` and spends ``kl`` nats on average; the win rate is the true one, for continuous rewards.
+    Raises ConfigError for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
+    """
+    base = base or procedure
+    for given in (procedure, base):
+        if rewinds(given):
+            raise ConfigError(f"the loss from finite rollouts is known for rank procedures only, not for {given.name}")
+    if rollouts < 1 or prompts < 2:
+        raise ConfigError(f"at least 1 rollout and 2 prompts are needed, found {rollouts} and {prompts}")
+    lengths_PC = np.random.default_rng(seed).standard_exponential((prompts, rollouts + 1))
+    lengths_PC /= lengths_PC.sum(axis=1, keepdims=True)
+    phi_C = at_ranks(transform, np.arange(rollouts + 1) / rollouts, rollouts)
+    phi_C -= phi_C.max()
+
+    def kls(log_beta: float) -> Array:
+        exponent = phi_C * np.exp(-log_beta)
+        tilt = np.exp(exponent)
+        total, mean = (lengths_PC @ np.stack([tilt, tilt * exponent], axis=1)).T
+        kls_P: Array = mean / total - np.log(total)
+        return kls_P
+
+    largest = float(kls(LOG_BETAS[0]).mean())
+    if not 0 < kl < largest:
+        raise ConfigError(
+            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below {largest:.4g}"
+        )
+    log_beta = float(brentq(lambda x: float(kls(x).mean()) - kl, *LOG_BETAS, xtol=1e-13))
+
+    def win_rates(lengths: Array, log_beta: float, nodes: int) -> Array:
+        masses = lengths * np.exp(phi_C * np.exp(-log_beta))
+        return _step_win_rates(lengths, masses / masses.sum(axis=1, keepdims=True), procedure, base, nodes)
+
+    pilot, nodes = lengths_PC[:PILOT], 2
+    now, finer = win_rates(pilot, log_beta, nodes), win_rates(pilot, log_beta, 2 * nodes)
+    while np.abs(now - finer).max() > QUADRATURE and nodes < MOST_NODES:
+        nodes *= 2
+        now, finer = finer, win_rates(pilot, log_beta, 2 * nodes)
+    nearby = log_beta + 1e-4
+    price = (win_rates(pilot, nearby, nodes) - now).mean() / (kls(nearby) - kls(log_beta))[:PILOT].mean()
+    rows = max(1, CHUNK // (nodes * (rollouts + 1)))
+    win_rates_P = np.concatenate(
+        [win_rates(lengths_PC[start : start + rows], log_beta, nodes) for start in range(0, prompts, rows)]
+    )
+    kls_P = kls(log_beta)
+    return FiniteRollouts(
+        transform.name,
+        rollouts,
+        float(np.exp(log_beta)) * transform.scale,
+        float(kls_P.mean()),
+        win_rates_P - price * (kls_P - kl),
+        law_at_kl(transform, kl=kl).win_rate(procedure, base),
+    )
+
+
+def _step_win_rates(
+    lengths_PC: Array, masses_PC: Array, procedure: RankProcedure, base: RankProcedure, nodes: int
+) -> Array:
+    """Return W = 1 − ∫ h(F) h₀′(u) du, (P,), of policies whose density is constant on intervals of [0, 1]."""
+    x, weight = np.polynomial.legendre.leggauss(nodes)
+    x, weight = (x + 1.0) / 2.0, weight / 2.0
+    u, cdf = (
+        np.minimum((values.cumsum(axis=1) - values)[..., None] + values[..., None] * x, 1.0)
+        for values in (lengths_PC, masses_PC)
+    )
+    lost_PC = (procedure.distortion(cdf) * base.density(u)) @ weight
+    win_rates_P: Array = 1.0 - (lengths_PC * lost_PC).sum(axis=1)
+    return win_rates_P

@@ -1,0 +1,188 @@
+"""Analytic curves: win rate and KL of the aligned policy, which depend on (procedure, Φ, β) alone.
+
+The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy. Its mass may lie
+within 1e-300 of an end, so u and 1 − u are kept apart, panels are split until every integral is resolved, and a law
+carries the error that is left.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures import RewindAndRepeat, Served, Standard, distortion
+from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
+from infalign.method.transforms import Function, Tabulated, Transformation, normalised_beta
+
+LOWEST_LOG_BETA = -690.0  # of the normalised Φ; the smallest floating-point numbers lie below
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """The law of the calibrated reward u under an aligned policy, at nodes ``u`` with quadrature weights ``weight``.
+
+    ``error`` estimates the absolute error of its KL and of the win rates of smooth procedures; 1e-12 is usual. It
+    grows when the mass lies so near to an end that a plain function's values there are rounded.
+    """
+
+    transform: Transformation
+    beta: float  # of the paper's raw Φ
+    kl: float  # nats
+    error: float
+    u: Array = field(repr=False)
+    v: Array = field(repr=False)  # 1 − u, exact near u = 1
+    log_density: Array = field(repr=False)
+    cdf: Array = field(repr=False)
+    weight: Array = field(repr=False)
+    panels: Panels = field(repr=False)
+
+    @property
+    def density(self) -> Array:
+        """f(u) at the nodes."""
+        density: Array = np.exp(self.log_density)
+        return density
+
+    def cdf_at(self, u: ArrayLike) -> Array:
+        """Return F at any ``u``."""
+        shape = self.panels.weight.shape
+        return np.clip(self.panels.integral_to(self.density.reshape(shape), np.asarray(u, float)), 0.0, 1.0)
+
+    def chance_below(self, u: float) -> float:
+        """Return F(u), the probability of falling below the base policy's quantile ``u``."""
+        return float(self.cdf_at(u))
+
+    def win_rate(self, procedure: Served, base: Served | None = None) -> float:
+        """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default likewise."""
+        theirs = distortion(base or procedure, at_base)
+
+        def integrand(law: Law) -> Array:
+            return distortion(procedure, law.chance_below).distortion(law.cdf) * theirs.density(law.u)
+
+        def integrands(panels: Panels) -> tuple[Array, ...]:
+            return (integrand(_law(self.transform, self.beta, panels)).reshape(panels.weight.shape),)
+
+        law = self
+        if self.panels.tails(integrand(self).reshape(self.panels.weight.shape)).sum() > TOLERANCE:
+            law = _law(self.transform, self.beta, adapted(self.panels, integrands)[0])
+        return float(1.0 - np.sum(law.weight * integrand(law)))
+
+    def draws(self, procedure: RewindAndRepeat) -> float:
+        """Return the expected number of draws of the policy; for the base it is ``expected_draws(quantile)``."""
+        return float(procedure.expected_draws(self.cdf_at(procedure.quantile)))
+
+
+def aligned_law(transform: Transformation, *, beta: float) -> Law:
+    """Return the law of the optimal policy of RLHF with reward Φ(C) and KL weight ``beta`` (of the paper's raw Φ).
+
+    KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
+    """
+    return _resolved(transform, beta, _panels(transform))
+
+
+def law_at_kl(transform: Transformation, *, kl: float) -> Law:
+    """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
+
+    Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
+    """
+    if not (kl > 0 and np.isfinite(kl)):
+        raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
+    panels = _panels(transform)
+    log_scale = np.log(transform.scale)
+
+    def law(log_beta: float) -> Law:
+        nonlocal panels
+        found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
+        if len(found.panels.start) < 2 * len(_panels(transform).start):  # the next β needs similar panels
+            panels = found.panels
+        return found
+
+    @cache  # the panels of another β change the last digits, and with them perhaps the sign
+    def excess(log_beta: float) -> float:
+        return float(np.log(max(law(log_beta).kl, 1e-300) / kl))
+
+    inside, step = 0.0, 2.0
+    outside = inside
+    sign = np.sign(excess(inside))
+    while sign != 0 and np.sign(excess(outside)) == sign:
+        if outside == LOWEST_LOG_BETA:
+            raise ConfigError(
+                f"{transform.name} cannot reach a KL of {kl:g} nats; the largest in reach is {law(outside).kl:.4g}"
+            )
+        inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
+    root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)
+    return aligned_law(transform, beta=float(np.exp(log_scale + root)))
+
+
+def training_beta(transform: Transformation, *, kl: float) -> float:
+    """Return the KL weight of a trainer whose reward is the normalised Φ and whose optimum spends ``kl`` nats."""
+    return normalised_beta(transform, law_at_kl(transform, kl=kl).beta)
+
+
+def curve(transform: Transformation, procedure: Served, kls: Array) -> tuple[Array, Array]:
+    """Return the win rates (procedure's, standard) of the aligned policies at each of ``kls``, both of its shape."""
+    laws = [law_at_kl(transform, kl=float(kl)) for kl in kls]
+    return np.array([law.win_rate(procedure) for law in laws]), np.array([law.win_rate(Standard()) for law in laws])
+
+
+def at_base(u: float) -> float:
+    """Return F(u) of the base policy itself."""
+    return u
+
+
+def _panels(transform: Transformation) -> Panels:
+    """Return the panels to start from; between the knots of a table they see one polynomial each."""
+    return graded(edges=transform.v) if isinstance(transform, Tabulated) else graded()
+
+
+def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
+    if not (beta > 0 and np.isfinite(beta)):
+        raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
+
+    def integrands(panels: Panels) -> tuple[Array, ...]:
+        log_density = _log_density(transform, beta, panels)
+        return np.exp(log_density), information(log_density)
+
+    panels, error = adapted(panels, integrands)
+    return _law(transform, beta, panels, error)
+
+
+def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> Law:
+    log_density = _log_density(transform, beta, panels)
+    density = np.exp(log_density)
+    if isinstance(transform, Function):
+        error += np.finfo(float).eps * float(density.max())  # u is rounded, and f varies over 1/max f
+    kl = float(np.sum(panels.weight * information(log_density)))
+    cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
+    u, v, weight = panels.u.ravel(), panels.v.ravel(), panels.weight.ravel()
+    return Law(transform, beta, kl, error, u, v, log_density.ravel(), cdf.ravel(), weight, panels)
+
+
+def _log_density(transform: Transformation, beta: float, panels: Panels) -> Array:
+    exponent = _exponent(transform, panels) * (transform.scale / beta)
+    if exponent.max() == -np.inf:
+        raise ConfigError(f"the transformation {transform.name} is −∞ everywhere")
+    exponent -= exponent.max()  # e^{10}/0.01 overflows without the shift
+    log_density: Array = exponent - np.log(np.sum(panels.weight * np.exp(exponent)))
+    return log_density
+
+
+def information(log_density: Array) -> Array:
+    """Return f log f − f + 1, which integrates to the KL without cancellation."""
+    f = np.exp(log_density)
+    information: Array = f * np.where(f > 0, log_density, 0.0) - np.expm1(log_density)
+    return information
+
+
+def _exponent(transform: Transformation, panels: Panels) -> Array:
+    """Return the normalised Φ at the nodes relative to Φ(1), −∞ allowed."""
+    u = panels.u
+    top = transform(1.0)
+    phi = np.where(panels.upper[:, None], transform.drop(panels.v), transform(u) - np.where(np.isfinite(top), top, 0.0))
+    bad = np.isnan(phi) | (phi == np.inf)
+    if bad.any():
+        raise ConfigError(f"the transformation {transform.name} is {transform(u)[bad][0]:g} at u = {u[bad][0]:.17g}")
+    return phi

@@ -1,0 +1,161 @@
+"""The optima of any rank procedure: stationary points found by shooting."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.integrate import solve_ivp
+from scipy.optimize import brentq
+from scipy.special import expit
+
+from infalign.errors import ConfigError, InfalignError
+from infalign.method.calibration import Array
+from infalign.method.procedures import Distortion, RankProcedure, Served, distortion
+from infalign.theory.certificate import INSIDE, Optimum, as_table, certified
+from infalign.theory.law import at_base
+
+STARTS = 96  # values of log f(0) that the search for stationary points tries
+LOWEST_Z = float(np.log(1e-7))
+REFINED = 17  # between two of them where a stationary point lies, three times over
+NEWTON_STEPS = 12
+NUDGE = 1e-6
+SEEDS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shooting:
+    """f' = f·g(F)·g₀/β from a starting log f(0): a stationary point where the curve (u, F(u)) ends in (1, 1).
+
+    The curve is followed in σ = u + F, which neither a steep nor a flat F stops.
+    """
+
+    procedure: RankProcedure
+    base: Distortion
+
+    def follow(self, z: Array, log_beta: Array, *, rtol: float = 1e-11, dense: bool = False) -> Any:
+        """Return scipy's solution with the states u, log f, KL, 1 − W for every start log f(0) = −e^z."""
+        beta, count = np.exp(log_beta), len(z)
+
+        def slopes(sigma: float, state: Array) -> Array:
+            u, y = state.reshape(4, count)[:2]
+            p = np.clip(sigma - u, INSIDE, 1.0 - INSIDE)
+            u = np.clip(u, INSIDE, 1.0 - INSIDE)
+            share = expit(y)  # of F in dσ
+            lost = self.base.density(u) * (1.0 - share)
+            rises = [
+                1.0 - share,
+                self.procedure.density(p) * lost / beta,
+                y * share,
+                self.procedure.distortion(p) * lost,
+            ]
+            return np.concatenate(rises)
+
+        start = np.concatenate([np.zeros(count), -np.exp(z), np.zeros(2 * count)])
+        return solve_ivp(slopes, (0.0, 2.0), start, "DOP853", dense_output=dense, rtol=rtol, atol=1e-3 * rtol)
+
+    def steepest(self) -> float:
+        """Return the log of the largest g, which bounds Φ(1) − Φ(0)."""
+        return float(np.log(self.procedure.density(np.linspace(INSIDE, 1.0 - INSIDE, 1001)).max()))
+
+    def scan(self, log_betas: Array) -> Array:
+        """Return rows (z, log β, KL) near every stationary point at the given β."""
+        steepest = self.steepest()
+        z = np.stack([np.linspace(LOWEST_Z, steepest - log_beta + 0.1, STARTS) for log_beta in log_betas])
+        for refinement in range(4):
+            rtol = 1e-4 if refinement == 0 else 1e-6  # a policy that spares the bottom has log f(0) = −N/β
+            final = self.follow(z.ravel(), np.repeat(log_betas, z.shape[1]), rtol=rtol).y[:, -1].reshape(4, *z.shape)
+            gap = final[0] - 1.0
+            row, at = np.nonzero(np.sign(gap[:, 1:]) != np.sign(gap[:, :-1]))
+            if refinement == 3 or not len(row):
+                break
+            low, high = z[row, at], z[row, at + 1]
+            log_betas, z = log_betas[row], np.linspace(2 * low - high, 2 * high - low, REFINED, axis=1)
+        share = gap[row, at] / (gap[row, at] - gap[row, at + 1])
+        here, kl = ((1.0 - share) * values[row, at] + share * values[row, at + 1] for values in (z, final[2]))
+        return np.stack([here, log_betas[row], kl], axis=1)
+
+    def polish(self, seeds: Array, kl: float | None) -> Array:
+        """Return rows (z, log β, KL, 1 − W): the stationary points near ``seeds`` (z, log β), each once.
+
+        Newton's method on u = 1 at the end and, where a KL budget is given, KL = budget; all seeds at a time. It
+        moves log(−β·log f(0)) = z + log β, which keeps its value where log β moves and log f(0) is large.
+        """
+        free = 2 if kl else 1
+        points = seeds + np.stack([seeds[:, 1], np.zeros(len(seeds))], axis=1)
+        for _ in range(NEWTON_STEPS):
+            nudged = np.repeat(points[None], free + 1, axis=0)
+            for i in range(free):
+                nudged[i + 1, :, i] += NUDGE
+            scaled, log_beta = nudged.reshape(-1, 2).T
+            end = self.follow(scaled - log_beta, log_beta).y[:, -1].reshape(4, free + 1, -1)
+            miss = np.stack([end[0] - 1.0, np.log(np.maximum(end[2], 1e-300) / (kl or 1.0))][:free])
+            jacobian = np.moveaxis((miss[:, 1:] - miss[:, :1]) / NUDGE, 2, 0)
+            step = -(np.linalg.pinv(jacobian) @ miss[:, 0].T[:, :, None])[:, :, 0]
+            points[:, :free] += np.clip(step, -0.5, 0.5)
+        rounding = np.array([0.0, 1e-14 / (kl or 1.0)])[:free, None]  # an absolute error of the KL
+        settled = (np.abs(miss[:, 0]) < 1e-9 + rounding).all(axis=0)
+        rows: Array = np.concatenate([nudged[0], end[2:, 0].T], axis=1)[settled]
+        rows[:, 0] -= rows[:, 1]
+        return rows[np.unique(np.round(rows[:, :2], 6), axis=0, return_index=True)[1]]
+
+
+def shooting_optimum(procedure: RankProcedure, base: Served, beta: float | None, kl: float | None) -> Optimum:
+    """Return the optimum for ``procedure`` at ``beta`` or ``kl`` nats: the best stationary point."""
+    theirs = distortion(base, at_base)
+    problem = _Shooting(procedure, theirs)
+    points = problem.polish(problem.scan(np.log([beta]))[:, :2] if beta else _seeds(problem, kl), kl)
+    if kl is not None and not len(points):
+        points = _at_budget(problem, kl)
+    if not len(points):
+        raise InfalignError(f"no stationary point was found for {procedure.name} against {base.name}")
+    prices = np.exp(points[:, 1]) if beta else 0.0  # at a KL budget all have the same KL
+    z, log_beta, spent, loss = points[np.argmin(points[:, 3] + prices * points[:, 2])]
+    solution = problem.follow(np.array([z]), np.array([log_beta]), dense=True)
+    sigma = np.concatenate([solution.t[:-1] + share * np.diff(solution.t) for share in np.arange(8) / 8])
+    sigma = np.append(np.sort(sigma), 2.0)
+    u, y = solution.sol(sigma)[:2]
+    u[-1] = 1.0
+    p = np.clip(sigma - u, INSIDE, 1.0 - INSIDE)
+    slope = -procedure.density(p) * theirs.density(np.clip(u, INSIDE, 1.0 - INSIDE))
+    used = float(np.exp(log_beta))
+    table = as_table(f"optimal:{procedure.name}", (1.0 - u)[::-1], used * (y - y[-1])[::-1], slope[::-1])
+    return certified(procedure, base, table, used, float(spent), float(1.0 - loss), stationary=len(points))
+
+
+def _seeds(problem: _Shooting, kl: float | None) -> Array:
+    """Return (z, log β) near the points, over a descending grid of β, whose KL is next to the budget."""
+    assert kl is not None
+    first = problem.steepest() - np.log(kl)  # KL ≤ (Φ(1) − Φ(0))/β for every stationary point
+    found = np.empty((0, 3))
+    for start in range(0, 96, 4):
+        found = np.concatenate([found, problem.scan(first - 0.25 * np.arange(start, start + 4))])
+        distance = np.abs(np.log(np.maximum(found[:, 2], 1e-300) / kl))
+        if found[:, 2].max(initial=0.0) > 2.0 * kl and distance.min() < np.log(2.0):
+            return found[np.argsort(distance)[:SEEDS], :2]
+    raise ConfigError(f"no optimum for {problem.procedure.name} spends {kl:g} nats")
+
+
+def _at_budget(problem: _Shooting, kl: float) -> Array:
+    """Return the row of `polish` for the β whose best policy spends ``kl``: slower than Newton's method, but sure."""
+
+    @cache
+    def best(log_beta: float) -> Array:
+        points = problem.polish(problem.scan(np.array([log_beta]))[:, :2], None)
+        if not len(points):
+            raise ConfigError(
+                f"the optimum for {problem.procedure.name} at beta = {np.exp(log_beta):.3g} was not found; "
+                "choose a smaller KL budget"
+            )
+        row: Array = points[np.argmin(points[:, 3] + np.exp(log_beta) * points[:, 2])]
+        return row
+
+    high = problem.steepest() - np.log(kl)
+    while best(low := high - 1.0)[2] < kl:
+        high = low
+    root = brentq(lambda at: np.log(best(at)[2] / kl), low, high, xtol=1e-11)
+    if abs(best(root)[2] / kl - 1.0) > 1e-6:
+        raise ConfigError(
+            f"no beta spends {kl:g} nats: the optimum for {problem.procedure.name} jumps over that KL; choose another"
+        )
+    return best(root)[None]

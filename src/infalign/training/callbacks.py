@@ -1,0 +1,51 @@
+"""What watches a training: progress, and losses that are not finite."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from infalign.errors import InfalignError
+from infalign.progress import OnProgress
+
+
+class ProgressReporter(TrainerCallback):
+    """Passes steps and the latest metrics on, and where the training was resumed."""
+
+    SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
+
+    def __init__(self, on_progress: OnProgress, resumed: str) -> None:
+        self._on_progress, self._resumed, self._metrics = on_progress, resumed, ""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        shown = {k: float(v) for k, v in (logs or {}).items() if k in self.SHOWN}
+        if shown:
+            self._metrics = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._on_progress(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
+
+
+class StopUnlessFinite(TrainerCallback):
+    """Raises InfalignError for a loss or gradient that is not finite, and lets no step be saved that was not logged."""
+
+    WATCHED = ("loss", "grad_norm", "eval_loss")
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        for name in self.WATCHED:
+            value = float((logs or {}).get(name, 0.0))
+            if not math.isfinite(value):
+                kept = get_last_checkpoint(str(self._checkpoints))
+                raise InfalignError(
+                    f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
+                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved yet")
+                    + "; lower fit.learning_rate"
+                )
