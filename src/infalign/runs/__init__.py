@@ -1,0 +1,1 @@
+"""A run directory: what is in it, what is left to do, and doing it."""

@@ -1,0 +1,129 @@
+"""What a recipe names outside its run directory, by content: files, model folders, modules of reward functions."""
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from infalign.errors import DataError
+from infalign.models.pretrained import model_digest
+from infalign.runs.recipe import Recipe
+from infalign.storage import hash_file, read_record, write_record
+
+
+class Digests:
+    """Hashes of files, read from and kept in one file; a file is hashed again when its size or time of change differs.
+
+    The time of change is the file system's, in nanoseconds. Only `save` writes. If the file of the hashes is damaged,
+    all are taken again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._kept: dict[str, list[Any]] = read_record(path) if path.is_file() else {}
+        except DataError:
+            self._kept = {}
+        self._used: dict[str, list[Any]] = {}
+
+    def __call__(self, file: Path) -> str:
+        """Return the hash of a file's content."""
+        name, state = str(file.resolve()), file.stat()
+        stamp = [state.st_size, state.st_mtime_ns]
+        *known, digest = self._used.get(name) or self._kept.get(name) or [None]
+        if known != stamp:
+            digest = hash_file(file)
+        self._used[name] = [*stamp, digest]
+        return str(digest)
+
+    def save(self) -> None:
+        """Keep the hashes that were asked for and forget the others."""
+        if self._used != self._kept:
+            write_record(self._path, self._used)
+
+
+def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
+    """Return the recipe's settings; paths and reward functions become their ``content``, the hash of what they hold.
+
+    Where a folder or a transformation lies does not count. A file of the data, a local data set and a reward function
+    also have their ``name``. Of a function it is the source of its module; what that module imports is not seen. What
+    is not there has the content None: the stage that needs it says so. A hub id stands for itself.
+    """
+    settings: dict[str, Any] = recipe.model_dump(mode="json")
+    folder = Path(settings["data"].pop("folder"))
+    for source in (*settings["data"]["sources"], *settings["data"]["test"]):
+        if source["path"] is not None:
+            source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}
+        elif source["hub"] is not None and Path(source["hub"]).is_dir():
+            source["hub"] = _folder_content(Path(source["hub"]), digests) | {"name": source["hub"]}
+    for name in ("policy", "reward", "judge", "gold", "rank_model"):
+        model = settings[name] or {}
+        if model.get("model") is not None and Path(model["model"]).is_dir():
+            model["model"] = {"content": model_digest(model["model"], digests)}
+        if function := model.get("function"):
+            source_file = _module_file(function.partition(":")[0])
+            content = _content(source_file, digests) if source_file else {"content": None}
+            model["function"] = content | {"name": function}
+    for policy in settings["policies"].values():
+        if policy["transform"].endswith(".json"):
+            policy["transform"] = _content(Path(policy["transform"]), digests)
+    return settings
+
+
+def changes(before: Any, now: Any, key: str = "") -> Iterator[str]:
+    """Yield what differs between two settings, a clause for each: ``rollout.k 6 → 10``.
+
+    >>> list(changes({"rollout": {"k": 6}, "seed": 0}, {"rollout": {"k": 10}, "seed": 0}))
+    ['rollout.k 6 → 10']
+    """
+    if before == now:
+        return
+    if _is_content(before) and _is_content(now) and before.get("name") == now.get("name"):
+        named = f" ({now['name']})" if "name" in now else ""
+        yield f"the content of {key}{named} {'changed' if now['content'] else 'is not found'}"
+    elif isinstance(before, dict) and isinstance(now, dict) and not _is_content(before) and not _is_content(now):
+        for inner in before | now:
+            yield from changes(before.get(inner), now.get(inner), f"{key}.{inner}" if key else inner)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for place, pair in enumerate(zip(before, now, strict=True)):
+            yield from changes(*pair, f"{key}.{place}")
+    else:
+        yield f"{key} {_shown(before)} → {_shown(now)}"
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, dict) and "content" in value
+
+
+def _shown(value: Any) -> str:
+    if _is_content(value):
+        return str(value.get("name", "a local one"))
+    text = value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _content(file: Path, digests: Digests) -> dict[str, str | None]:
+    return {"content": digests(file) if file.is_file() else None}
+
+
+def _folder_content(folder: Path, digests: Digests) -> dict[str, str | None]:
+    held = blake2b(digest_size=16)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        held.update(f"{file.relative_to(folder)}\0{digests(file)}\0".encode())
+    return {"content": held.hexdigest()}
+
+
+def _module_file(module: str) -> Path | None:
+    """Return the source file of a module, which is found without importing it or the packages around it."""
+    top, *inner = module.split(".")
+    try:
+        found = find_spec(top)
+    except ValueError:  # no name of a module
+        return None
+    for name in inner:
+        inside = found.submodule_search_locations if found is not None else None
+        found = PathFinder.find_spec(name, inside) if inside else None
+    return Path(found.origin) if found is not None and found.origin is not None else None

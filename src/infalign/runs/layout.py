@@ -1,0 +1,87 @@
+"""Where things lie in a run directory, and the records of what was done."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infalign.errors import ConfigError
+from infalign.runs.recipe import Recipe
+from infalign.storage import read_record
+
+Summary = dict[str, Any]
+STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
+FORMAT = 1  # of the records: another number when this version would misread those with the one before
+PARTS = 4  # of the rollouts, each a unit of work
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things lie in a run directory."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        """Tables of demonstrations, preferences and prompts, and the tokenizer."""
+        return self.root / "data"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The policy's tokenizer."""
+        return self.data / "tokenizer"
+
+    def model(self, name: str) -> Path:
+        """Return the folder of a trained model: reference, reward, judge or a policy."""
+        return self.root / "models" / name
+
+    def checkpoints(self, name: str) -> Path:
+        """Return the folder of a training that is under way."""
+        return self.root / "checkpoints" / name
+
+    def rollouts(self, part: int) -> Path:
+        """Return the folder of a part of the K rollouts of every training prompt."""
+        return self.root / "rollouts" / f"part-{part}"
+
+    def scores(self, part: int) -> Path:
+        """Return the table of rewards of a part of the rollouts; the folder of that name has them as they came in."""
+        return self.root / "scores" / f"part-{part}.parquet"
+
+    def scored(self, name: str) -> list[Path]:
+        """Return all shards of rewards by the source ``name``, those of training prompts first."""
+        rollouts = sorted(self.root.glob("scores/part-*/part-[0-9]*.parquet")) if name == "reward" else []
+        return rollouts + sorted(self.root.glob(f"evaluation*/*/scores/{name}/part-[0-9]*.parquet"))
+
+    @property
+    def calibrated(self) -> Path:
+        """Training prompts with the column ``reference_rewards``."""
+        return self.root / "calibrated.parquet"
+
+    def evaluation(self, name: str, split: str = "test") -> Path:
+        """Return the folder of a model's samples, scores and KL on the prompts of a split."""
+        return self.root / ("evaluation" if split == "test" else f"evaluation-{split}") / name
+
+    @property
+    def results(self) -> Path:
+        """All numbers of the evaluation."""
+        return self.root / "results.json"
+
+
+def parts(recipe: Recipe) -> int:
+    """Return in how many parts rollouts are drawn and scored, whatever the number of processes."""
+    return 1 if recipe.rollout.engine.kind == "server" else PARTS  # a server serves all prompts at once
+
+
+def records(root: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of the finished units, in the order of the stages: key, stage, seconds, summary, versions.
+
+    Raises DataError for one that is damaged, and ConfigError for one in another format.
+    """
+    found = {path.stem: read_record(path) for path in sorted((root / "stages").glob("*.json"))}
+    for name, record in found.items():
+        if record["format"] != FORMAT:
+            raise ConfigError(
+                f"{root} was made by infalign {record['versions']['infalign']}, whose records this version does not "
+                f"know (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
+                "choose another run_dir"
+            )
+    return dict(sorted(found.items(), key=lambda item: STAGES.index(item[1]["stage"])))

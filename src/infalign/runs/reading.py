@@ -1,0 +1,176 @@
+"""Recipes read from YAML, changed by ``--set key=value``."""
+
+import difflib
+from copy import copy
+from itertools import chain
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+from infalign.errors import ConfigError
+from infalign.runs.recipe import Recipe
+from infalign.settings import shown
+
+YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
+LONGEST_RECIPE = 100_000  # bytes
+MOST_VALUES = 100_000  # of a recipe with its aliases written out
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe and apply ``key.sub=value`` overrides (values are YAML).
+
+    Raises ConfigError naming the file, the line of what is no YAML or stands there twice, the dotted key and, for an
+    unknown key, the nearest known one.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST_RECIPE + 1)
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"the recipe {path} cannot be read: {said}; `infalign run --help` lists the recipes here"
+        ) from error
+    if len(content) > LONGEST_RECIPE:
+        raise ConfigError(f"{path} is no recipe: it has more than {LONGEST_RECIPE:,} bytes")
+    try:
+        settings = _yaml(content.decode())
+    except YAML_ERRORS as error:
+        raise ConfigError(f"{path} is not valid YAML: {_fault(error)}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} holds no settings; a recipe is a YAML mapping such as `run_dir: runs/demo`")
+    for override in overrides or []:
+        _apply(settings, override)
+    try:
+        return Recipe.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """Return the recipe with every default spelled out, as YAML."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _apply(settings: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set takes key=value, found {override!r}; for example --set rollout.k=16")
+    try:
+        value = _yaml(text)
+    except YAML_ERRORS as error:
+        raise ConfigError(f"--set {key}: {shown(text)} is not a YAML value: {_fault(error)}") from error
+    *parents, last = key.split(".")
+    place: Any = settings
+    for depth, parent in enumerate([*parents, last]):
+        if isinstance(place, list):
+            if parent not in map(str, range(len(place))):
+                raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} is a list of {len(place)}; use its number")
+            step: Any = int(parent)
+        elif isinstance(place, dict):
+            step = parent
+        else:
+            raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} has no keys")
+        if depth == len(parents):
+            place[step] = value
+        else:
+            inner = {} if isinstance(place, dict) and place.get(step) is None else place[step]
+            place[step] = copy(inner)  # a YAML alias stands in several places, and only this one changes
+            place = place[step]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key stands twice, aliases cannot explode, and every fault has its line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        if node is not None and node not in self._sizes:
+            if node.end_mark is None:
+                raise ComposerError(None, None, "an alias stands inside of what it repeats", node.start_mark)
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+            if isinstance(node, yaml.MappingNode):
+                _check_keys(node)
+                parts = list(chain.from_iterable(node.value))
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in parts)
+            if self._sizes[node] > MOST_VALUES:
+                said = f"more than {MOST_VALUES:,} values with all aliases written out"
+                raise ComposerError(None, None, said, node.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:  # of the date 2024-13-01, !!bool x
+            said = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise ConstructorError(None, None, said, node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ConstructorError(None, None, "a whole number of more than 64 bits", node.start_mark)
+        return value
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen: set[Any] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise ComposerError(None, None, f"the key {shown(key.value)} stands there twice", key.start_mark)
+            seen.add(key.value)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def _fault(error: Exception) -> str:
+    """Return what is wrong with YAML, and in which line if that is known."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        said = " ".join(filter(None, (error.context, error.problem)))
+        return f"line {error.problem_mark.line + 1}: {said}"
+    return " ".join(str(error).split())
+
+
+def _explain(error: ErrorDetails) -> str:
+    """Say in one clause what is wrong with one key."""
+    location = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    match error["type"]:
+        case "extra_forbidden":
+            known = _keys_at(error["loc"][:-1])
+            near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+            return f"unknown key `{location}`; {hint}"
+        case "missing":
+            return f"`{location}` is missing"
+        case "model_type":
+            return f"`{location}` takes settings: {', '.join(_keys_at(error['loc']))}{_found(error)}"
+        case "string_pattern_mismatch":
+            return f"`{location}`: a name has letters, digits, - and _ only"
+        case "value_error":
+            message = error["msg"].removeprefix("Value error, ")
+            return f"`{location}`: {message}" if location else message
+        case _:
+            return f"`{location}`: {error['msg']}{_found(error)}"
+
+
+def _found(error: ErrorDetails) -> str:
+    return f", found {shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the settings at ``location``."""
+    place: Any = Recipe
+    for part in location:
+        fields = getattr(place, "model_fields", None)
+        place = fields[part].annotation if fields else get_args(place)[-1]  # of list[Source], dict[Name, Policy]
+        if isinstance(place, UnionType):
+            place = get_args(place)[0]  # of Lora | None
+    return list(place.model_fields)

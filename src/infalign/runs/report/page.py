@@ -1,0 +1,210 @@
+"""The report of a finished run: one HTML file that opens offline."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from infalign.display import COLOURS, MARKERS, amount, gain, share
+from infalign.errors import ConfigError
+from infalign.evaluation.diagnostics import rank_error, saturation
+from infalign.evaluation.intervals import estimate
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
+from infalign.runs.layout import Layout, parts, records
+from infalign.runs.reading import dump_recipe
+from infalign.runs.recipe import Recipe
+from infalign.runs.report.pictures import (
+    STYLE,
+    Look,
+    rank_histogram,
+    reward_by_rank,
+    save_picture,
+    training_curves,
+    win_rate_by_kl,
+    win_rate_by_n,
+)
+from infalign.runs.report.words import SPOKEN, Numbers, comparison_rows, verdict
+from infalign.runs.results import drawn_procedures, read_results
+from infalign.runs.stages.evaluate import samples_of
+from infalign.runs.stages.laws import policy_betas
+from infalign.runs.stages.models import reward_names, reward_source
+from infalign.storage import read_table, write_text
+
+
+def write(recipe: Recipe, root: Path) -> None:
+    """Write ``report.html``, which holds its figures, and the same figures as ``figures/*.svg`` and ``*.png``.
+
+    ``root`` is a run directory whose evaluation is done. Raises ConfigError without matplotlib or jinja2.
+    """
+    try:
+        import jinja2
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
+
+    results, made = read_results(root), _made(recipe, root)
+    looks = {name: Look(COLOURS[i % 6], MARKERS[i % 6]) for i, name in enumerate(recipe.policies)}
+    with matplotlib.rc_context(STYLE):
+        pictures = {
+            "kl": [
+                win_rate_by_kl(results, procedure, judges, looks)
+                for procedure in drawn_procedures(recipe)
+                for judges in (["reward"], results["judges"][1:])
+            ],
+            "n": [
+                win_rate_by_n(results, judge, kind, looks)
+                for judge in ("judge", "reward")
+                for kind in ("best", "worst")
+            ],
+            "calibration": [reward_by_rank(recipe, root), rank_histogram(recipe, root, results)],
+            "training": [
+                training_curves(name, record["summary"]["history"], looks.get(name.removeprefix("train-")))
+                for name, record in made.items()
+                if "history" in record["summary"]
+            ],
+        }
+        if "gold" in results["judges"]:
+            pictures["n"] += [win_rate_by_n(results, "gold", kind, looks) for kind in ("best", "worst")]
+        figures = {section: [save_picture(p, root / "figures") for p in found] for section, found in pictures.items()}
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("infalign"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"share": share, "amount": amount, "gain": gain}
+    html = environment.get_template("report.html.j2").render(
+        recipe=recipe,
+        recipe_yaml=dump_recipe(recipe),
+        rewind=parse_procedure(recipe.evaluate.rewind),
+        results=results,
+        spoken=SPOKEN,
+        looks=looks,
+        verdict=verdict(results),
+        comparison=comparison_rows(results),
+        figures=figures,
+        betas={name: policy_betas(recipe, root, name) for name in recipe.policies},
+        saturation=saturated(recipe, root),
+        examples=examples(recipe, root),
+        records=made,
+        rank_error=rank_error(recipe.rollout.k),
+        facts=facts(recipe, made),
+        seconds=_seconds(made),
+    )
+    write_text(root / "report.html", html)
+
+
+SHOWN_EXAMPLES = 4
+
+
+def saturated(recipe: Recipe, root: Path) -> dict[str, dict[str, float]]:
+    """Return the share of each model's samples that beat every base sample of the half that calibrates.
+
+    Above them all ranks are equal, so the estimate cannot tell how good these samples are. Of fresh base samples it is
+    1/(K + 1) for K calibrating ones without ties.
+    """
+    base_PM = samples_of(recipe, root, "reference", "reward")
+    half = base_PM.shape[1] // 2
+    fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
+    fresh |= {name: samples_of(recipe, root, name, "reward") for name in recipe.policies}
+    return {
+        name: estimate(
+            saturation(own, base_PM[:, :half]), confidence=recipe.evaluate.confidence, seed=recipe.seed
+        ).as_dict()
+        for name, own in fresh.items()
+    }
+
+
+def examples(recipe: Recipe, root: Path) -> list[Numbers]:
+    """Return the first test prompts, each with the response that every model would serve from its first N samples."""
+    procedure = parse_procedure(recipe.procedure)
+    n = procedure.n if isinstance(procedure, (BestOfN, WorstOfN)) else 1
+    pick = np.argmin if isinstance(procedure, WorstOfN) else np.argmax
+    count = min(SHOWN_EXAMPLES, recipe.evaluate.prompts)
+    table = read_table(Layout(root).data / "test_prompts.parquet", ["prompt_id", "prompt"]).slice(0, count)
+    prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
+    shown: list[Numbers] = [{"prompt": prompt, "responses": []} for prompt in table["prompt"].to_pylist()]
+    for name in ("reference", *recipe.policies):
+        rewards = {source: samples_of(recipe, root, name, source) for source in reward_names(recipe)}
+        said = _responses(Layout(root).evaluation(name) / "samples", prompt_ids)
+        for p, example in enumerate(shown):
+            served = int(pick(rewards["reward"][p, :n]))
+            text, finish = said[prompt_ids[p], served]
+            scores = {source: float(values[p, served]) for source, values in rewards.items()}
+            example["responses"].append({"model": name, "text": text, "cut_off": finish == "length", "rewards": scores})
+    return shown
+
+
+def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tuple[str, str]]:
+    tables = [
+        read_table(shard, ["prompt_id", "index", "text", "finish"]) for shard in sorted(folder.glob("part-*.parquet"))
+    ]
+    table = pa.concat_tables(tables)
+    rows = table.filter(pc.is_in(table["prompt_id"], value_set=pa.array(prompt_ids))).to_pylist()
+    return {(row["prompt_id"], row["index"]): (row["text"], row["finish"]) for row in rows}
+
+
+def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, str]]:
+    """Return what else a reader needs to judge or repeat the run: counts of the data stage, sampling, versions."""
+    rollout, test = recipe.rollout, recipe.evaluate
+    summaries = {name: record["summary"] for name, record in made.items()}
+    cut_off = {
+        name.removeprefix("evaluate-"): f"{summary['cut_off']:.1%} of {summary['samples']:,}"
+        for name, summary in summaries.items()
+        if name.startswith("evaluate-")
+    }
+    test_prompts = summaries["evaluate-reference"]["samples"] // test.samples
+    rollouts = [summary for name, summary in summaries.items() if name.startswith("score-")]
+    if total := sum(summary["responses"] for summary in rollouts):
+        share_cut = sum(summary["cut_off"] * summary["responses"] for summary in rollouts) / total
+        cut_off = {"training rollouts": f"{share_cut:.1%} of {total:,}"} | cut_off
+    return {
+        "Rows of the data stage": {k.replace("_", " "): f"{v:,}" for k, v in summaries.get("data", {}).items()},
+        "Sampling": {
+            "temperature": "1, nothing truncated",
+            "engine": rollout.engine.kind,
+            "training": f"{summaries['calibrate']['prompts']} prompts × {rollout.k} rollouts",
+            "evaluation": f"{test_prompts} prompts × {test.samples} samples",
+            "seed": str(recipe.seed),
+        },
+        f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
+        "Versions": _versions(made),
+    }
+
+
+def _made(recipe: Recipe, root: Path) -> dict[str, Numbers]:
+    """Return the records that belong to the recipe: not the report's own, nor those of what it no longer has."""
+    models = {"reference", *recipe.policies}
+    fitted = {name for name in reward_names(recipe) if reward_source(recipe, name).fit is not None}
+    numbers = {str(part) for part in range(parts(recipe))}
+
+    def belongs(name: str, stage: str) -> bool:
+        work, _, model = name.partition("-")
+        if work in ("train", "evaluate"):
+            return model in models
+        if work in ("rollout", "score"):
+            return model in numbers
+        return work in fitted if stage == "reward-model" else name != "report"
+
+    return {name: record for name, record in records(root).items() if belongs(name, record["stage"])}
+
+
+def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for record in made.values():
+        total[record["stage"]] = total.get(record["stage"], 0.0) + record["seconds"]
+    return total
+
+
+def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:
+    """Return the version of each library, or all of them where stages were run with different ones."""
+    found: dict[str, list[str]] = {}
+    for record in made.values():
+        for library, version in record["versions"].items():
+            if version not in found.setdefault(library, []):
+                found[library].append(version)
+    return {library: ", ".join(versions) for library, versions in found.items()}

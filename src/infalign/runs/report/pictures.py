@@ -1,0 +1,282 @@
+"""The figures of a report."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infalign.display import COLOURS, INK, PAPER, QUIET, amount, share
+from infalign.display import STYLE as ANY_STYLE
+from infalign.evaluation.diagnostics import uniformity
+from infalign.evaluation.intervals import estimate
+from infalign.method.calibration import calibrate
+from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
+from infalign.runs.recipe import Recipe
+from infalign.runs.report.words import SPOKEN, Numbers
+from infalign.runs.stages.calibrate import reference_rewards
+from infalign.runs.stages.evaluate import samples_of
+from infalign.runs.stages.laws import method_law
+from infalign.storage import atomic_path
+from infalign.theory.law import Law
+
+STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
+SHOWN_PROMPTS = 10  # curves of the calibration figure
+CHANCE_DRAWS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure, the words below it and the words instead of it."""
+
+    name: str
+    figure: Any  # matplotlib.figure.Figure
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a policy looks in every figure and table."""
+
+    color: str
+    marker: str
+
+
+def win_rate_by_kl(results: Numbers, procedure: str, judges: list[str], looks: Mapping[str, Look]) -> Picture:
+    """Draw each policy's KL and win rate with both intervals; with the reward as judge, above the theory's curves.
+
+    A second judge has open markers.
+    """
+    policies = results["policies"]
+    figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
+    if judges == ["reward"]:
+        most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
+        kls = most * np.linspace(0.01, 1, 60) ** 2  # the curves bend near 0
+        drawn: set[str] = set()
+        for name, policy in policies.items():
+            aim = "optimum" if policy["solver"] == "maxk" else policy["transform"]
+            laws = [law for kl in kls if aim not in drawn and (law := _law(results, policy, kl)) is not None]
+            if laws:
+                drawn.add(aim)
+                expected = [100 * law.win_rate(parse_procedure(procedure)) for law in laws]
+                axes.plot([0, *kls], [50, *expected], "--", color=looks[name].color, label=f"theory, {aim}")
+    for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
+        front = [policies[name] for name in results["pareto"][judge][procedure]]
+        if len(front) > 1:
+            x = [0.0, *(policy["kl"]["mean"] for policy in front)]
+            y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
+            axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=_front(judges, judge))
+    for name, policy in policies.items():
+        color, kl = looks[name].color, policy["kl"]
+        for judge, fill in zip(judges, (color, PAPER), strict=False):
+            wins = {key: 100 * value for key, value in policy["win_rates"][judge][procedure].items()}
+            label = name if len(judges) == 1 else f"{name}, {judge}"
+            axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=color)
+            axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=color)
+            axes.plot(
+                kl["mean"], wins["mean"], looks[name].marker, color=color, markerfacecolor=fill, label=label, zorder=3
+            )
+    axes.plot(0, 50, "o", color=QUIET)
+    axes.annotate("reference", (0, 50), (7, -3), textcoords="offset points", color=QUIET, va="top")
+    axes.margins(0.08)
+    legend(figure)
+    by = " and ".join(SPOKEN[judge] for judge in judges)
+    points = "; ".join(
+        f"{name}: KL {amount(policy['kl'])}, "
+        + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
+        for name, policy in policies.items()
+    )
+    theory = " Curves: what a policy that is free for every prompt would reach." if judges == ["reward"] else ""
+    return Picture(
+        "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
+        figure,
+        f"Win rate as {procedure} against KL, judged by {by}. Bars: {results['confidence']:.0%} intervals.{theory}",
+        f"Points of win rate against KL, judged by {by}. {points}.",
+    )
+
+
+def _law(results: Numbers, policy: Numbers, kl: float) -> Law | None:
+    """Return what theory gives for a policy's method at a KL, if it has a law."""
+    aim = parse_procedure(results["procedure"])
+    return method_law(policy["solver"], policy["transform"], aim, max(kl, 1e-6))
+
+
+def _front(judges: list[str], judge: str) -> str:
+    return "Pareto front" if len(judges) == 1 else f"Pareto front, {judge}"
+
+
+def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
+    """Draw each policy's win rate under best-of-N or worst-of-N (``kind``) for every N that was evaluated."""
+    title = f"{kind}-of-N"
+    figure, axes = axes_of("N", f"win rate as {title}, %")
+    ends = []
+    for name, policy in results["policies"].items():
+        wins = policy["win_rates"][judge]
+        names = {1: "standard"} | {int(p[len(kind) + 4 :]): p for p in wins if p.startswith(f"{kind}-of-")}
+        mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
+        axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
+        axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
+        law = _law(results, policy, policy["kl"]["mean"]) if judge == "reward" else None
+        if law is not None:
+            expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
+            axes.plot(list(names), expected, "--", color=looks[name].color, label=f"theory, {name}")
+        ends.append(
+            f"{name} {share(wins['standard'])} per cent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
+        )
+    axes.axhline(50, color=QUIET, linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(_nowhere())
+    legend(figure)
+    theory = " Dashed: theory at the policy's mean KL." if judge == "reward" else ""
+    return Picture(
+        f"{kind}-of-n-{judge}",
+        figure,
+        f"{kind.capitalize()}-of-N, judged by {SPOKEN[judge]}. Bands: {results['confidence']:.0%} intervals.{theory}",
+        f"Win rate as {title} against N, judged by {SPOKEN[judge]}: {'; '.join(ends)}.",
+    )
+
+
+def reward_by_rank(recipe: Recipe, root: Path) -> Picture:
+    """Draw calibrated against raw reward for ten training prompts, evenly spaced by their median reward."""
+    figure, axes = axes_of("raw reward", "calibrated reward")
+    rewards_PK = reference_rewards(root)
+    order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
+    shown = np.unique(np.linspace(0, recipe.rollout.k - 1, 100).astype(int))  # a thousand points a curve help nobody
+    for i, prompt in enumerate(chosen):
+        color = _shade(i / max(len(chosen) - 1, 1))
+        rewards = rewards_PK[prompt]
+        axes.plot(rewards[shown], calibrate(rewards, rewards)[shown], ".-", color=color, markersize=4, linewidth=0.6)
+    low, high = np.median(rewards_PK[chosen[[0, -1]]], axis=1)
+    return Picture(
+        "calibration",
+        figure,
+        f"The same raw reward ranks high for one prompt and low for another: {len(chosen)} training prompts, evenly "
+        f" spaced by median reward (dark: low) among {len(order)}, {recipe.rollout.k} responses each.",
+        f"One rising curve a prompt; the curves lie apart. Their medians reach from {low:.2f} to {high:.2f}.",
+    )
+
+
+def rank_histogram(recipe: Recipe, root: Path, results: Numbers) -> Picture:
+    """Draw how the calibrated rewards of fresh base samples are spread, next to the uniform they should follow.
+
+    A rank among K references is one of K + 1 equally likely ones, so each is spread over its 1/(K + 1) of [0, 1].
+    """
+    base_PM = samples_of(recipe, root, "reference", "reward")
+    prompts, samples = base_PM.shape
+    half = samples // 2
+    u_PM = calibrate(base_PM[:, half:], np.sort(base_PM[:, :half], axis=1))
+    bins = min(16, half + 1)
+    edges = np.linspace(0, 1, bins + 1)
+    filled = np.clip((edges - u_PM[..., None] * half / (half + 1)) * (half + 1), 0, 1).mean(axis=1)
+    relative = [estimate(column, confidence=recipe.evaluate.confidence) for column in np.diff(filled).T * bins]
+    figure, axes = axes_of("calibrated reward of fresh base samples", "density")
+    axes.bar(
+        edges[:-1], [e.mean for e in relative], 1 / bins, align="edge", color=QUIET, alpha=0.45, label="base samples"
+    )
+    centres = (edges[:-1] + edges[1:]) / 2
+    axes.vlines(centres, [e.low for e in relative], [e.high for e in relative], color=INK, linewidth=1)
+    axes.axhline(1, color=COLOURS[0], label="uniform")
+    legend(figure)
+    distance = results["base"]["distance_from_uniform"]
+    chance = _distance_by_chance(prompts, half, samples - half, recipe.evaluate.confidence)
+    return Picture(
+        "fresh-base-samples",
+        figure,
+        f"Fresh base samples ranked among {half} others. Kolmogorov distance from uniform {distance:.3f}; exact "
+        f"calibration without ties stays below {chance:.3f} in {recipe.evaluate.confidence:.0%} of simulations. "
+        f"Bars: {recipe.evaluate.confidence:.0%} intervals.",
+        f"Histogram of {bins} bins between {min(e.mean for e in relative):.2f} and {max(e.mean for e in relative):.2f} "
+        "of the uniform density.",
+    )
+
+
+def _distance_by_chance(prompts: int, references: int, fresh: int, confidence: float) -> float:
+    """Return what the distance from uniform stays below, with ``confidence``, if all samples are exchangeable."""
+    rng = np.random.default_rng(0)
+    distances = []
+    for _ in range(CHANCE_DRAWS):
+        is_reference = np.argsort(rng.random((prompts, references + fresh)), axis=1) < references
+        distances.append(uniformity(np.cumsum(is_reference, axis=1)[~is_reference] / references))
+    return float(np.quantile(distances, confidence))
+
+
+def training_curves(name: str, history: list[Numbers], look: Look | None) -> Picture:
+    """Draw what the trainer logged: the losses, or win rate, KL and reward of an on-policy solver."""
+    color = look.color if look else QUIET
+    if any("win_rate" in row for row in history):
+        panels = [{"win_rate": "standard win rate"}, {"kl": "KL, nats a token"}, {"reward": "Φ of the rank"}]
+    else:
+        panels = [{"loss": "training", "eval_loss": "held out"}]
+    figure, grid = axes_of("optimiser step", "loss", rows=len(panels))
+    last = []
+    for axes, panel in zip(np.atleast_1d(grid), panels, strict=True):
+        for key, label in panel.items():
+            logged = [(row["step"], row[key]) for row in history if key in row]
+            if not logged:
+                continue
+            steps, values = zip(*logged, strict=True)
+            held_out = key == "eval_loss"
+            axes.plot(
+                steps, values, "o-" if held_out else "-", color=INK if held_out else color, markersize=4, label=label
+            )
+            last.append(f"{label} from {values[0]:.3g} to {values[-1]:.3g}")
+        if len(panels) > 1:
+            axes.set_ylabel(next(iter(panel.values())))
+    if len(panels) == 1:
+        legend(figure)
+    title = {"sft": "Supervised fine-tuning of the reference", "reward": "The reward model", "judge": "The judge"}.get(
+        name, f"Policy {name.removeprefix('train-')}"
+    )
+    return Picture(
+        f"training-{name.removeprefix('train-')}", figure, f"{title}: as logged.", f"{title}: {', '.join(last)}."
+    )
+
+
+def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.8, 3.4 if rows == 1 else 1.7 * rows), layout="constrained")
+    axes = figure.subplots(rows, sharex=True)
+    np.atleast_1d(axes)[-1].set_xlabel(x)
+    if rows == 1:
+        axes.set_ylabel(y)
+    return figure, axes
+
+
+def legend(figure: Any) -> None:
+    figure.legend(loc="outside upper left", ncols=2)
+
+
+def _nowhere() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def _shade(position: float) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.25 + 0.6 * position)
+
+
+def save_picture(picture: Picture, folder: Path) -> Numbers:
+    """Write the figure as SVG and PNG and return what the template needs, the SVG without what only files need."""
+    import matplotlib
+    from markupsafe import Markup
+
+    folder.mkdir(exist_ok=True)
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": picture.name}), atomic_path(folder / f"{picture.name}.svg") as path:
+        picture.figure.savefig(path, metadata=nothing)
+        svg = path.read_text(encoding="utf-8")
+    with atomic_path(folder / f"{picture.name}.png") as path:
+        picture.figure.savefig(path, dpi=200)
+    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # every figure has its axes_1
+    svg = re.sub(r"(<svg [^>]*?)(?: (?:width|height)=\"[^\"]*\")", r"\1", svg)
+    svg = svg.replace(PAPER, "var(--paper)").replace(INK, "var(--ink)")
+    return {"name": picture.name, "svg": Markup(svg), "caption": picture.caption, "alt": picture.alt}

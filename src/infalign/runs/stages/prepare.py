@@ -1,0 +1,138 @@
+"""The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.data.examples import MESSAGES, Example, Message
+from infalign.data.sources import read_examples
+from infalign.data.splits import split_by_group, without_groups_of
+from infalign.errors import DataError
+from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.progress import OnProgress
+from infalign.runs.layout import PARTS, Layout, Summary
+from infalign.runs.recipe import Recipe
+from infalign.storage import write_table, write_text, writing
+
+HELD_OUT_PAIRS = 512
+LESSON = 10_000  # characters of a text that a tokenizer learns from: a word costs it the square of its length
+
+
+def prepare_data(recipe: Recipe, root: Path, *, on_progress: OnProgress) -> Summary:
+    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
+
+    A row that is there twice counts twice, and ``repeated`` says how many such there are; a prompt has rollouts once.
+    Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all is read and checked.
+    """
+    examples, skipped = read_examples(recipe.data, recipe.data.sources, seed=recipe.seed)
+    if recipe.data.test:
+        test, skipped_test = read_examples(recipe.data, recipe.data.test, seed=recipe.seed)
+        skipped += skipped_test
+        train, overlapping = without_groups_of(examples, test)
+    else:
+        fraction = recipe.data.test_fraction
+        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=recipe.seed)
+        train, test, overlapping = parts["train"], parts["test"], 0
+    fraction = recipe.data.judge_fraction if recipe.judge.fit is not None else 0.0  # a ready judge needs no rows
+    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=recipe.seed + 1)
+
+    tokenizer = _tokenizer(recipe, train)
+    prompts = {
+        "train": _distinct_prompts(parts["reward"], tokenizer, recipe.data.max_prompt_tokens),
+        "test": _distinct_prompts(test, tokenizer, recipe.data.max_prompt_tokens),
+    }
+    for name, (short, _) in prompts.items():
+        if len(short) < PARTS:
+            raise DataError(
+                f"{len(short)} {name} prompts of at most {recipe.data.max_prompt_tokens} tokens are left, and a run "
+                f"takes {PARTS} or more; use more data or raise data.max_prompt_tokens"
+            )
+    demonstrations = [e for e in train if e.rejected is None] or train
+    pairs = {
+        "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
+        "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
+        # One of each conversation start, so that pairs are independent, in an order that depends on their text alone.
+        "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
+    }
+    pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
+
+    layout = Layout(root)
+    (root / "stages" / "data.json").unlink(missing_ok=True)  # from here on what it records is replaced
+    shutil.rmtree(layout.data, ignore_errors=True)
+    layout.data.mkdir()
+    with writing(layout.tokenizer):
+        tokenizer.save_pretrained(layout.tokenizer)
+    for name, (short, _) in prompts.items():
+        _write_prompts(layout.data / f"{name}_prompts.parquet", short)
+    for name, rows in {"demonstrations": demonstrations, **pairs}.items():
+        _write_examples(layout.data / f"{name}.parquet", rows)
+    write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
+    return {
+        "examples": len(examples),
+        "skipped": len(skipped),
+        "repeated": len(examples) - len({(e.prompt_id, e.chosen, e.rejected) for e in examples}),
+        "dropped_shared_start": overlapping,
+        "demonstrations": len(demonstrations),
+        **{name: len(rows) for name, rows in pairs.items()},
+        **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
+        **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
+    }
+
+
+def _place(example: Example) -> str:
+    return example.group + example.prompt_id
+
+
+def _tokenizer(recipe: Recipe, train: list[Example]) -> Any:
+    """Make (from scratch) or load the policy's tokenizer."""
+    if recipe.policy.scratch is not None:
+        from infalign.models.scratch import train_tokenizer
+
+        texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
+        return train_tokenizer((text[:LESSON] for text in texts), recipe.policy.scratch)
+    return load_tokenizer(str(recipe.policy.model))
+
+
+def _distinct_prompts(
+    examples: list[Example], tokenizer: Any, max_tokens: int
+) -> tuple[list[tuple[str, list[Message], list[int]]], int]:
+    """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
+    prompts = {e.prompt_id: [dict(turn) for turn in e.prompt] for e in examples}
+    rows, too_long = [], 0
+    for identity in sorted(prompts):
+        token_ids = conversation_ids(tokenizer, prompts[identity], add_generation_prompt=True)
+        if len(token_ids) > max_tokens:
+            too_long += 1
+        else:
+            rows.append((identity, prompts[identity], token_ids))
+    return rows, too_long
+
+
+def _write_prompts(path: Path, rows: list[tuple[str, list[Message], list[int]]]) -> None:
+    identities, prompts, ids = zip(*rows, strict=True)
+    write_table(
+        path,
+        pa.table(
+            {
+                "prompt_id": pa.array(identities, pa.string()),
+                "prompt": pa.array(prompts, MESSAGES),
+                "token_ids": pa.array(ids, pa.list_(pa.int32())),
+            }
+        ),
+    )
+
+
+def _write_examples(path: Path, examples: list[Example]) -> None:
+    write_table(
+        path,
+        pa.table(
+            {
+                "prompt": pa.array([list(e.prompt) for e in examples], MESSAGES),
+                "chosen": pa.array([e.chosen for e in examples], pa.string()),
+                "rejected": pa.array([e.rejected for e in examples], pa.string()),
+                "where": pa.array([e.where for e in examples], pa.string()),
+            }
+        ),
+    )

@@ -1,0 +1,244 @@
+"""Tasks that depend on each other, in worker processes."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+from infalign.errors import ConfigError, InfalignError
+from infalign.models.memory import out_of_memory
+from infalign.progress import OnProgress, ProgressDisplay
+
+REPORT_EVERY = 0.2  # seconds between the reports of a worker
+STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
+LESS_MEMORY = "lower compute.processes or the batch sizes; the same command continues where this one stopped"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A function that is called with ``report=`` as soon as the jobs it ``needs`` are done."""
+
+    name: str
+    function: Callable[..., Any]
+    needs: frozenset[str] = frozenset()
+
+
+def run_tasks(
+    jobs: list[Task],
+    *,
+    processes: int,
+    threads: int | None,
+    display: ProgressDisplay,
+    on_done: Callable[[str, Any, float], None],
+) -> None:
+    """Run the jobs, at most ``processes`` at a time, and call ``on_done(name, result, seconds)`` here after each.
+
+    A job starts when all of its ``needs`` that are among ``jobs`` are done; of those that could, the first of ``jobs``.
+    With one process everything runs here. An InfalignError of a job is raised here as one of the classes of
+    `infalign.errors`; any other failure, also a worker that was killed, becomes an InfalignError that names the job.
+    The other workers are stopped first.
+    """
+    by_name = {job.name: job for job in jobs}
+    position = {name: i for i, name in enumerate(by_name)}.__getitem__
+    order = TopologicalSorter({job.name: job.needs & by_name.keys() for job in jobs})
+    order.prepare()
+    ready: list[str] = []
+
+    def done(name: str, result: Any, seconds: float) -> None:
+        display.finish(name)
+        on_done(name, result, seconds)
+
+    if processes == 1:
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=position)
+            name = ready.pop(0)
+            display.start(name)
+
+            def on_progress(done: int, total: int, note: str = "", name: str = name) -> None:
+                display.update(name, done, total, note)
+
+            done(name, *_call(by_name[name], on_progress, threads))
+            order.done(name)
+        return
+    with _Workers(threads) as workers:
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=position)
+            while ready and len(workers.busy) < processes:
+                display.start(ready[0])
+                workers.start(by_name[ready.pop(0)])
+            for name, message in workers.messages():
+                match message:
+                    case ("progress", *numbers):
+                        display.update(name, *numbers)
+                    case ("done", result, seconds):
+                        done(name, result, seconds)
+                        order.done(name)
+
+
+class _Workers:
+    """Worker processes, started when they are needed and stopped, busy or not, when the ``with`` block ends.
+
+    A pipe to each and nothing shared: no semaphore can leak, and the end of a pipe says which worker died.
+    """
+
+    def __init__(self, threads: int | None) -> None:
+        self._threads = threads
+        self._processes: dict[Connection, BaseProcess] = {}
+        self.busy: dict[Connection, str] = {}
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection, process in self._processes.items():
+            if connection in self.busy:
+                process.terminate()
+            else:
+                connection.close()
+        deadline = time.monotonic() + STOP_WITHIN
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+    def start(self, job: Task) -> None:
+        """Give the job to an idle worker or to a new one."""
+        connection = next((c for c in self._processes if c not in self.busy), None) or self._new()
+        self.busy[connection] = job.name
+        try:
+            connection.send(job)
+        except OSError:
+            raise self._died(connection) from None
+
+    def _new(self) -> Connection:
+        context = get_context("spawn")  # a fork would copy the locks of torch's threads
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self._threads), daemon=True)
+        process.start()
+        theirs.close()  # so that the worker's end is the only one and its death is the end of the pipe
+        self._processes[ours] = process
+        return ours
+
+    def messages(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Wait for messages of busy workers and yield them with the names of their jobs; raise the failures."""
+        for connection in wait(list(self.busy)):
+            assert isinstance(connection, Connection)
+            name = self.busy[connection]
+            try:
+                message = connection.recv()
+            except (EOFError, ConnectionResetError):
+                raise self._died(connection) from None
+            if message[0] == "failed":
+                _, kind, text, trace = message
+                error: InfalignError = kind(text)
+                error.add_note(f"In the worker process:\n{trace}")
+                raise error
+            if message[0] == "done":
+                del self.busy[connection]
+            yield name, message
+
+    def _died(self, connection: Connection) -> InfalignError:
+        process = self._processes[connection]
+        process.join(STOP_WITHIN)
+        name = self.busy[connection]
+        return InfalignError(
+            f"the worker process of {name} ended ({_ending(process)}); if memory ran out, {LESS_MEMORY}"
+        )
+
+
+def _ending(process: BaseProcess) -> str:
+    code = process.exitcode
+    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _work(connection: Connection, threads: int | None) -> None:
+    """Do one job after the other, until the parent closes the pipe or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    last = 0.0
+
+    def on_progress(done: int, total: int, note: str = "") -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last > REPORT_EVERY:
+            last = time.monotonic()
+            send("progress", done, total, note)
+
+    def send(*message: Any) -> None:
+        try:
+            connection.send(message)
+        except OSError:  # the parent is gone
+            sys.exit(1)
+
+    while True:
+        try:
+            job = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            send("done", *_call(job, on_progress, threads))
+        except InfalignError as error:
+            # As text: an exception that takes several arguments, or refers to what only lives here, cannot be sent.
+            kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
+            send("failed", kind, str(error), "".join(traceback.format_exception(error)))
+
+
+def _end(*_: Any) -> NoReturn:
+    """End this process so that `finally` blocks run, also when its parent and `_stop_with_parent` both ask for it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _stop_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _call(job: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
+    """Return the job's result and the seconds it took; raise no other exception than InfalignError."""
+    started = time.monotonic()
+    try:
+        _prepare(threads)
+        return job.function(on_progress=on_progress), time.monotonic() - started
+    except InfalignError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"{job.name} needs a library that is missing ({error}); pip install 'infalign[all]'"
+        ) from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if out_of_memory(error):
+            raise InfalignError(f"{job.name} ran out of memory ({said}); {LESS_MEMORY}") from error
+        raise InfalignError(f"{job.name} failed unexpectedly: {said}; run again with --debug to see where") from error
+
+
+def _prepare(threads: int | None) -> None:
+    """Quiet the libraries, whose bars and notices would tear the display, and set the thread count."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger().setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft)\b")
+
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
