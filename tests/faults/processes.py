@@ -219,7 +219,12 @@ def memory(lab: Lab) -> Seen:
 # Two at once, and what a dead one leaves
 
 
-HOLD = "import sys; from pathlib import Path; from infalign.locks import held\nwith held(Path(sys.argv[1])): input()"
+HOLD = """
+import sys
+from pathlib import Path
+from infalign.runs.lock import held
+with held(Path(sys.argv[1])): input()
+"""
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def test_rloo_is_set_to_the_objective_of_the_theory(folder: Path, tmp_path: Path
 
 def readme_example() -> str:
     """Return the README's Python example."""
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return str(example)
 

@@ -296,7 +296,7 @@ def test_a_reward_that_raises_is_told_with_its_rows_and_its_line():
         return [1 / len(response) for response in responses]
 
     rows = rf"rows 1 to 1 \(first prompt {prompt_id(PROMPTS[1])}\)"
-    what = r"ZeroDivisionError in test_scoring.py, line \d+: division by zero"
+    what = r"ZeroDivisionError in test_rewards.py, line \d+: division by zero"
     with pytest.raises(InfalignError, match=rf"reward mine, asked for {rows}, raised {what}"):
         score(broken, PROMPTS, RESPONSES, name="mine", chunk=1)
     with pytest.raises(DataError, match="has no user turn"):

@@ -24,7 +24,7 @@ from transformers import (  # noqa: E402
 from infalign.models.scratch import train_tokenizer  # noqa: E402
 from infalign.training.common import save_model  # noqa: E402
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 COMMAND = [sys.executable, "-m", "infalign"]
 FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
 

@@ -14,7 +14,7 @@ from infalign.errors import ConfigError
 from infalign.runs.reading import dump_recipe, load_recipe
 from infalign.runs.recipe import Recipe
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from infalign.runs.lock import HOLDER, held, holder
 HOLD = """
 import sys
 from pathlib import Path
-from infalign.locks import held
+from infalign.runs.lock import held
 with held(Path(sys.argv[1])):
     print('held', flush=True)
     input()

@@ -1,0 +1,158 @@
+"""Files to rows: every format gives its rows back, and every bad file is named."""
+
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rows import comparison, user, write_gzip
+
+from infalign.data import lines
+from infalign.data.examples import load_examples
+from infalign.data.files import read_rows
+from infalign.errors import DataError
+
+
+def write_jsonl(path, rows):
+    """Write rows as lines of JSON."""
+    path.write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def write_csv(path, rows):
+    """Write rows as CSV as Excel does, byte-order mark included."""
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path, rows):
+    """Write rows as Parquet."""
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [(".jsonl", write_jsonl), (".jsonl.gz", write_gzip), (".csv", write_csv), (".parquet", write_parquet)],
+)
+def test_every_format_gives_the_rows_back(tmp_path, ending, write):
+    """Text with newlines, quotes and Unicode line separators comes back unchanged from every file format."""
+    rows = [
+        comparison("One\u2028line, \x85 \x0b \x0c still one"),
+        comparison('Say "hi", please'),
+        comparison("Ünïcode 🙂"),
+    ]
+    path = tmp_path / f"rows{ending}"
+    write(path, rows)
+    assert [row for _, row in read_rows(path)] == rows
+
+
+def test_lines_end_at_newline_only(tmp_path):
+    """Raw U+2028, U+0085 and form feeds inside a line do not end it; a trailing carriage return and blank line may."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('{"a": "x\u2028y\x85z"}\r\n\r\n{"a": "b"}\n'.encode())
+    assert list(read_rows(path)) == [(f"{path} line 1", {"a": "x\u2028y\x85z"}), (f"{path} line 3", {"a": "b"})]
+
+
+def test_rows_stream(tmp_path):
+    """The rows before a broken line arrive before the error."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": \n')
+    rows = read_rows(path)
+    assert next(rows) == (f"{path} line 1", {"a": 1})
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        next(rows)
+
+
+GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.json", b"[]", r"the ending is none of \.jsonl, \.jsonl\.gz, \.parquet, \.csv"),
+        ("rows.jsonl", b"", "holds no rows"),
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: the line is of type list, not an object"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "line 2: not UTF-8"),
+        ("rows.jsonl", b"[" * 200_000, "line 1: not JSON"),
+        ("rows.jsonl.gz", b'{"a": 1}\n', "cannot be read from its start"),
+        ("rows.jsonl.gz", GZIPPED[: len(GZIPPED) // 2], r"cannot be read after .* line \d+"),
+        ("rows.jsonl.gz", GZIPPED[:-8] + b"\0" * 8, "cannot be read after .* line 5000"),
+        ("rows.parquet", b"PAR1 but not really", "cannot be read from its start"),
+        ("rows.csv", b"a,b\n1,2\n3\n", "line 3: the header names 2 cells"),
+        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "line 3: the header names 2 cells"),
+        ("rows.csv", b'a,b\n1,"2\n', "the row after .*'s header is no CSV .*is a quote not closed"),
+        ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is no CSV"),
+        ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is no CSV .*field limit"),
+        ("rows.csv", b"a,b\r1,2\r", "is no CSV"),
+        ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' stands there twice"),
+        ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON .the name 'a' stands there twice"),
+        ("rows.jsonl", b'{"a": "\0"}\n', "line 1: not JSON .Invalid control character"),
+        ("rows.jsonl", b'{"a": 1}\n\xef\xbb\xbf{"a": 1}\n', "line 2: not JSON .*BOM"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": 1}\r{"a": 1}\n', "line 2: not JSON .Extra data"),
+        ("rows.jsonl", b'{"a": 1}\n'.decode().encode("utf-16"), "line 1: not UTF-8"),
+        ("rows.jsonl", b"\n \r\n\n", "holds no rows"),
+        ("rows.jsonl.gz", GZIPPED + b"{}", "cannot be read after .* line 5000"),
+        ("rows.csv", b"a,b\n", "holds no rows"),
+        ("rows.csv", b"a,b\n1,\xff\n", "line 2: not UTF-8"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, name, content, message):
+    """Every damaged, empty or foreign file is a DataError that names the file, the line and the fault."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_rows(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_line_without_an_end_is_not_read_whole(tmp_path, monkeypatch):
+    """A file that unpacks to one endless line is refused at the limit of a line, however big it is."""
+    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' + b" " * 2000))
+    with pytest.raises(DataError, match="line 2: longer than 1,000 bytes"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize(
+    "text", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_parquet_text_of_any_type_is_text(tmp_path, text):
+    """Text columns may be large, views or dictionaries, and messages may have their fields in any order."""
+    message = pa.struct([("content", pa.string()), ("name", pa.string()), ("role", pa.string())])
+    columns = {"prompt": pa.array([[user("Hi")]], pa.large_list(message)), "completion": pa.array(["Yes"]).cast(text)}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    assert load_examples(read_rows(tmp_path / "rows.parquet"))[0][0].chosen == "Yes"
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([b"Yes"]), "row 0: column completion is of type bytes, not text"),
+        (pa.array([1]), "row 0: column completion is of type int, not text"),
+        (pa.nulls(1), "row 0: column completion is null, not text"),
+        (pa.array([2**62], pa.duration("s")), "cannot be read from its start"),
+    ],
+)
+def test_parquet_of_other_types_is_refused(tmp_path, column, message):
+    """What is no text is not made one, and a value that Python cannot hold is an error of ours."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["Hi"], "completion": column}), path)
+    with pytest.raises(DataError, match=message):
+        load_examples(read_rows(path))
+    pq.write_table(pa.Table.from_arrays([pa.array(["Hi"])] * 2, ["prompt", "prompt"]), path)
+    with pytest.raises(DataError, match="the name 'prompt' stands there twice"):
+        list(read_rows(path))
+
+
+def test_absent_file_and_directory(tmp_path):
+    """A missing file and a directory are told apart."""
+    with pytest.raises(DataError, match="does not exist"):
+        list(read_rows(tmp_path / "no.jsonl"))
+    with pytest.raises(DataError, match="is a directory"):
+        list(read_rows(tmp_path))
+    with pytest.raises(DataError, match=r"cannot be read from its start .*name too long"):
+        list(read_rows(tmp_path / f"{'x' * 300}.jsonl"))

@@ -1,0 +1,91 @@
+"""Files are written whole or not at all, and what is damaged or absent is named."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rows import PROMPT, user
+
+from infalign.data.examples import MESSAGES
+from infalign.data.files import read_rows
+from infalign.errors import DataError
+from infalign.storage import atomic_path, read_table, write_table, write_text
+
+
+def test_tables_round_trip(tmp_path):
+    """A table of conversations comes back equal, whole or by column, and leaves one file."""
+    rows = [{"prompt": PROMPT, "reward": 0.5}, {"prompt": [user("Hi")], "reward": 1.5}]
+    table = pa.Table.from_pylist(rows, schema=pa.schema([("prompt", MESSAGES), ("reward", pa.float64())]))
+    path = tmp_path / "shard=1" / "rows.parquet"  # a folder's name must not become a column
+    path.parent.mkdir()
+    write_table(path, table)
+    assert read_table(path).equals(table)
+    assert read_table(path, ["reward"]).to_pylist() == [{"reward": 0.5}, {"reward": 1.5}]
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(DataError, match=r"has no column \['score'\]"):
+        read_table(path, ["reward", "score"])
+
+
+def test_written_text_is_exact_and_follows_the_umask(tmp_path):
+    """Text keeps its newlines, replaces the old file, and gets the mode of an ordinary new file."""
+    path = tmp_path / "report.md"
+    path.write_text("old")
+    before = os.umask(0o027)
+    try:
+        write_text(path, "Φ\r\nβ\n")
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == "Φ\r\nβ\n".encode()
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+def test_a_failed_write_leaves_what_was_there(tmp_path, old):
+    """A write that fails half way leaves the old file, or none, and no temporary file."""
+    path = tmp_path / "report.md"
+    if old is not None:
+        path.write_text(old)
+
+    def stop_half_way():
+        with atomic_path(path) as temporary:
+            temporary.write_text("half of it")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == ({} if old is None else {"report.md": old})
+
+
+def test_a_write_over_a_folder_leaves_no_temporary_file(tmp_path):
+    """When the last step cannot replace the target, the temporary file goes too."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_text(tmp_path / "folder", "text")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    """One changed byte in a page of rewards fails its checksum, here and in read_rows, instead of becoming a reward."""
+    path = tmp_path / "rewards.parquet"
+    write_table(path, pa.table({"reward": np.random.default_rng(0).normal(size=1000)}))
+    column = pq.read_metadata(path).row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.dictionary_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"is damaged .*CRC.*; delete it and run"):
+        read_table(path)
+    with pytest.raises(DataError, match=r"cannot be read from its start .*CRC"):
+        list(read_rows(path))
+
+
+def test_unreadable_tables_say_what_to_do(tmp_path):
+    """A missing and a truncated table name the file and the next step."""
+    path = tmp_path / "rewards.parquet"
+    with pytest.raises(DataError, match="does not exist; run the step that writes it"):
+        read_table(path)
+    write_table(path, pa.table({"reward": [1.0, 2.0]}))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError, match="is damaged"):
+        read_table(path)
