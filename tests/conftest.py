@@ -1,8 +1,11 @@
 """What several test files use."""
 
+import os
 import signal
 import sys
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 import pytest
 from hypothesis import settings
@@ -11,6 +14,13 @@ from infalign import cli
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # no luck, and no clock on a busy machine
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup() -> None:
+    """Let torch compute in one thread, also after a test that asked for more; a test without torch loads none."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture

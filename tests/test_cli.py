@@ -12,7 +12,6 @@ from typing import Any
 
 import micro
 import pytest
-import torch
 from micro import COMMAND, infalign
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -20,8 +19,6 @@ from infalign import cli
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.layout import STAGES
-
-torch.set_num_threads(1)
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 

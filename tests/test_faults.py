@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from faults.registry import Case, cases, finish, inject
 from faults.storage import KILLED
 
@@ -13,7 +12,6 @@ TABLE = Path(__file__).parents[1] / "docs" / "faults.md"
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a whole run."""
-    torch.set_num_threads(1)
     return finish(tmp_path_factory.mktemp("finished"))
 
 

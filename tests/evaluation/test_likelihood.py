@@ -16,8 +16,6 @@ from infalign.models.logprobs import completion_logprobs, length_batches, token_
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 
-torch.set_num_threads(1)
-
 VOCABULARY, EOS, PAD = 6, 1, 0
 PROMPTS = [[2], [3, 4, 5, 2], [5, 3]]
 COMPLETIONS = [[4, 1], [3], [2, 2, 5, 3, 1]]

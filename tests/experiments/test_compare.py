@@ -11,7 +11,6 @@ import micro
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from rich.console import Console
 
 from infalign.errors import ConfigError
@@ -27,14 +26,6 @@ from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Policy, Recipe
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
-
-torch.set_num_threads(1)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
 
 FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
 

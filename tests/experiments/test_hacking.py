@@ -36,15 +36,7 @@ from infalign.runs.recipe import Recipe
 from infalign.storage import read_table
 from infalign.training.common import Job, save_model
 from infalign.training.rank_model import fit_calibrated
-from infalign.training.settings import Fit
-
-torch.set_num_threads(1)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+from infalign.models.settings import Fit
 
 PAIRS = [([{"role": "user", "content": f"question {i}"}], f"good {i}", f"bad {i}") for i in range(400)]
 

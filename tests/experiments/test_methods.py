@@ -10,24 +10,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import enumerable
 import numpy as np
 import pytest
+import torch
+from enumerable import Enumerable, at_kl, kl, tilted_by, token_tilted, transformed, win_rate
 from scipy.optimize import minimize_scalar
 from scipy.stats import qmc
 
-torch = pytest.importorskip("torch")
-
-import enumerable  # noqa: E402
-from enumerable import Enumerable, at_kl, kl, tilted_by, token_tilted, transformed, win_rate  # noqa: E402
-
-from infalign.method.calibration import Array  # noqa: E402
-from infalign.method.procedures import (
-    BestOfN,
-    Standard,
-    WorstOfN,
-)
-from infalign.method.shapings import LSC, PAR, RawPerPrompt  # noqa: E402
-from infalign.method.transforms import Exponential, Identity, Log, Transformation  # noqa: E402
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, Standard, WorstOfN
+from infalign.method.shapings import LSC, PAR, RawPerPrompt
+from infalign.method.transforms import Exponential, Identity, Log, Transformation
 
 BUDGETS = 0.5, 1.0, 2.0  # nats, the mean over prompts
 GROUP = 8
@@ -86,7 +80,6 @@ METHODS: dict[str, Law] = {
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     """Make the reference."""
-    torch.set_num_threads(1)
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
@@ -263,7 +256,6 @@ def _joined(first: "torch.Tensor", second: "torch.Tensor") -> "torch.Tensor":
 
 def main() -> None:
     """Print the table."""
-    torch.set_num_threads(1)
     columns = [f"{name} at {budget:g}" for name in OPTIMA for budget in BUDGETS]
     print(f"| method, KL in nats | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
     with tempfile.TemporaryDirectory() as folder:

@@ -5,35 +5,22 @@ from typing import Any
 
 import micro
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-torch = pytest.importorskip("torch")
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
-
-from infalign.data.examples import prompt_id  # noqa: E402
-from infalign.errors import ConfigError, DataError  # noqa: E402
-from infalign.method.shapings import parse_shaping  # noqa: E402
-from infalign.models.pretrained import (
-    conversation_ids,
-    load_tokenizer,
-)
-from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
-from infalign.models.settings import Scratch  # noqa: E402
+from infalign.data.examples import prompt_id
+from infalign.errors import ConfigError, DataError
+from infalign.method.shapings import parse_shaping
+from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
 from infalign.runs.recipe import Policy
-from infalign.training import sft as supervised  # noqa: E402
-from infalign.training.common import Job  # noqa: E402
-from infalign.training.online import Objective, online_trainer  # noqa: E402
-from infalign.training.settings import Fit
-from infalign.world import gold  # noqa: E402
+from infalign.training import sft as supervised
+from infalign.training.common import Job
+from infalign.training.online import Objective, online_trainer
+from infalign.models.settings import Fit
+from infalign.world import gold
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
-
-torch.set_num_threads(1)
 SAYS = "Hi<|end|><|assistant|>Sure.<|pad|> <s> </s>"
 FIT = Fit(batch_size=2, max_length=192)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import stamina
-import torch
 from faults.server import RewardServer
 from rich.console import Console
 
@@ -30,8 +29,6 @@ from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.stages.evaluate import evaluate_model, samples_so_far
 from infalign.world import gold
-
-torch.set_num_threads(1)
 
 PROMPTS = [
     [{"role": "user", "content": "How do I bake bread?"}],

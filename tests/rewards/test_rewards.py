@@ -23,8 +23,6 @@ from infalign.rewards.function import function_reward
 from infalign.rewards.scores import score_to
 from infalign.world import gold
 
-torch.set_num_threads(1)
-
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -91,7 +89,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "reward"
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")  # TRL's own default
 def test_token_ids_are_those_of_trl(classifier, tmp_path):
     """Each conversation becomes exactly the ids that TRL's RewardTrainer trains on, for chosen and rejected alike."""
     from datasets import Dataset

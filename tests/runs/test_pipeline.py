@@ -28,8 +28,6 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.stages.sampling import train_prompts
 from infalign.theory.optimum import optimal
 
-torch.set_num_threads(1)
-
 POLICIES = ["aware", "plain", "online"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import micro
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 from scipy.special import logit
 from scipy.stats import spearmanr
@@ -26,14 +25,6 @@ from infalign.runs.stages.rank_model import rank_correlations, rank_model_start
 from infalign.runs.stages.sampling import train_prompts
 from infalign.sampling.rollouts import read_rollouts
 from infalign.storage import read_table
-
-torch.set_num_threads(1)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
 
 PREDICTING = {"transform": "exp:10", "kl_budget": 0.5, "generations": 4, "ranks": "model"}
 K = 24

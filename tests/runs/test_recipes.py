@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from infalign import world
-from infalign.models.settings import Scratch
-from infalign.runs.reading import load_recipe
-
-torch = pytest.importorskip("torch")
-
-from transformers import (  # noqa: E402
+from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from infalign.models.scratch import train_tokenizer  # noqa: E402
-from infalign.training.common import save_model  # noqa: E402
+from infalign import world
+from infalign.models.scratch import train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.runs.reading import load_recipe
+from infalign.training.common import save_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 COMMAND = [sys.executable, "-m", "infalign"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import micro
 import pytest
-import torch
 from rich.console import Console
 
 from infalign.models.scratch import new_policy, train_tokenizer
@@ -22,8 +21,6 @@ from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.status import UnitStatus, status
 from infalign.storage import read_record, write_record
-
-torch.set_num_threads(1)
 
 REWARD = "def score(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
 CHANGED = REWARD.replace("float", "-float")

@@ -28,8 +28,6 @@ from infalign.sampling.server import ServerEngine
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
-torch.set_num_threads(1)
-
 EOS = 3
 PROMPT = [5, 1, 7, 2, 6]
 SHAPE = {

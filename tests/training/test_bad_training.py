@@ -9,36 +9,31 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import enumerable
 import micro
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import Trainer, TrainingArguments
 
-torch = pytest.importorskip("torch")
-
-import enumerable  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import Trainer, TrainingArguments  # noqa: E402
-
-from infalign.errors import DataError, InfalignError  # noqa: E402
-from infalign.method.calibration import Array  # noqa: E402
-from infalign.method.transforms import Identity  # noqa: E402
-from infalign.models.pretrained import (
-    load_policy,
-    model_digest,
-)
-from infalign.runs import pipeline  # noqa: E402
-from infalign.runs.layout import Layout  # noqa: E402
-from infalign.runs.plan import print_plan  # noqa: E402
-from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.errors import DataError, InfalignError
+from infalign.method.calibration import Array
+from infalign.method.transforms import Identity
+from infalign.models.pretrained import load_policy, model_digest
+from infalign.runs import pipeline
+from infalign.runs.layout import Layout
+from infalign.runs.plan import print_plan
+from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
-from infalign.runs.stages.calibrate import check_calibrated, made_with  # noqa: E402
-from infalign.runs.stages.laws import coarse_ranks  # noqa: E402
-from infalign.storage import write_table  # noqa: E402
-from infalign.training.common import Job, arguments, fit_and_save  # noqa: E402
-from infalign.training.offline import QRPO, Examples, fit_offline  # noqa: E402
-from infalign.training.settings import Fit
+from infalign.runs.stages.calibrate import check_calibrated, made_with
+from infalign.runs.stages.laws import coarse_ranks
+from infalign.storage import write_table
+from infalign.training.common import Job, arguments, fit_and_save
+from infalign.training.offline import QRPO, Examples, fit_offline
+from infalign.models.settings import Fit
 
 
 def quiet(done: int, total: int, note: str) -> None:
@@ -60,7 +55,6 @@ def settings(root: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a run that has calibrated its rewards."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("calibrated")
     train(folder / "run", until="calibrate")
     return folder / "run"
@@ -179,7 +173,6 @@ class NaNAt(Trainer):
 )
 def test_a_loss_that_is_no_number_stops_the_training(step: int, stopped: int, kept: int | None, tmp_path: Path) -> None:
     """Of 100 steps every second is logged and every 25th saved; no checkpoint is written once the loss was NaN."""
-    torch.set_num_threads(1)
     case = enumerable.enumerable(tmp_path / "reference")
     model, tokenizer = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 100
@@ -192,7 +185,6 @@ def test_a_loss_that_is_no_number_stops_the_training(step: int, stopped: int, ke
 
 def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(tmp_path: Path) -> None:
     """Of the 75 steps of an offline solver every 15th is evaluated and saved if it is the best so far."""
-    torch.set_num_threads(1)
     case = enumerable.enumerable(tmp_path / "reference")
     rollouts, (model, tokenizer) = case.rollouts(16), load_policy(case.folder)
     fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)

@@ -5,36 +5,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import enumerable
 import pytest
+import torch
+from enumerable import Enumerable
+from safetensors.torch import load_file
 
-torch = pytest.importorskip("torch")
-
-import enumerable  # noqa: E402
-from enumerable import Enumerable  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-
-from infalign.data.examples import Message  # noqa: E402
-from infalign.method.shapings import Ranked  # noqa: E402
-from infalign.method.transforms import Identity  # noqa: E402
-from infalign.models.pretrained import load_policy  # noqa: E402
-from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
-from infalign.models.settings import Scratch  # noqa: E402
+from infalign.data.examples import Message
+from infalign.method.shapings import Ranked
+from infalign.method.transforms import Identity
+from infalign.models.pretrained import load_policy
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
 from infalign.progress import OnProgress as Report
 from infalign.runs.recipe import Policy
-from infalign.training.checkpoints import newest_whole, seal  # noqa: E402
-from infalign.training.common import Job, save_model, training_order  # noqa: E402
-from infalign.training.offline import QRPO, fit_offline  # noqa: E402
-from infalign.training.online import Objective, fit_online  # noqa: E402
-from infalign.training.rank_model import fit_calibrated  # noqa: E402
-from infalign.training.reward_model import fit_reward_model  # noqa: E402
-from infalign.training.settings import Fit, Lora
+from infalign.training.checkpoints import newest_whole, seal
+from infalign.training.common import Job, save_model, training_order
+from infalign.training.offline import QRPO, fit_offline
+from infalign.training.online import Objective, fit_online
+from infalign.training.rank_model import fit_calibrated
+from infalign.training.reward_model import fit_reward_model
+from infalign.models.settings import Fit, Lora
 from infalign.training.sft import fine_tune
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
@@ -68,14 +60,12 @@ def asked(text: str) -> list[Message]:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     """Make a reference whose responses can be listed."""
-    torch.set_num_threads(1)
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a tiny Llama with a chat template."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny") / "reference"
     tokenizer = train_tokenizer(WORDS, SCRATCH)
     save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, folder)

@@ -8,25 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import enumerable
+import micro
 import numpy as np
 import pytest
+import torch
+from enumerable import Enumerable
 
-torch = pytest.importorskip("torch")
-
-import enumerable  # noqa: E402
-import micro  # noqa: E402
-from enumerable import Enumerable  # noqa: E402
-
-from infalign.errors import ConfigError  # noqa: E402
-from infalign.method.calibration import Array  # noqa: E402
-from infalign.method.procedures import Standard  # noqa: E402
-from infalign.method.transforms import Exponential, Identity  # noqa: E402
-from infalign.models.pretrained import load_policy  # noqa: E402
-from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures import Standard
+from infalign.method.transforms import Exponential, Identity
+from infalign.models.pretrained import load_policy
+from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Policy
-from infalign.runs.stages.laws import policy_law  # noqa: E402
-from infalign.theory.law import law_at_kl  # noqa: E402
-from infalign.training.common import Job  # noqa: E402
+from infalign.runs.stages.laws import policy_law
+from infalign.theory.law import law_at_kl
+from infalign.training.common import Job
 from infalign.training.offline import (
     IPO,
     QRPO,
@@ -38,13 +36,7 @@ from infalign.training.offline import (
     offline_solver,
     regression_targets,
 )
-from infalign.training.settings import Fit
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+from infalign.models.settings import Fit
 
 TAU = 0.3
 EXP10 = Exponential(10)
@@ -98,7 +90,6 @@ def quiet(done: int, total: int, note: str) -> None:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     """Make the reference."""
-    torch.set_num_threads(1)
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 

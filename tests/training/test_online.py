@@ -9,38 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import enumerable
+import micro
 import numpy as np
 import pytest
+import torch
+from enumerable import Enumerable
 
-torch = pytest.importorskip("torch")
-
-import enumerable  # noqa: E402
-import micro  # noqa: E402
-from enumerable import Enumerable  # noqa: E402
-
-from infalign.data.examples import prompt_id  # noqa: E402
-from infalign.errors import ConfigError  # noqa: E402
-from infalign.method.calibration import Array  # noqa: E402
-from infalign.method.procedures import (
-    BestOfN,
-    Standard,
-    WorstOfN,
-)
-from infalign.method.shapings import Raw, parse_shaping  # noqa: E402
-from infalign.method.transforms import Exponential  # noqa: E402
-from infalign.models.pretrained import load_policy  # noqa: E402
-from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.data.examples import prompt_id
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, Standard, WorstOfN
+from infalign.method.shapings import Raw, parse_shaping
+from infalign.method.transforms import Exponential
+from infalign.models.pretrained import load_policy
+from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Policy
-from infalign.theory.law import law_at_kl  # noqa: E402
-from infalign.training.common import Job  # noqa: E402
-from infalign.training.online import Objective, StoredRollouts, fit_online, gae, online_trainer  # noqa: E402
-from infalign.training.settings import Fit
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+from infalign.theory.law import law_at_kl
+from infalign.training.common import Job
+from infalign.training.online import Objective, StoredRollouts, fit_online, gae, online_trainer
+from infalign.models.settings import Fit
 
 EXP10 = Exponential(10)
 BETA10 = law_at_kl(EXP10, kl=1.0).beta
@@ -173,7 +161,6 @@ def rows(case: Enumerable) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     """Make the reference."""
-    torch.set_num_threads(1)
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 

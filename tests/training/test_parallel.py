@@ -8,39 +8,28 @@ from typing import Any
 
 import micro
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-torch = pytest.importorskip("torch")
-
-from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-
-from infalign.data.examples import prompt_id  # noqa: E402
-from infalign.errors import ConfigError  # noqa: E402
-from infalign.method.procedures import BestOfN  # noqa: E402
-from infalign.method.shapings import parse_shaping  # noqa: E402
-from infalign.models.pretrained import (
-    load_policy,
-    load_tokenizer,
-)
-from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
+from infalign.data.examples import prompt_id
+from infalign.errors import ConfigError
+from infalign.method.procedures import BestOfN
+from infalign.method.shapings import parse_shaping
+from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.runs import pipeline  # noqa: E402
-from infalign.runs.layout import Layout  # noqa: E402
-from infalign.runs.reading import load_recipe  # noqa: E402
+from infalign.runs import pipeline
+from infalign.runs.layout import Layout
+from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Policy
 from infalign.sampling.engine import Sampling
-from infalign.sampling.shared_prefix import SharedPrefixEngine  # noqa: E402
-from infalign.training.common import Job, save_model  # noqa: E402
-from infalign.training.offline import fit_offline, offline_solver  # noqa: E402
-from infalign.training.online import Objective, StoredRollouts, fit_online  # noqa: E402
-from infalign.training.settings import Fit, Lora
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.training.common import Job, save_model
+from infalign.training.offline import fit_offline, offline_solver
+from infalign.training.online import Objective, StoredRollouts, fit_online
+from infalign.models.settings import Fit, Lora
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [[{"role": "user", "content": f"say {i}"}] for i in range(3)]
@@ -79,7 +68,6 @@ def lengths(prompts: list[Any], responses: list[str]) -> list[float]:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a tiny Llama."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny") / "reference"
     tokenizer = train_tokenizer(["say it again and again", "yes no maybe"], SCRATCH)
     save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, folder)

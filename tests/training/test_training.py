@@ -6,36 +6,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset, load_dataset
 from scipy.special import logsumexp
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import Standard
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Exponential, Identity, parse_transform
-from infalign.theory.law import aligned_law, law_at_kl
-
-torch = pytest.importorskip("torch")
-
-from datasets import Dataset, load_dataset  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification  # noqa: E402
-
-from infalign.models.logprobs import token_logprobs  # noqa: E402
-from infalign.models.pretrained import load_policy  # noqa: E402
-from infalign.models.scratch import new_policy, train_tokenizer  # noqa: E402
-from infalign.models.settings import Scratch  # noqa: E402
+from infalign.models.logprobs import token_logprobs
+from infalign.models.pretrained import load_policy
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
 from infalign.runs.recipe import Policy
 from infalign.sampling.engine import Sampling
-from infalign.sampling.shared_prefix import SharedPrefixEngine  # noqa: E402
-from infalign.training.common import Job, save_model  # noqa: E402
-from infalign.training.offline import QRPO, fit_offline, regression_targets  # noqa: E402
-from infalign.training.online import Objective, online_trainer  # noqa: E402
-from infalign.training.settings import Fit
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # TRL's configuration under transformers 5.23
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.theory.law import aligned_law, law_at_kl
+from infalign.training.common import Job, save_model
+from infalign.training.offline import QRPO, fit_offline, regression_targets
+from infalign.training.online import Objective, online_trainer
+from infalign.models.settings import Fit
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [f"say {word}" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")]
@@ -48,7 +38,6 @@ def quiet(done: int, total: int, note: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a run directory's models and calibrated prompts, tiny and random."""
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("demo")
     tokenizer = train_tokenizer([*PROMPTS, "yes no maybe"], SCRATCH)
     save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, root / "models" / "reference")
