@@ -1,7 +1,6 @@
 """Rows to examples: transcripts, conversations and demonstrations, what is refused, and who shares an identity."""
 
 import re
-from contextlib import suppress
 from hashlib import blake2b
 
 import pytest
@@ -234,16 +233,13 @@ def test_group_is_the_first_user_turn():
     assert short.prompt_id != long.prompt_id
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"query": "SUBREDDIT: r/a\n\nTITLE: b" + "\n\nPOST: c" * 300_000, "reference_responses": "d"},
-        {side: transcript(*["a"] * 200_001, side) for side in ("chosen", "rejected")},
-    ],
-    ids=["posts", "turns"],
-)
 @pytest.mark.timeout(10)
-def test_a_huge_row_takes_no_time(row):
-    """A row of megabytes is parsed in a time that grows with its size, not with the square of it."""
-    with suppress(DataError):
-        parse_example(row, "here")
+def test_a_huge_row_takes_no_time():
+    """Rows of megabytes are parsed in a time that grows with their size, not with the square of it."""
+    turns = ["a"] * 200_001
+    example = parse_example({side: transcript(*turns, side) for side in ("chosen", "rejected")}, "here")
+    assert [turn["content"] for turn in example.prompt] == turns
+    assert (example.chosen, example.rejected) == ("chosen", "rejected")
+    post = "SUBREDDIT: r/a\n\nTITLE: b" + "\n\nPOST: c" * 300_000
+    with pytest.raises(DataError, match=r"^here: query is not of the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:$"):
+        parse_example({"query": post, "reference_responses": "d"}, "here")

@@ -1,13 +1,13 @@
 """Recipes: what is read, what is changed by --set, and how each mistake is named."""
 
-from contextlib import suppress
+import re
 from pathlib import Path
 from typing import Any
 
 import micro
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.errors import ConfigError
@@ -218,16 +218,26 @@ VALUES = st.recursive(
 
 
 @given(
-    changes=st.dictionaries(KEYS, VALUES, max_size=4),
-    override=st.builds(lambda keys, value: f"{'.'.join(keys)}={value}", st.lists(KEYS, max_size=4), scalars()),
+    changes=st.dictionaries(KEYS, VALUES, max_size=4), keys=st.lists(KEYS, max_size=4).map(".".join), value=scalars()
 )
-def test_whatever_a_recipe_holds_only_a_config_error_comes_out(
-    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], override: str
+@example(changes={}, keys="seed", value=3)
+def test_whatever_a_recipe_holds_it_is_a_recipe_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], keys: str, value: Any
 ) -> None:
-    """Random settings over a good recipe, and a random override, either load or raise ConfigError."""
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    with suppress(ConfigError):
-        load_recipe(micro.write(path, micro.settings(Path("run")) | changes), [override])
+    """Random settings over a good recipe, with a random override, load as what is dumped of them, or say where not.
+
+    A ConfigError starts with the file, and the line of what is no YAML, or with the key of --set.
+    """
+    path = micro.write(tmp_path_factory.getbasetemp() / "fuzz.yaml", micro.settings(Path("run")) | changes)
+    try:
+        recipe = load_recipe(path, [f"{keys}={value}"])
+    except ConfigError as error:
+        said = str(error)
+    else:
+        assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
+        return
+    of_override = f"--set {keys}: " if keys else "--set takes key=value"
+    assert said.startswith((f"{path}: ", f"{path} is not valid YAML: line ", of_override))
 
 
 @given(text=st.text(max_size=40) | st.binary(max_size=40))
@@ -237,5 +247,5 @@ def test_whatever_a_file_holds_only_a_config_error_comes_out(
     """Random text and bytes are no recipe and are refused as such."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}(: | is not valid YAML: | holds no settings)"):
         load_recipe(path)
