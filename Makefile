@@ -22,7 +22,7 @@ demo: env
 	$(BIN)/infalign run recipes/demo.yaml
 
 test: env lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --durations=15
 
 test-slow: env
 	$(BIN)/pytest -m slow
