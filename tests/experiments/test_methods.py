@@ -1,80 +1,21 @@
-"""What each method would learn at the same KL if it could be any distribution, in exact arithmetic.
-
-``python tests/test_methods.py`` prints the win rates of all methods on a language model that can be enumerated.
-"""
+"""The laws that methods would learn: none beats the optimum at its KL, and each is what its formula says."""
 
 import itertools
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import enumerable
 import numpy as np
 import pytest
 import torch
-from enumerable import Enumerable, at_kl, kl, tilted_by, token_tilted, transformed, win_rate
+from enumerable import Enumerable, kl, tilted_by, token_tilted, transformed, win_rate
+from method_laws import BUDGETS, GROUP, METHODS, OPTIMA
 from scipy.optimize import minimize_scalar
 from scipy.stats import qmc
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Standard, WorstOfN
 from infalign.method.shapings import LSC, PAR, RawPerPrompt
-from infalign.method.transforms import Exponential, Identity, Log, Transformation
-
-BUDGETS = 0.5, 1.0, 2.0  # nats, the mean over prompts
-GROUP = 8
-OTHERS = qmc.Sobol(GROUP - 1, rng=0).random_base2(12)  # with others the win rates differ by some 10⁻⁴
-Law = Callable[[Enumerable, float], Array]  # of a case and a budget
-
-
-def tilt(values: Callable[[Enumerable], Array]) -> Law:
-    """Return the tilt of the reference by values, with β for the budget."""
-    return lambda case, budget: at_kl(case, partial(tilted_by, case, values(case)), budget)
-
-
-def calibrated(transform: Transformation) -> Law:
-    """Return what CTRL learns: the tilt by Φ(C)."""
-    return tilt(partial(transformed, transform=transform))
-
-
-def optimum(procedure: BestOfN | WorstOfN) -> Law:
-    """Return what maxk learns, with one β for all prompts."""
-    return lambda case, budget: at_kl(case, partial(enumerable.optimum, case, procedure), budget)
-
-
-def grpo(transform: Transformation) -> Law:
-    """Return what GRPO learns without group std, and with its KL's bias corrected; the mean with self only scales β."""
-    return lambda case, budget: at_kl(case, partial(token_tilted, case, transformed(case, transform)), budget)
-
-
-def shipped(transform: Transformation, others: Array = OTHERS) -> Law:
-    """Return what GRPO learns as TRL ships it, but for β > 0."""
-    return lambda case, budget: enumerable.group_normalised(case, transformed(case, transform), budget, others)[0]
-
-
-OPTIMA = {procedure.name: optimum(procedure) for procedure in (BestOfN(4), WorstOfN(4))}
-METHODS: dict[str, Law] = {
-    **{f"maxk {name}": law for name, law in OPTIMA.items()},
-    "exp:10": calibrated(Exponential(10.0)),
-    "exp:-10": calibrated(Exponential(-10.0)),
-    "identity, ipo": calibrated(Identity()),
-    "log": calibrated(Log()),
-    "bon-sft": lambda case, budget: at_kl(case, partial(enumerable.best_of_n, case), budget, between=(1.0, 200.0)),
-    "bonbon n=4": lambda case, budget: at_kl(
-        case, lambda margin: enumerable.best_worst_optimum(case, 4, margin=margin), budget, between=(1.0, 60.0)
-    ),
-    "bond": enumerable.bond,
-    "grpo exp:10": grpo(Exponential(10.0)),
-    "grpo exp:-10": grpo(Exponential(-10.0)),
-    "grpo shipped exp:10": shipped(Exponential(10.0)),
-    "grpo shipped exp:-10": shipped(Exponential(-10.0)),
-    "raw": tilt(lambda case: case.rewards),
-    "raw-prompt": tilt(enumerable.standardised),
-    "par": tilt(enumerable.preference),
-    "lsc:0.85": tilt(enumerable.log_sigmoid),
-}
+from infalign.method.transforms import Exponential, Transformation
 
 
 @pytest.fixture(scope="module")
@@ -252,19 +193,3 @@ def _joined(first: "torch.Tensor", second: "torch.Tensor") -> "torch.Tensor":
     start = first.log_softmax(0)
     pairs = start[1:, None] + second.log_softmax(1)
     return torch.cat([start[:1], pairs[:, 0], pairs[:, 1:].flatten()])
-
-
-def main() -> None:
-    """Print the table."""
-    columns = [f"{name} at {budget:g}" for name in OPTIMA for budget in BUDGETS]
-    print(f"| method, KL in nats | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
-    with tempfile.TemporaryDirectory() as folder:
-        case = enumerable.enumerable(Path(folder) / "reference")
-        for name, method in METHODS.items():
-            rows = [enumerable.row(case, method(case, budget)) for budget in BUDGETS]
-            cells = [f"{row[column]:.4f}" for column in (1, 2) for row in rows]
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
