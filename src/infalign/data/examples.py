@@ -16,7 +16,7 @@ from infalign.errors import DataError
 Message = dict[str, str]
 Conversation = tuple[Message, ...]
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-# An inline "Human:" is part of what somebody wrote; only one after a blank line starts a turn.
+# An inline "Human:" is part of the text; only one after a blank line starts a turn.
 TURN = re.compile(r"\n\n(Human|Assistant):")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TLDR_QUERY = re.compile(r"SUBREDDIT: r/(\S+)\n\nTITLE: (.*?)\n\nPOST: (.*)\n\nTL;DR:", re.DOTALL)
@@ -82,8 +82,8 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
     end with the assistant, or OpenAI's TL;DR (``query`` and ``reference_responses``). A text prompt is one user turn;
     a response loses its surrounding whitespace. Other columns are ignored.
 
-    Raises DataError, with ``where``, for an absent column, a value that is no text, an empty response or last user
-    turn, a prompt that does not end with the user, and a comparison whose two responses are one.
+    Raises DataError, with ``where``, for an absent column, a value that is not text, an empty response or last user
+    turn, a prompt that does not end with the user, and a comparison whose two responses are equal.
     """
     try:
         prompt, chosen, rejected = _parse(row)

@@ -27,9 +27,9 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Lines count from 1, as editors do, and a CSV row has the number of its last one; Parquet rows count from 0, as data
     frames do. Lines end at ``\\n`` only, so a U+2028 inside a text is text.
 
-    Raises DataError for a file that is missing, empty, damaged or of another kind, and for a line that is not UTF-8,
-    no JSON object, no row with the CSV's cells (each of at most 128 KiB), or over 64 MiB. These are faults of the file:
-    nobody can say what else it lost, so `load_examples` never skips them.
+    Raises DataError for a file that is missing, empty, damaged or of another kind, and for a line that is not UTF-8, is
+    not a JSON object, has not the CSV's cells (each of at most 128 KiB), or is over 64 MiB. These are faults of the
+    file, which may have lost other rows too, so `load_examples` never skips them.
     """
     path = Path(path)
     read = next((read for ending, read in READERS.items() if path.name.endswith(ending)), None)

@@ -12,7 +12,7 @@ def hub_rows(
     """Yield (where, row) of one split of the data set ``name``: a hub id or a local folder.
 
     ``data_dir`` is a folder inside it (``harmless-base`` of ``Anthropic/hh-rlhf``); ``revision`` pins a commit of the
-    hub. Rows count from 0, as ``dataset[17]`` does. Raises ConfigError for a data set or split that cannot be had,
+    hub. Rows count from 0, as ``dataset[17]`` does. Raises ConfigError for a data set or split that cannot be loaded,
     and DataError for files that cannot be read.
     """
     try:

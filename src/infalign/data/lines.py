@@ -1,4 +1,4 @@
-"""What readers of text share: lines with their place, names that stand once."""
+"""Shared by the readers of text: lines with their place, and a check for duplicate names."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ LONGEST_LINE = 2**26  # bytes
 
 def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
     """Yield each line of a binary file with its place, as text."""
-    # A binary file splits at \n only; a bomb may have no \n at all.
+    # A binary file splits at \n only; a decompression bomb may have no \n at all.
     for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), 1):
         where = f"{path} line {number}"
         if len(line) > LONGEST_LINE:
@@ -25,7 +25,7 @@ def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_once(names: Sequence[str]) -> None:
-    """Raise ValueError for a name that stands there twice: which of its values is meant?"""
+    """Raise ValueError for a duplicate name, whose value would be ambiguous."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice!r} stands there twice")

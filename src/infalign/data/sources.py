@@ -1,4 +1,4 @@
-"""Where rows come from, and how they are shared out."""
+"""Where rows come from, and how they are split."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -30,7 +30,7 @@ class Source(Settings):
 
 
 class Data(Settings):
-    """Preference pairs and demonstrations, and how they are shared out."""
+    """Preference pairs and demonstrations, and how they are split."""
 
     folder: str = Field(".", description="relative `path`s of sources start here")
     sources: Annotated[list[Source], Field(min_length=1)]

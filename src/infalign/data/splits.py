@@ -1,4 +1,4 @@
-"""Splits that share no start of a conversation."""
+"""Splits in which no two parts share the start of a conversation."""
 
 import math
 from bisect import bisect_right

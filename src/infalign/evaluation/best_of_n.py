@@ -1,4 +1,4 @@
-"""Best-of-n as a way to align: what it spends."""
+"""Best-of-n as an alignment method: its KL."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,7 +8,7 @@ from infalign.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN
 
-LEAST_LOG = -700.0  # below, e^x underflows
+LEAST_LOG = -700.0  # below this, e^x underflows
 
 
 def best_of_n_kl_bound(n: int) -> float:
@@ -16,7 +16,7 @@ def best_of_n_kl_bound(n: int) -> float:
 
     Raises ConfigError unless n is a whole number of at least 1.
     """
-    BestOfN(n)  # refuses what is no n
+    BestOfN(n)  # raises ConfigError for an invalid n
     return float(np.log(n) - (n - 1) / n)
 
 
@@ -36,9 +36,9 @@ def best_of_n_kl_given(log_probabilities: ArrayLike, n: int) -> Array:
         raise DataError(
             f"log_probabilities has {given[bad][0]:g}; give logs of probabilities in nats, which are at most 0"
         )
-    log_epsilon = np.maximum(given, LEAST_LOG)  # where the bound is reached to all digits
+    log_epsilon = np.maximum(given, LEAST_LOG)  # there the bound is reached to all digits
     epsilon, others = np.exp(log_epsilon), -np.expm1(log_epsilon)
-    missed = np.exp(xlog1py(n, -epsilon))  # by all n draws
+    missed = np.exp(xlog1py(n, -epsilon))  # the probability that all n draws miss it
     among_others = missed * best_of_n_kl_bound(n) + xlog1py((n - 1) * missed, -epsilon)
     more = -others * np.expm1(xlog1py(n - 1, -epsilon)) / epsilon  # [1 − (1−ε)^n]/ε − 1, without cancellation
     return np.asarray(among_others + (1.0 - missed) * np.log1p(more))

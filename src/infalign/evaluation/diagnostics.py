@@ -17,7 +17,7 @@ def saturation(rewards_PM: Array, reference_rewards_PK: Array) -> Array:
 
 
 def rank_error(rollouts: int, *, confidence: float = 0.95) -> float:
-    """Return what the error of calibrated rewards from K ``rollouts`` stays below: sqrt(log(2/δ)/2K) (DKW).
+    """Return the bound on the error of calibrated rewards from K ``rollouts``: sqrt(log(2/δ)/2K) (DKW).
 
     It holds for all rewards of a prompt at once with probability ``confidence`` = 1 − δ.
     """

@@ -11,7 +11,7 @@ from infalign.errors import ConfigError, DataError
 from infalign.evaluation.samples import chunks
 
 RESAMPLES = 2000
-RESAMPLED_PROMPTS = 10_000  # above, the bootstrap's distribution is its own expansion to within its noise
+RESAMPLED_PROMPTS = 10_000  # above this, the bootstrap and its expansion agree to within the noise of resampling
 
 
 @dataclass(frozen=True, slots=True)

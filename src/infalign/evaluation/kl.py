@@ -29,8 +29,8 @@ class SequenceKL:
     With l_t = log π(y_t|y_<t) − log π_ref(y_t|y_<t):
 
     ``rao_blackwell`` is Σ_t KL(π(·|y_<t) ‖ π_ref(·|y_<t)), exact in every token given those before it: never negative,
-    the one to report (Amini et al., arXiv 2504.10637). For one token its variance is 0; for a sequence it is as a rule
-    far below the others', but no theorem: where log-ratios of early and late tokens cancel, ``k1`` varies less.
+    the one to report (Amini et al., arXiv 2504.10637). For one token its variance is 0; for a sequence it is
+    usually far below the others', but not always: where log-ratios of early and late tokens cancel, ``k1`` varies less.
     ``k1`` is Σ_t l_t. ``k3`` is Σ_t (e^{−l_t} − s_t + l_t), never negative (Schulman 2020), where s_t is the mass that
     π_ref gives to the tokens that π can draw: 1, so the known formula, unless top-p cuts π's tail off.
     ``tokens`` is the number of tokens summed over; ``rao_blackwell.sum() / tokens.sum()`` is the KL per token.
@@ -56,9 +56,9 @@ def rao_blackwell_kl(
     """Estimate KL(policy ‖ reference) from completions sampled from the policy, one estimate a sequence.
 
     Every completion token counts: the EOS that ends a response is its last token, one cut at the length limit has none,
-    and nothing may follow an EOS (`rollouts.Response.token_ids` is so). ``temperature`` and ``top_p`` are those that
-    drew the completions, see `kl_from_logits`. Both models must be on one device. A batch has ``batch_tokens`` padded
-    tokens or fewer, as in `token_logprobs`.
+    and nothing may follow an EOS (`sampling.engine.Response.token_ids` is so). ``temperature`` and ``top_p`` are those
+    that drew the completions, see `kl_from_logits`. Both models must be on one device. A batch has ``batch_tokens``
+    padded tokens or fewer, as in `token_logprobs`.
 
     Raises DataError if the two lists differ in length, a prompt is empty or the completions were not drawn in this way,
     ConfigError as `kl_from_logits`.
@@ -84,11 +84,11 @@ def kl_from_logits(
 ) -> SequenceKL:
     """Estimate KL(π ‖ π_ref) from the logits (batch, width, V) that predict the tokens ``targets`` (batch, width).
 
-    Where a target is −100 (prompt, padding, what follows the EOS) nothing counts. π is what `engines.Sampling` draws
-    from: softmax(logits / ``temperature``), of which only the smallest set with mass ≥ ``top_p`` is kept, renormalised.
-    π_ref is softmax(logits / ``temperature``), *whole* for every ``top_p``: a reference cut to its own nucleus gives
-    mass 0 to tokens that π draws, so that the KL is infinite, and estimates miss it where the samples do. With
-    ``top_p`` < 1 the KL therefore includes the step of truncating, and is not 0 even for a policy equal to the
+    Where a target is −100 (prompt, padding, what follows the EOS) nothing counts. π is what `sampling.engine.Sampling`
+    draws from: softmax(logits / ``temperature``), of which only the smallest set with mass ≥ ``top_p`` is kept,
+    renormalised. π_ref is softmax(logits / ``temperature``), *whole* for every ``top_p``: a reference cut to its own
+    nucleus gives mass 0 to tokens that π draws, so that the KL is infinite, and estimates miss it where the samples do.
+    With ``top_p`` < 1 the KL therefore includes the step of truncating, and is not 0 even for a policy equal to the
     reference. Top-k, min-p and repetition penalties are not supported.
 
     A KL that is infinite because the reference's logit is −inf for a token that π can draw is returned as inf.
@@ -111,7 +111,7 @@ def kl_from_logits(
         )
     scored = targets != IGNORED
     positions, drawn = scored.nonzero(), targets[scored]
-    # By tokens only: one row of the largest vocabularies is 2 MB, so blocks inside of a row would save nothing.
+    # Blocks are of whole tokens: one row of the largest vocabularies is 2 MB, so smaller blocks would save nothing.
     rows = max(1, CHUNK // policy_logits.shape[-1])
     with torch.no_grad():
         chunks = [
@@ -143,11 +143,11 @@ def _token_kl(
     log_p = (policy_logits.double() / temperature).log_softmax(-1)
     log_q = (reference_logits.double() / temperature).log_softmax(-1)
     log_ratio = log_p - log_q
-    p = log_p.exp_()  # in place, for memory that the system hands out anew is what takes the time here
+    p = log_p.exp_()  # in place, because allocating new memory is what takes the time here
     p_drawn = p.gather(-1, drawn[:, None])
     impossible = p_drawn == 0
     if top_p < 1:
-        # Not whether the token is inside, as the pass that drew it may have rounded, or ordered equals, differently.
+        # It is not asked if the token is inside: the pass that drew it may have rounded, or ordered ties, differently.
         impossible |= p.masked_fill(p <= p_drawn, 0.0).sum(-1, keepdim=True) >= top_p + ROUNDING
         ordered, order = p.sort(dim=-1, descending=True)
         outside = torch.ones_like(p, dtype=torch.bool).scatter_(-1, order, ordered.cumsum(-1) - ordered >= top_p)

@@ -13,14 +13,14 @@ from infalign.method.calibration import Array, win
 from infalign.method.procedures import Procedure
 
 LENGTH_STEPS = 100  # tanh of a length difference is rounded to 1/100
-STEEPEST = 20.0  # log odds beyond mean that the likelihood has no maximum
+STEEPEST = 20.0  # log odds beyond this mean that the likelihood has no maximum
 Served = list[tuple[int, "Samples", Array, "Samples", Array]]  # first prompt, policy, its weights, base, its weights
 
 
 def length_controlled(
     blocks: Sequence[tuple[Samples, Samples]], procedure: Procedure, base_procedure: Procedure | None = None
 ) -> Array:
-    """Return values, one a prompt, whose mean is the win rate at equal length, because judges like length.
+    """Return values, one a prompt, whose mean is the win rate at equal length, because judges favour length.
 
     Over all pairs of samples, weighed as they are served, logit P(win) = α + γ·tanh(Δ/s) is fitted, Δ the policy's
     length minus the base's and s its standard deviation; the win rate at equal length is σ(α), which is AlpacaEval 2's
@@ -51,7 +51,7 @@ def length_controlled(
         square += float((weight * delta**2).sum()) / prompts
     if square == 0.0:
         return np.concatenate([win_rates(*block, procedure, base_procedure) for block in blocks])
-    deviation = np.sqrt(max(square - mean**2, 0.0)) or 1.0  # 0: all differ by the same, and are refused below
+    deviation = np.sqrt(max(square - mean**2, 0.0)) or 1.0  # 0 if all pairs differ by the same; they are refused below
 
     def steps(delta: Array) -> NDArray[np.intp]:
         rounded: NDArray[np.intp] = np.rint(LENGTH_STEPS * np.tanh(delta / deviation)).astype(np.intp)

@@ -1,4 +1,4 @@
-"""What a model said, as arrays of rewards, and arrays in pieces that fit the cache."""
+"""A model's responses as arrays of rewards, and arrays in pieces that fit the cache."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ CHUNK = 2**17  # numbers in a temporary array; more leave the processor's cache
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What one model said to every prompt: rewards that the procedure selects by, a judge's, and lengths if known.
+    """One model's responses to every prompt: rewards that the procedure selects by, a judge's, and lengths if known.
 
     All of shape (P, M), numbers or booleans. With ``judged`` equal to ``selected`` the judge is the selecting reward
     itself. ``lengths`` are in any unit, the same for both models.
 
-    Raises DataError for other shapes, for what is no number, and where one is not finite: NaN would sort as the best.
+    Raises DataError for other shapes, for a value that is not a number, and for one that is not finite: NaN would sort
+    as the best.
     """
 
     selected: Array

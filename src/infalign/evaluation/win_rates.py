@@ -46,7 +46,7 @@ def win_rates_of(
     if len(policy.selected) != len(base.selected):
         raise DataError(f"the policy has {len(policy.selected)} prompts, the base {len(base.selected)}")
     pairs = list(zip(procedures, procedures if base_procedures is None else base_procedures, strict=True))
-    # What only looks at ranks has one table of weights for all prompts; others weigh each prompt's rewards.
+    # A procedure that only looks at ranks has one table of weights for all prompts; others need each prompt's rewards.
     by_rank = [i for i, pair in enumerate(pairs) if not any(map(rewinds, pair))]
     wins_RP = np.empty((len(pairs), len(policy.selected)))
     if by_rank:
@@ -132,7 +132,7 @@ def _rewound(procedure: Procedure, samples: Samples, references_PK: Array) -> Ar
 def rewind_samples(procedure: RewindAndRepeat, draws: int | None = None) -> int:
     """Return how many base samples a prompt Rewind-and-Repeat needs: each half shows the quantile and N ``draws``."""
     q = procedure.quantile
-    shown = math.ceil(max(q / (1 - q), (1 - q) / q) - 1e-9)  # of K it lies between two of them if q(K + 1) ≤ K
+    shown = math.ceil(max(q / (1 - q), (1 - q) / q) - 1e-9)  # of K samples q lies between two if q(K + 1) ≤ K
     return 2 * max(procedure.n if draws is None else draws, shown)
 
 
@@ -161,7 +161,7 @@ def places(values_PX: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return how many values of its row lie below each value, and how many at or below it, from one sort."""
     order = np.argsort(values_PX, axis=1)
     ordered = np.take_along_axis(values_PX, order, axis=1)
-    first = np.ones(ordered.shape, bool)  # of the values that tie
+    first = np.ones(ordered.shape, bool)  # whether a value is the first of those that tie
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     last = np.roll(first, -1, axis=1)
     place, samples = np.arange(ordered.shape[1]), ordered.shape[1]

@@ -1,4 +1,4 @@
-"""Calibrated rewards: the rank of a reward among the reference policy's own rollouts (paper, definition 1)."""
+"""Calibrated rewards: ranks among the reference policy's own rollouts (docs/theory.md, calibrated reward)."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

@@ -9,11 +9,11 @@ from numpy.polynomial.legendre import leggauss, legvander
 
 from infalign.method.calibration import Array
 
-NODES = 16  # a panel
+NODES = 16  # nodes of a panel
 TOLERANCE = 1e-13
 ROUNDS = 150  # an end panel shrinks 2^-8-fold a round, an inner one by a half
-MOST_PANELS = 20_000  # more than there were
-WORST = 1e-4  # of the largest error are split together
+MOST_PANELS = 20_000  # panels that may be added
+WORST = 1e-4  # panels with at least this share of the largest error are split together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +118,8 @@ def adapted(panels: Panels, integrands: Callable[[Panels], tuple[Array, ...]]) -
         tails = np.max([panels.tails(values) for values in found], axis=0)
         error = float(tails.sum())
         bound = TOLERANCE * max(1.0, *(float(np.sum(panels.weight * np.abs(values))) for values in found))
-        # The worst first: where values are rounded, every panel stays rough, and would use up MOST_PANELS before a jump
-        # has been narrowed down.
+        # The worst panels are split first: where values are rounded, every panel stays rough, and splitting them all
+        # would use up MOST_PANELS before a jump has been narrowed down.
         rough = tails > max(bound / len(tails), WORST * float(tails.max()))
         if error <= bound or not np.isfinite(error) or len(tails) > most:
             break

@@ -60,10 +60,10 @@ class CalibratedReward:
 
 @dataclass(frozen=True)
 class PredictedRankReward:
-    """Φ(u), u = sigmoid(output) of a rank model, as a TRL reward function; the dataset needs a prompt and no more.
+    """Φ(u), u = sigmoid(output) of a rank model, as a TRL reward function; the dataset needs only prompts.
 
     ``reward(prompts, responses)`` returns the logit of the predicted rank of each response: a recipe's ``rank_model``,
-    or what :func:`infalign.training.calibrated.fit_calibrated` trains, loaded as a ``ClassifierReward``. Prompts are as
+    or what :func:`infalign.training.rank_model.fit_calibrated` trains, loaded as a ``ClassifierReward``. Prompts are as
     the dataset has them, responses are text.
 
     Raises DataError if an output or its Φ(u) is not finite (TRL would train on it in silence).
@@ -102,7 +102,7 @@ def _references(row: int, values: object) -> Array:
     """Return one row of the column reference_rewards; DataError unless it is a list of numbers."""
     try:
         references = np.asarray(values)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # the lists differ in length
         references = np.asarray(None)
     if references.ndim != 1 or references.dtype.kind not in "fiu":
         raise DataError(f"row {row} of the column reference_rewards is no list of numbers; use `infalign calibrate`")
@@ -140,7 +140,7 @@ def ask(
 
 
 def not_a_number(value: object) -> str | None:
-    """Return why ``value`` is no number, and what to do; None if it is one. True and "1" are none."""
+    """Return why ``value`` is not a number, and what to do; None if it is one. True and "1" are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return f"found a {type(value).__name__}; return a number for every response"
     return None

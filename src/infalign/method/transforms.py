@@ -19,7 +19,7 @@ from infalign.errors import ConfigError
 from infalign.method.calibration import Array
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
-LARGEST_VALUE = 1e150  # of a table, so that differences and products stay finite
+LARGEST_VALUE = 1e150  # the largest in a table, so that differences and products stay finite
 
 
 class Transformation(Protocol):
@@ -171,7 +171,7 @@ class Tabulated:
 
     ``v`` = 1 − u ascends from 0 to 1 (ranks counted from the top, where an optimum has its fine structure), ``phi`` is
     the paper's raw Φ there, ``slope`` its derivative by v; between the knots it is the cubic that agrees with both.
-    Two neighbouring knots make a jump. Raises ConfigError for a table that is none.
+    Two neighbouring knots make a jump. Raises ConfigError for an invalid table.
     """
 
     name: str

@@ -22,14 +22,14 @@ LOGITS = 2**27  # elements of one model's logits in a batch: 512 MiB in float32
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield the row numbers in batches of like length, the longest first, of at most ``batch_tokens`` when padded.
+    """Yield the row numbers in batches of similar length, the longest first, of at most ``batch_tokens`` when padded.
 
     A row longer than ``batch_tokens`` is a batch by itself.
 
     >>> list(length_batches([2, 5, 3], batch_tokens=6))
     [[1], [2, 0]]
     """
-    # The longest first: if memory is too small, it is at once.
+    # The longest batch comes first: if memory is too small, this shows at once.
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     start = 0
     while start < len(order):
@@ -102,7 +102,7 @@ def scored_logits(
 
 
 def _upcast(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits in float32, or in float64 if they are."""
+    """Return the logits in float32, or in float64 if they have it already."""
     import torch
 
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

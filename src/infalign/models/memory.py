@@ -7,7 +7,7 @@ from psutil import Process
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Return whether Python, or torch on whatever device, says with this error that memory ran out."""
+    """Return whether Python, or torch on whatever device, reports with this error that memory ran out."""
     from accelerate.utils.memory import should_reduce_batch_size
 
     return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
@@ -22,8 +22,8 @@ def _free_memory() -> None:
 class PeakMemory:
     """Measures the most memory in use within a ``with`` block.
 
-    On the CPU a thread looks every twentieth of a second. (transformers' own tracker looks without a pause, and so
-    holds up the interpreter that trains.)
+    On the CPU a thread looks every twentieth of a second. (transformers' own tracker looks without a pause, and
+    so slows down the training.)
     """
 
     INTERVAL = 0.05  # seconds

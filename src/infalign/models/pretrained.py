@@ -1,4 +1,4 @@
-"""Untrusted model folders: only safetensors and text are read of them, and what users wrote stays text.
+"""Untrusted model folders: only safetensors and text files are read, and special tokens in a message stay text.
 
 Needs the ``train`` extra.
 """
@@ -12,7 +12,7 @@ from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError, DataError
 from infalign.storage import hash_file
 
-AS_TEXT = {"sanitize_control_tokens": True}  # of `apply_chat_template`, since transformers 5.20
+AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 
 
 def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
@@ -25,7 +25,7 @@ def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_gen
         rendered = tokenizer.apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, return_dict=True, **AS_TEXT
         )
-    except Exception as error:  # a template is a program: it can fail in any way, but not leave jinja's sandbox
+    except Exception as error:  # a template is a program: it can fail in any way, but it cannot leave jinja's sandbox
         raise DataError(
             f"prompt {prompt_id(conversation)}: the chat template of {tokenizer.name_or_path} cannot render the "
             f"conversation ({type(error).__name__}: {error}); drop the prompt or change the template"

@@ -1,4 +1,4 @@
-"""Models from nothing: a tokenizer trained on the run's own text and a small Llama."""
+"""Models from scratch: a tokenizer trained on the run's own text and a small Llama."""
 
 from collections.abc import Iterable
 

@@ -10,7 +10,7 @@ from infalign.method.procedures import Served, distortion
 from infalign.method.transforms import Tabulated
 from infalign.theory.law import Law, aligned_law, at_base
 
-INSIDE = 1e-15  # densities are asked for from here to 1 − here: a user's may be infinite at an end
+INSIDE = 1e-15  # densities are evaluated from here to 1 − here: a user's density may be infinite at an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Optimum:
 
     ``residual`` is the largest |log f − (Φ[F]/β − log Z)| where f ≥ 1, in nats (smaller f weigh it by f), with Φ[F]
     computed anew from the law of ``transform`` by quadrature; ``self_check`` is the largest difference of KL and win
-    rate from that law and, for Best- and Worst-of-N, from the exact identities of B3. ``stationary`` counts the
-    stationary points found, of which this is the best.
+    rate from that law and, for Best- and Worst-of-N, from exact identities (docs/theory.md, optimum of Best-of-N).
+    ``stationary`` counts the stationary points found, of which this is the best.
     """
 
     procedure: Served

@@ -1,4 +1,4 @@
-"""Which transformation to train with: what K reference rollouts a prompt leave of each."""
+"""Which transformation to train with: the win rate of each when K reference rollouts a prompt calibrate the reward."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,24 +16,24 @@ from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
-STEEPEST = 330.0  # of the |t|: a table holds t·e^t
+STEEPEST = 330.0  # the largest |t|: a table holds t·e^t
 SIMULATED_ROLLOUTS = 200_000
-PROMPTS = (200, 2000)  # to which that number of rollouts is shared out: at least, at most
+PROMPTS = (200, 2000)  # the fewest and the most simulated prompts that share these rollouts
 TIE_ERRORS, TIE = 2.0, 1e-4  # standard errors of a paired difference, and the last digit that anybody is shown
-TABLE_ACCURACY = 1e-10  # of log f wherever there is mass
+TABLE_ACCURACY = 1e-10  # the largest error of log f wherever there is mass
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """What one transformation achieves at the KL budget.
 
-    ``win_rate`` is that of calibration on K rollouts, ``limit`` that of exact calibration, ``behind`` what is missing
-    to the best candidate. The standard errors are of the simulation, for ``behind`` of the paired difference, and 0
-    where nothing was simulated.
+    ``win_rate`` is that of calibration on K rollouts, ``limit`` that of exact calibration, ``behind`` the
+    distance to the best candidate. The standard errors are those of the simulation, for ``behind`` of the paired
+    difference, and 0 where nothing was simulated.
     """
 
     transform: Transformation
-    beta: float  # of the paper's raw Φ; it spends the budget with K rollouts
+    beta: float  # the weight of the KL for the paper's raw Φ; it spends the budget with K rollouts
     win_rate: float
     standard_error: float
     limit: float
@@ -62,7 +62,7 @@ class Ranking:
     base: str
     kl: float  # nats
     rollouts: int
-    prompts: int  # simulated
+    prompts: int  # number of simulated prompts
     candidates: tuple[Candidate, ...]
     recommended: Candidate  # the simplest of those that tie with the best
     left_out: dict[str, str]  # transformations that cannot spend the budget, and why
@@ -77,7 +77,7 @@ class Ranking:
 class _Outcome:
     transform: Transformation
     beta: float
-    win_rates: Array  # one a simulated prompt, or the exact one
+    win_rates: Array  # one for each simulated prompt, or the one exact value
     limit: float
 
 
@@ -116,7 +116,7 @@ class _Setting:
             try:
                 return -float(self.outcome(Exponential(t)).win_rates.mean())
             except ConfigError:
-                return 0.0  # out of reach, so worse than any
+                return 0.0  # the budget is out of reach, so t is worse than any other
 
         start = min([*RATES, *-RATES], key=loss)
         bounds = (-0.95, min(0.95, float(np.log2(STEEPEST / abs(start)))))
@@ -131,8 +131,8 @@ def rank(procedure: Served, *, kl: float, rollouts: int, base: Served | None = N
 
     Candidates: identity, log, the exponentials of the paper, the best exponential, for Best- and Worst-of-N against
     themselves the limit of the optimum at small KL, and the optimum of exact calibration. All see the same simulated
-    prompts; the best exponential is searched on others. How Rewind-and-Repeat suffers from finite rollouts is not
-    known: its ranking is that of exact calibration. Raises ConfigError for a budget that the rollouts cannot spend.
+    prompts; the best exponential is searched on others. What finite rollouts cost Rewind-and-Repeat is not known, so
+    its ranking is that of exact calibration. Raises ConfigError for a budget that the rollouts cannot spend.
     """
     if rollouts < 1:
         raise ConfigError(f"at least 1 rollout a prompt is needed, found {rollouts}")
@@ -140,7 +140,7 @@ def rank(procedure: Served, *, kl: float, rollouts: int, base: Served | None = N
     exact = rewinds(procedure) or rewinds(base)
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
     setting = _Setting(procedure, base, kl, rollouts, prompts, seed)
-    outcomes = [setting.outcome(Identity())]  # whose reach is the longest
+    outcomes = [setting.outcome(Identity())]  # the identity reaches the largest KL
     best = replace(setting, prompts=prompts // 4, seed=seed + 1).best_exponential()
     rates = dict.fromkeys([*np.copysign([5.0, 10.0], best.t).tolist(), best.t])
     simple: list[Transformation] = [Exponential(t) for t in rates]

@@ -11,8 +11,8 @@ from infalign.method.transforms import Transformation, normalised_beta, parse_tr
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
-SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at first win rates rise with its root
-LARGEST_ERROR = 1e-4  # of a point; one that is further off would look like an answer
+SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
+LARGEST_ERROR = 1e-4  # the largest error of a point; a worse one would look like an answer
 Aim = Transformation | Literal["optimal"]
 
 
@@ -27,8 +27,8 @@ class Point:
     procedure: str
     base: str  # the procedure that serves the base policy
     transform: str
-    beta: float  # of the paper's raw Φ
-    normalised_beta: float  # of the normalised Φ that trainers use
+    beta: float  # the weight of the KL for the paper's raw Φ
+    normalised_beta: float  # for the normalised Φ that trainers use
     kl: float  # nats
     win_rate: float
     standard_win_rate: float  # both policies served by one plain draw
@@ -96,7 +96,7 @@ def analyse(
 
 
 def sweep(procedure: Served, transform: Aim, *, base: Served | None = None) -> tuple[list[Point], str]:
-    """Return the points from 0.01 to 5 nats, up to the first that cannot be had, and why it cannot ("" if all can).
+    """Return the points from 0.01 to 5 nats, up to the first that cannot be computed, and why ("" if all can).
 
     Raises InfalignError if there is no point at all.
     """

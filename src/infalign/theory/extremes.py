@@ -1,4 +1,4 @@
-"""The optima of Best- and Worst-of-N: all of one N on one trajectory."""
+"""The optima of Best- and Worst-of-N: one trajectory holds all of one N (docs/theory.md, optimum of Best-of-N)."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +14,9 @@ from infalign.method.procedures import Extreme
 from infalign.method.transforms import Tabulated
 from infalign.theory.certificate import Optimum, as_table, certified
 
-KNOT_STEP = 0.012  # of log β between the knots of a table
-REACH = (40.0, 640.0)  # log 1/β to which Best- and Worst-of-N are solved, and solved again when a budget asks for more
-SMALLEST_KL = 1e-20  # nats; below it rounding is what would be solved for
+KNOT_STEP = 0.012  # the step of log β between the knots of a table
+REACH = (40.0, 640.0)  # log 1/β up to which a trajectory is solved: the second where a budget needs it
+SMALLEST_KL = 1e-20  # nats; below it the solution would be rounding error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class _Trajectory:
     sign: float
     steps: Array
     kl: Array
-    states: Any  # of scipy: ℓ to the states, for one ℓ or many
+    states: Any  # scipy's dense solution: it maps one ℓ, or many, to the states
 
     def rate(self, ell: Array, c: Array, d: Array) -> tuple[Array, Array]:
         """Return d log λ/dℓ and its derivative."""
@@ -81,7 +81,7 @@ def extreme_optimum(procedure: Extreme, beta: float | None, kl: float | None) ->
             raise ConfigError(f"beta = {beta:g} leaves the base policy as it is; give one below {np.exp(36.0):.2g}")
     beta = float(np.exp(-ell))
     c, d, k = path.states(ell)
-    gain, part = beta / n * np.expm1(c + d), beta / n * (c - k)  # W, 1 − W: each from the better conditioned identity
+    gain, part = beta / n * np.expm1(c + d), beta / n * (c - k)  # W, 1 − W, each from the better conditioned identity
     spent, wins = float(d + k), float(1.0 - part if sign > 0 else 1.0 + gain)
     identity = wins - (gain if sign > 0 else -part)
     table = _order_statistic_table(path, ell, f"optimal:{procedure.name}")
@@ -93,7 +93,7 @@ def _order_statistic_table(path: _Trajectory, ell: float, name: str) -> Tabulate
 
     def density(
         at: float,
-    ) -> float:  # of knots, integrated: Φ is smaller by e^ℓ further from the end, and its error too
+    ) -> float:  # the integral of the knots' density: far from the end Φ is smaller by e^ℓ, and so is its error
         return 4.0 * np.exp(at / 4.0) if at < 0 else 4.0 + at
 
     count = int((density(ell) - density(path.steps[0])) / KNOT_STEP) + 2

@@ -121,7 +121,7 @@ def plot_line(axes: Any, line: Sequence[Point], colour: str, label: str | None =
     """Draw one transformation's win rate, from 50 % at 0 nats if both are served alike; the optimum dashed, on top."""
     start = [(0.0, 0.5)] if line[0].base == line[0].procedure else []
     kl, win_rate = np.array([*start, *((point.kl, point.win_rate) for point in line)]).T
-    root = np.sqrt(kl)  # in which win rates are smooth
+    root = np.sqrt(kl)  # win rates are smooth in √KL
     fine = np.linspace(root[0], root[-1], 200)
     dash, above = ((0, (4, 2)), 3) if line[0].transform == "optimal" else ("-", 2)
     wins = 100 * PchipInterpolator(root, win_rate)(fine)
@@ -131,7 +131,7 @@ def plot_line(axes: Any, line: Sequence[Point], colour: str, label: str | None =
 def _label_ends(axes: Any, ends: dict[str, Point], colours: dict[str, str]) -> None:
     """Write each line's name beside its last point, moved apart where lines meet."""
     bottom, top = axes.get_ylim()
-    gap = 0.065  # of the height of the axes
+    gap = 0.065  # as a share of the height of the axes
     names = sorted(ends, key=lambda name: ends[name].win_rate)
     steps = gap * np.arange(len(names))
     wanted = np.array([(100 * ends[name].win_rate - bottom) / (top - bottom) for name in names])

@@ -1,4 +1,7 @@
-"""A finite model (paper, theorem 1): one prompt with finitely many responses, so atoms, ties or binary rewards."""
+"""A finite model: one prompt with finitely many responses, so with atoms, ties or binary rewards.
+
+The formulas are in docs/theory.md, optimum of a finite model.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +15,9 @@ from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Distortion, RewindAndRepeat, Served, Standard, rewinds
 
-ROUNDING = 1e-9  # by which probabilities may miss their sum
+ROUNDING = 1e-9  # the largest error of a sum of probabilities
 STARTS = 256  # points of each kind in the scan for stationary points
-SECTIONS = 64  # into which a bracket is cut
+SECTIONS = 64  # parts into which a bracket is cut
 ULP = 2.0 * float(np.finfo(float).eps)
 
 
@@ -22,7 +25,7 @@ ULP = 2.0 * float(np.finfo(float).eps)
 class FiniteOptimum:
     """The policy that maximises W − β·KL, with how well it solves log π/π_ref = R/β − log Z.
 
-    ``residual`` is the largest violation of that equation; ``stationary_points`` how many policies fulfil it.
+    ``residual`` is the largest violation of that equation; ``stationary_points`` is how many policies fulfil it.
     """
 
     policy: Array  # (Y,)
@@ -39,7 +42,7 @@ class Iterates:
 
     win_rates: Array
     kls: Array
-    period: int  # 1: it converged; 2: it jumps between two policies for ever; 0: neither so far
+    period: int  # 1: it converged; 2: it jumps between two policies forever; 0: neither so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,14 +287,14 @@ class FiniteModel:
         rises = np.diff(ranks_G) / beta
         span = float(procedure.density(np.linspace(0.0, 1.0, 1026)[1:-1]).max() * rises.sum())
         if span < ULP:
-            return np.zeros((1, len(ranks_G)))  # nothing to gain but rounding
+            return np.zeros((1, len(ranks_G)))  # what can be gained is below rounding
         lowest, highest = procedure.density([0.0, 1.0])
         down = bool(lowest > highest)
         side = 1.0 if down else -1.0
         graded = np.geomspace(1e-6 * min(span, 1.0), span, STARTS)
         starts = np.unique(np.concatenate([[0.0], side * graded, side * np.linspace(0.0, span, STARTS)]))
         over = self._shoot(starts, procedure, rises, down)[1] >= 1.0
-        over[0], over[-1] = False, True  # true but for rounding
+        over[0], over[-1] = False, True  # this holds up to rounding
         crossings = np.flatnonzero(over[1:] != over[:-1])
         low, high, over_low = starts[crossings], starts[crossings + 1], over[crossings]
         while (high - low > ULP * np.maximum(np.abs(low), 1.0)).any():

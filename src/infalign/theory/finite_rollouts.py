@@ -11,10 +11,10 @@ from infalign.method.procedures import RankProcedure, rewinds
 from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import law_at_kl
 
-LOG_BETAS = (-60.0, 40.0)  # of the normalised Φ: from all mass on the best interval to a KL below 1e-30
+LOG_BETAS = (-60.0, 40.0)  # log β for the normalised Φ: from all mass on the best interval to a KL below 1e-30
 QUADRATURE = 1e-10  # change in a win rate at which there are enough nodes
-MOST_NODES = 256  # an interval; where h′ jumps the error is by then far below the Monte-Carlo error
-PILOT = 32  # prompts that choose the nodes and the price of KL
+MOST_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
+PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
 
 
@@ -29,7 +29,7 @@ class FiniteRollouts:
 
     transform: str
     rollouts: int
-    beta: float  # of the paper's raw Φ
+    beta: float  # the weight of the KL for the paper's raw Φ
     kl: float  # nats, the mean over prompts
     win_rates: Array = field(repr=False)  # (P,)
     limit: float  # the win rate with exact calibration at the same KL
@@ -41,7 +41,7 @@ class FiniteRollouts:
 
     @property
     def standard_error(self) -> float:
-        """Of ``win_rate`` and of ``lost``, over the simulated prompts."""
+        """The standard error of ``win_rate`` and of ``lost``, over the simulated prompts."""
         return float(self.win_rates.std(ddof=1) / np.sqrt(len(self.win_rates)))
 
     @property
@@ -60,7 +60,7 @@ def finite_rollouts(
     prompts: int = 1000,
     seed: int = 0,
 ) -> FiniteRollouts:
-    """Return how a policy fares that is optimal for Φ(Ĉ), with Ĉ from K = ``rollouts`` references a prompt.
+    """Return the win rate of the policy that is optimal for Φ(Ĉ), with Ĉ from K = ``rollouts`` references a prompt.
 
     The references of a prompt cut [0, 1] into K + 1 intervals of lengths D ~ Dirichlet(1, …, 1), inside which Ĉ = c/K
     cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves all the

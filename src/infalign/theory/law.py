@@ -1,8 +1,8 @@
 """Analytic curves: win rate and KL of the aligned policy, which depend on (procedure, Φ, β) alone.
 
-The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy. Its mass may lie
-within 1e-300 of an end, so u and 1 − u are kept apart, panels are split until every integral is resolved, and a law
-carries the error that is left.
+The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy (docs/theory.md, law
+of the aligned policy). Its mass may lie within 1e-300 of an end, so u and 1 − u are kept apart, panels are split until
+every integral is resolved, and a law carries the error that is left.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from infalign.method.procedures import RewindAndRepeat, Served, Standard, distor
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.transforms import Function, Tabulated, Transformation, normalised_beta
 
-LOWEST_LOG_BETA = -690.0  # of the normalised Φ; the smallest floating-point numbers lie below
+LOWEST_LOG_BETA = -690.0  # log β for the normalised Φ; below it lie the smallest floating-point numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Law:
     """
 
     transform: Transformation
-    beta: float  # of the paper's raw Φ
+    beta: float  # the weight of the KL for the paper's raw Φ
     kl: float  # nats
     error: float
     u: Array = field(repr=False)
@@ -56,7 +56,7 @@ class Law:
         return float(self.cdf_at(u))
 
     def win_rate(self, procedure: Served, base: Served | None = None) -> float:
-        """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default likewise."""
+        """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default the same."""
         theirs = distortion(base or procedure, at_base)
 
         def integrand(law: Law) -> Array:
@@ -76,7 +76,7 @@ class Law:
 
 
 def aligned_law(transform: Transformation, *, beta: float) -> Law:
-    """Return the law of the optimal policy of RLHF with reward Φ(C) and KL weight ``beta`` (of the paper's raw Φ).
+    """Return the law of the optimal policy of RLHF with reward Φ(C) and KL weight ``beta`` (for the paper's raw Φ).
 
     KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
     """

@@ -1,9 +1,10 @@
 """The optimal transformation: the Φ of the policy that maximises W − β·KL for a given inference-time procedure.
 
-For a rank procedure with density g the optimum satisfies Φ'(u) = g(F(u))·g₀(u), f ∝ e^{Φ/β} (method, B1; g₀ belongs
-to the procedure that serves the base policy). Best- and Worst-of-N: one differential equation a N (B3). Any other rank
-procedure: shooting from the lower end, which finds all stationary points. Rewind-and-Repeat: its closed form given the
-probability of falling below the threshold.
+For a rank procedure with density g the optimum satisfies Φ'(u) = g(F(u))·g₀(u), f ∝ e^{Φ/β}, where g₀ belongs to the
+procedure that serves the base policy (docs/theory.md, optimum of a rank procedure). For Best- and Worst-of-N one
+differential equation for each N serves every β (optimum of Best-of-N). For any other rank procedure, shooting from the
+lower end finds all stationary points. Rewind-and-Repeat has a closed form given the probability of falling below the
+threshold (optimum of Rewind-and-Repeat).
 """
 
 import numpy as np

@@ -1,4 +1,7 @@
-"""The optima of Rewind-and-Repeat: closed form given the chance to fail, and a root scan over it."""
+"""The optima of Rewind-and-Repeat: a closed form given the probability of failing, and a root scan over it.
+
+The formulas are in docs/theory.md, optimum of Rewind-and-Repeat.
+"""
 
 from dataclasses import dataclass
 
@@ -13,7 +16,7 @@ from infalign.method.quadrature import Panels, graded
 from infalign.theory.certificate import Optimum, as_table, certified
 from infalign.theory.law import Law, at_base, information
 
-SMALLEST_BETA = 1e-9  # to which a budget of Rewind-and-Repeat is looked for
+SMALLEST_BETA = 1e-9  # the smallest β that is tried for a budget
 ITERATIONS = 2000
 
 
@@ -100,7 +103,7 @@ def rewind_optimum(
     theirs = distortion(base, at_base)
     q = procedure.quantile
     panels = graded(edges=np.array([1.0 - q]))
-    steepest = procedure.n * float(theirs.density(panels.u).max()) / (beta or SMALLEST_BETA)  # of log f
+    steepest = procedure.n * float(theirs.density(panels.u).max()) / (beta or SMALLEST_BETA)  # slope of log f
     panels = graded(max(12, int(np.log2(steepest)) + 4), edges=np.array([1.0 - q]))
     problem = _Rewinding(procedure, theirs, price, panels)
     if kl is not None:

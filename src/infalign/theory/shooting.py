@@ -1,4 +1,7 @@
-"""The optima of any rank procedure: stationary points found by shooting."""
+"""The optima of any rank procedure: shooting finds all stationary points.
+
+The formulas are in docs/theory.md, optimum of a rank procedure.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +20,7 @@ from infalign.theory.law import at_base
 
 STARTS = 96  # values of log f(0) that the search for stationary points tries
 LOWEST_Z = float(np.log(1e-7))
-REFINED = 17  # between two of them where a stationary point lies, three times over
+REFINED = 17  # values tried between two that enclose a stationary point, in each of three refinements
 NEWTON_STEPS = 12
 NUDGE = 1e-6
 SEEDS = 8
@@ -41,7 +44,7 @@ class _Shooting:
             u, y = state.reshape(4, count)[:2]
             p = np.clip(sigma - u, INSIDE, 1.0 - INSIDE)
             u = np.clip(u, INSIDE, 1.0 - INSIDE)
-            share = expit(y)  # of F in dσ
+            share = expit(y)  # the share of dF in dσ
             lost = self.base.density(u) * (1.0 - share)
             rises = [
                 1.0 - share,
@@ -109,7 +112,7 @@ def shooting_optimum(procedure: RankProcedure, base: Served, beta: float | None,
         points = _at_budget(problem, kl)
     if not len(points):
         raise InfalignError(f"no stationary point was found for {procedure.name} against {base.name}")
-    prices = np.exp(points[:, 1]) if beta else 0.0  # at a KL budget all have the same KL
+    prices = np.exp(points[:, 1]) if beta else 0.0  # at a KL budget all points have the same KL
     z, log_beta, spent, loss = points[np.argmin(points[:, 3] + prices * points[:, 2])]
     solution = problem.follow(np.array([z]), np.array([log_beta]), dense=True)
     sigma = np.concatenate([solution.t[:-1] + share * np.diff(solution.t) for share in np.arange(8) / 8])

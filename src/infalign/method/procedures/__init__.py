@@ -1,8 +1,9 @@
 """Inference-time procedures: what is served when the model is sampled several times.
 
-A rank-based procedure is a *distortion* h of the CDF: a policy with CDF F over calibrated reward is served
-with CDF h(F). Each also weighs the samples of a finite set so that the weighted law is an unbiased estimate of what
-would be served. A family is a module with a function ``parse``, and a line in `FAMILIES`.
+A rank-based procedure is a *distortion* h of the CDF: a policy with CDF F over calibrated reward is served with CDF
+h(F) (docs/theory.md, distortion of a procedure). Each procedure also weighs the samples of a finite set, so that the
+weighted law is an unbiased estimate of what would be served. A family is a module with a function ``parse``, and a line
+in `FAMILIES`.
 """
 
 from infalign.errors import ConfigError
@@ -63,7 +64,7 @@ def parse_procedure(name: str) -> Served:
             found: Served | None = family.parse(name)
             if found is not None:
                 return found
-    except ValueError:  # of a number
+    except ValueError:  # a number in the name is none
         pass
     known = ", ".join(family.SPELLINGS for family in FAMILIES)
     raise ConfigError(f"unknown procedure {name!r}; known: {known}, and mixtures like 0.5*best-of-2+0.5*standard")

@@ -19,7 +19,7 @@ class BestOfN:
     """Serve the best of N draws: h(p) = p^N."""
 
     n: int
-    sign: ClassVar[float] = 1.0  # of the rewards that are served: the largest of sign · reward
+    sign: ClassVar[float] = 1.0  # the reward that is served has the largest sign · reward
 
     def __post_init__(self) -> None:
         check_n(self.n)

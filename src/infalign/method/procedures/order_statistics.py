@@ -13,7 +13,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures.base import check_n, check_probabilities, checked_samples, weights_from_counts
 from infalign.method.procedures.extremes import BestOfN, WorstOfN
 
-MOST_DRAWS = 100_000  # of a procedure that has a probability for each of them
+MOST_DRAWS = 100_000  # for a procedure that stores a probability for each draw
 
 SPELLINGS = "2nd-best-of-N (any k), top-K-of-N"
 

@@ -25,7 +25,7 @@ class RankDensity:
     g: Callable[[Array], ArrayLike]
 
     def __post_init__(self) -> None:
-        _ = self._integral  # refuses a bad g now and not in the middle of something
+        _ = self._integral  # a bad g is refused now and not in a later call
 
     def distortion(self, p: ArrayLike) -> Array:
         """Return ∫_0^p g/∫_0^1 g."""

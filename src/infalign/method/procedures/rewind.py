@@ -1,8 +1,8 @@
 """Rewind-and-Repeat: draw until a threshold of the base policy is passed.
 
 It is the one procedure that looks at more than ranks within the policy: its distortion depends on how likely the policy
-is to fall below a quantile of the base policy. `rewinds` and `distortion` say so to everything that treats procedures
-alike.
+is to fall below a quantile of the base policy. `rewinds` and `distortion` are for code that treats all procedures
+alike. The formulas are in docs/theory.md, optimum of Rewind-and-Repeat.
 """
 
 import re
