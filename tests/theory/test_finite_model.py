@@ -250,7 +250,7 @@ def test_a_single_reward_leaves_the_reference_policy() -> None:
 
 
 def test_the_papers_iteration_cycles_where_best_of_n_uses_it() -> None:
-    """For Best-of-4 the undamped iteration settles at β = 1 but at β = .1 it jumps between W ≈ .50 and .99 (B3)."""
+    """For Best-of-4 the undamped iteration settles at β = 1 but at β = .1 it jumps between W ≈ .50 and .99."""
     model = uniform(1000)
     settled = model.em(BestOfN(4), beta=1.0, iterations=100)
     assert settled.period == 1

@@ -150,7 +150,7 @@ N_AND_BETAS = [(n, beta) for n in (2, 4, 8, 32, 128) for beta in (1e3, 30.0, 1.0
 
 @pytest.mark.parametrize(("n", "beta"), N_AND_BETAS)
 def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
-    """W and KL of an optimum's law satisfy the identities of B3 with the density at its end, over six decades of β."""
+    """W and KL of an optimum's law satisfy the exact identities with the density at its end, over six decades of β."""
     for procedure, end in ((BestOfN(n), -1), (WorstOfN(n), 0)):
         optimum = optimal(procedure, beta=beta)
         assert optimum.self_check < 1e-9
@@ -170,7 +170,7 @@ def exact_optimum(n: int, sign: int, beta: str) -> tuple[float, float]:
     """Return KL and W of the optimum for Best-of-n (sign 1) or Worst-of-n (−1) from Taylor series in 40 digits.
 
     G'' = ±n²(xG)^{n−1}G' is followed from x = 0 to the λ with λⁿG^{n−1} = 1/β, with the integrals
-    ∫G'·log G' dx and ∫x^{n−1}Gⁿ dx that KL and W need (method, B3).
+    ∫G'·log G' dx and ∫x^{n−1}Gⁿ dx that KL and W need (docs/theory.md, optimum of Best-of-N).
     """
     terms = 36
     with mpmath.workdps(40):
