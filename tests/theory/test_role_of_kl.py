@@ -1,4 +1,4 @@
-"""Why the policy's own KL is regularised and not that of what is served (docs/theory.md, why the KL is the policy's own).
+"""Why the policy's own KL is regularised and not that of what is served (docs/theory.md, role of the KL).
 
 The setting is log-linear: π_θ(y|x) = exp(θ·φ(x, y) − A_x(θ)). SFT on data p minimises L(θ) = −E_p log π_θ =
 E_x A_x(θ) − θ·E_p φ, so its minimiser, the reference policy π_ref, has the moments of the data: E_π_ref φ = E_p φ. This
