@@ -1,39 +1,67 @@
 """What tables, numbers and figures look like: one set of helpers for terminal, report and plots."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from infalign.errors import ConfigError
-from infalign.storage import atomic_path
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Estimate = Mapping[str, float]  # mean, low and high
 MARKERS = "osD^vP"
 
 
-def plain_table(*columns: str) -> Table:
-    """Return an empty table of two columns of names, which break where space is short, the others unbroken."""
+def say(console: "Console", text: str, *, markup: bool = True, wrap: bool = False) -> None:
+    """Print a text without coloured numbers; a long line is not broken, so that a path in it can be copied."""
+    console.print(text, highlight=False, markup=markup, soft_wrap=not wrap)
+
+
+def heading(console: "Console", title: str, *below: str) -> None:
+    """Print an empty line, a title in bold and the lines below it."""
+    say(console, "\n".join([f"\n[bold]{title}[/]", *below]), wrap=True)
+
+
+def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
+    """Return an empty table. Where space is short, cells break in the columns ``breaking`` only; numbers stay whole."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i > 1)
+        table.add_column(column, overflow="fold", no_wrap=i not in breaking)
     return table
 
 
-def share(e: Mapping[str, float]) -> str:
-    """Return an estimated share in per cent with its interval: ``71.2 (69.5–72.9)``."""
-    return amount({key: 100 * value for key, value in e.items()}, digits=1)
-
-
-def amount(e: Mapping[str, float], digits: int = 2) -> str:
+def amount(e: Estimate, digits: int = 2) -> str:
     """Return an estimate with its interval: ``0.93 (0.88–0.98)``."""
-    return f"{e['mean']:.{digits}f} ({e['low']:.{digits}f}–{e['high']:.{digits}f})"
+    return _with_interval(e, lambda value: f"{value:.{digits}f}")
 
 
-def gain(e: Mapping[str, float]) -> str:
+def share(e: Estimate) -> str:
+    """Return an estimated share in per cent with its interval: ``71.2 (69.5–72.9)``."""
+    return _with_interval(e, lambda value: f"{100 * value:.1f}")
+
+
+def ratio(e: Estimate) -> str:
+    """Return an estimate that can be negative with its interval: ``0.12 (−0.05 to 0.29)``."""
+    return _with_interval(e, lambda value: f"{value:.2f}".replace("-", "−"), " to ")
+
+
+def gain(e: Estimate) -> str:
     """Return a difference of shares in percentage points with its interval: ``+1.2 (−0.4 to +2.8)``."""
-    return "{} ({} to {})".format(*(in_points(e[key]) for key in ("mean", "low", "high")))
+    return _with_interval(e, in_points, " to ")
+
+
+def plus_minus(e: Estimate) -> str:
+    """Return an estimate with the larger half of its interval: ``0.93 ± 0.05``."""
+    return f"{e['mean']:.2f} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
+
+
+def _with_interval(e: Estimate, write: Callable[[float], str], between: str = "–") -> str:
+    mean, low, high = (write(e[key]) for key in ("mean", "low", "high"))
+    return f"{mean} ({low}{between}{high})"
 
 
 def in_points(difference: float) -> str:
@@ -66,29 +94,37 @@ STYLE = {
 }
 
 
-def style() -> Any:
-    """Return the context in which figures are drawn. Raises ConfigError without matplotlib."""
+def style(what: str = "figures need") -> Any:
+    """Return the context in which figures are drawn. Raises ConfigError, which says ``what``, without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
-        raise ConfigError("figures need matplotlib; pip install 'infalign[report]'") from error
+        raise ConfigError(f"{what} matplotlib; pip install 'infalign[report]'") from error
     return matplotlib.rc_context(STYLE)
 
 
-def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+def panels(rows: int, columns: int, size: tuple[float, float], *, sharex: bool = False) -> tuple[Any, Any]:
     """Return a figure of ``size`` inches and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns)
+    return figure, figure.subplots(rows, columns, sharex=sharex)
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write the figure in the format of its ending, without dates or versions."""
+def save(figure: Any, path: Path, *, salt: str = "infalign", stamped: bool = False) -> None:
+    """Write the figure in the format of its ending, without dates or versions unless ``stamped``.
+
+    SVG files that are shown on one page need different salts: the ids in a file are hashed with it.
+    """
+    import matplotlib
+
+    from infalign.storage import atomic_path  # which imports NumPy
+
     absent = {
         ".png": ["Software"],
         ".svg": ["Creator", "Date", "Format", "Type"],
         ".pdf": ["Creator", "Producer", "CreationDate"],
     }
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, metadata=dict.fromkeys(absent[path.suffix]))
+    metadata = {} if stamped else dict.fromkeys(absent[path.suffix])
+    with matplotlib.rc_context({"svg.hashsalt": salt}), atomic_path(path) as temporary:
+        figure.savefig(temporary, metadata=metadata)

@@ -1,4 +1,4 @@
-"""Compare anybody's tables of rewards: a row a response, columns ``prompt_id`` and ``reward``, from any source.
+"""Compare tables of rewards from any source: one row a response, with the columns ``prompt_id`` and ``reward``.
 
 ``judge_reward`` and ``length`` are optional: responses are selected by ``reward`` and judged by ``judge_reward``, or by
 ``reward`` itself where neither table has a judge; lengths, in any unit, give a length-controlled win rate.
@@ -17,11 +17,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from infalign.data.files import read_rows
+from infalign.display import amount, heading, plain_table, say, share
 from infalign.errors import DataError
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.length import length_controlled
@@ -83,7 +82,7 @@ def compare_tables(
     ``base_procedure`` serves the base, by default the policy's own. ``common_prompts`` leaves out, and counts, prompts
     that only one table has; otherwise they are an error. Prompts may have different numbers of samples: every prompt
     counts once, and ``policy_samples`` and ``base_samples`` are the fewest of any prompt. ``win_rate`` with ``low`` and
-    ``high`` is from `evaluation.estimate`, ``length_controlled`` the same at equal length, ``ties`` the share of pairs
+    ``high`` is from `intervals.estimate`, ``length_controlled`` the same at equal length, ``ties`` the share of pairs
     of samples that the judge finds equal, ``draws`` how many a procedure that rewinds takes. ``notes`` say in sentences
     what is missing or does not mean what it seems to.
 
@@ -149,31 +148,30 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], console: Console) -> Non
     """Print the records of `compare` as a table, below what they share and above their notes."""
     first = rows[0]
     left_out = first["policy_only_prompts"] + first["base_only_prompts"]
-    console.print(
-        f"\n[bold]Win rate of the policy over the base, judged by {first['judge']}[/]\n"
+    heading(
+        console,
+        f"Win rate of the policy over the base, judged by {first['judge']}",
         f"{first['prompts']:,} prompts × {first['policy_samples']} policy and {first['base_samples']} base samples"
         f"{f' ({left_out:,} prompts of one table left out)' if left_out else ''}, {first['confidence']:.0%} intervals, "
         f"{first['ties']:.1%} of pairs tie",
-        highlight=False,
     )
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = plain_table("procedure", breaking=[0])
     controlled, draws = (any(row[column] for row in rows) for column in ("length_controlled", "draws"))
-    table.add_column("procedure", overflow="fold")
     for name in ["win rate, %", *["at equal length, %"] * controlled, *["draws"] * draws]:
         table.add_column(name, no_wrap=True)
     for row in rows:
         pair = dict.fromkeys((row["procedure"], row["base_procedure"]))
-        cells = [" against ".join(pair), _interval(row["win_rate"], row["low"], row["high"], 100)]
+        cells = [" against ".join(pair), share({**row, "mean": row["win_rate"]})]
         if controlled:
             found = row["length_controlled"]
-            cells.append(_interval(found["mean"], found["low"], found["high"], 100) if found else "–")
+            cells.append(share(found) if found else "–")
         if draws:
-            taken = [f"{model} {_interval(n['mean'], n['low'], n['high'])}" for model, n in row["draws"].items()]
+            taken = [f"{model} {amount(n, digits=1)}" for model, n in row["draws"].items()]
             cells.append("\n".join(taken))
         table.add_row(*cells)
     console.print(table)
     for note, names in _notes(rows).items():
-        console.print(f"{', '.join(names)}: {note}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{', '.join(names)}: {note}", markup=False)
 
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -182,10 +180,6 @@ def _notes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         for note in row["notes"]:
             notes.setdefault(note, []).append(row["procedure"])
     return notes
-
-
-def _interval(mean: float, low: float, high: float, scale: float = 1) -> str:
-    return f"{scale * mean:.1f} ({scale * low:.1f}–{scale * high:.1f})"
 
 
 def read_rewards(path: str | Path) -> Rewards:
@@ -203,7 +197,7 @@ def read_rewards(path: str | Path) -> Rewards:
         table = _read(path)
         names = [name for name in NUMBERS if name in REQUIRED or table[name].null_count < table.num_rows]
         return Rewards(path, _texts(table["prompt_id"]), {name: _numbers(table[name]) for name in names})
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:  # KeyError: a column that is there twice
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:  # KeyError: a duplicate column
         raise DataError(_fault(path) or f"{path} cannot be read ({error}); write it again") from error
 
 
@@ -224,7 +218,7 @@ def _read(path: Path) -> pa.Table:
                 column_types={"prompt_id": pa.string(), **types},
                 include_columns=names,
                 include_missing_columns=True,
-                null_values=[""],  # not NaN or NA, which are faults to name
+                null_values=[""],  # NaN and NA are errors that name the row
             ),
         )
     try:
@@ -256,7 +250,7 @@ def _texts(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
 
 def _numbers(column: "pa.ChunkedArray[Any]") -> Array:
     if pa.types.is_decimal(column.type):
-        column = column.cast(pa.string()).cast(pa.float64())  # pyarrow's direct way rounds 0.30 up
+        column = column.cast(pa.string()).cast(pa.float64())  # pyarrow's direct cast rounds 0.30 up
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
         raise ValueError(f"a column of numbers is of type {column.type} and has {column.null_count} empty cells")
     values: Array = column.to_numpy()
@@ -293,7 +287,7 @@ def _problem(name: str, value: object, *, is_text: bool) -> str | None:
         if isinstance(value, bool) or (isinstance(value, str) and not is_text):
             raise ValueError
         number = float(value)  # type: ignore[arg-type]
-    except OverflowError:  # JSON's whole numbers have no end
+    except OverflowError:  # whole numbers in JSON can be arbitrarily large
         number = math.inf
     except (TypeError, ValueError):
         return f"{value!r}, not a number; write the number"

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +11,23 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from infalign.display import COLOURS, INK, MARKERS, PAPER, QUIET, gain, panels, plain_table, save, share, style
+from infalign.display import (
+    COLOURS,
+    INK,
+    MARKERS,
+    PAPER,
+    QUIET,
+    gain,
+    heading,
+    panels,
+    plain_table,
+    plus_minus,
+    ratio,
+    save,
+    say,
+    share,
+    style,
+)
 from infalign.experiments.methods import FAR, ITSELF, METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.runs.report.words import SPOKEN
@@ -50,11 +66,11 @@ class Sheet:
             if row[0] and not before[0]:
                 table.add_section()
             table.add_row(*row)
-        console.print(f"\n[bold]{self.title}[/]", highlight=False)
+        heading(console, self.title)
         if self.rows:
             console.print(table)
         for note in self.notes:
-            console.print(note, highlight=False)
+            say(console, note, wrap=True)
 
     def markdown(self) -> str:
         """Return it as Markdown."""
@@ -81,7 +97,7 @@ def _policies(results: Numbers, judge: str) -> Sheet:
     rows = []
     for name, policy in results["policies"].items():
         shares = (share(policy["win_rates"][judge][procedure]) for procedure in results["procedures"])
-        rows.append([name, _plus_minus(policy["kl"]), *shares])
+        rows.append([name, plus_minus(policy["kl"]), *shares])
     columns = ("policy", "KL, nats", *(f"{procedure}, %" for procedure in results["procedures"]))
     notes = [
         f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals."
@@ -95,16 +111,11 @@ def _policies(results: Numbers, judge: str) -> Sheet:
     return Sheet(f"Win rate against the reference, both served alike, by {SPOKEN[judge]}", columns, rows, notes)
 
 
-def _plus_minus(e: Mapping[str, float]) -> str:
-    """Return an estimate with the larger half of its interval: ``0.93 ± 0.05``."""
-    return f"{e['mean']:.2f} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
-
-
 def _shares(results: Numbers) -> Sheet:
     rows = []
     for name, policy in results["policies"].items():
         for split, found in policy.get("captured", {}).items():
-            placed = (_interval(found[key]) for key in ("efficiency", "share"))
+            placed = ("–" if found[key] is None else ratio(found[key]) for key in ("efficiency", "share"))
             rows.append([name if split == "train" else "", split, f"{found['kl']:.2f}", *placed])
     columns = ("policy", "prompts", "KL, nats", "efficiency", "share of the gap")
     notes = [
@@ -114,10 +125,6 @@ def _shares(results: Numbers) -> Sheet:
         "is free for every prompt, for the identity (0) and for the optimum (1).",
     ]
     return Sheet("How much of what theory promises arrives", columns, rows, notes)
-
-
-def _interval(e: Mapping[str, float] | None) -> str:
-    return "–" if e is None else f"{e['mean']:.2f} ({e['low']:.2f} to {e['high']:.2f})".replace("-", "−")
 
 
 def _costs(results: Numbers) -> Sheet:

@@ -5,23 +5,23 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from infalign.data.sources import Source, read_examples
+from infalign.display import heading, plain_table, say
 from infalign.errors import ConfigError
-from infalign.method.procedures import Standard, parse_procedure
-from infalign.method.shapings import parse_shaping
+from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
-from infalign.runs.layout import STAGES
-from infalign.runs.pipeline import pending, reasons, units
-from infalign.runs.recipe import ON_POLICY, Recipe
-from infalign.runs.stages.laws import coarse_ranks, policy_law
-from infalign.runs.stages.models import reward_names, reward_source
+from infalign.runs.pending import pending, reasons
+from infalign.runs.pipeline import units
+from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
+from infalign.runs.stages import STAGES
+from infalign.runs.stages.train import coarse_ranks
 
 ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
 TOKEN_BYTES = 8  # of a token in a table: its id and its text
@@ -36,12 +36,12 @@ def print_plan(recipe: Recipe, console: Console) -> None:
     model folder or a reward function that cannot be imported. Hub ids are listed as not checked.
     """
     unchecked = [*_check_data(recipe, console), *_check_models(recipe)]
-    for source in reward_names(recipe):
-        if function := reward_source(recipe, source).function:
-            function_reward(function)
+    for source in recipe.rewards.values():
+        if source.function is not None:
+            function_reward(source.function)
     for name in unchecked:
-        console.print(f"not checked: {name}", highlight=False, soft_wrap=True)
-    _print_work(recipe, console)
+        say(console, f"not checked: {name}")
+    _print_work(Run.of(recipe), console)
     _print_policies(recipe, console)
     _print_cost(recipe, console)
 
@@ -56,12 +56,8 @@ def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
             examples, skipped = read_examples(recipe.data, [source], seed=recipe.seed)
             pairs = sum(example.rejected is not None for example in examples)
             left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
-            console.print(
-                f"{where}.{i}: {_origin(source)}: {pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations"
-                f"{left_out}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            counts = f"{pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations{left_out}"
+            say(console, f"{where}.{i}: {_origin(source)}: {counts}")
 
 
 def _origin(source: Source) -> str:
@@ -70,7 +66,7 @@ def _origin(source: Source) -> str:
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
     """Check the tokenizer of each model that lies in a local folder; yield the others."""
-    named = [(name, model.model) for name, model in _models(recipe)]
+    named = [(name, model.model) for name, model in recipe.models.items()]
     named += [] if recipe.rank_model is None else [("rank_model", recipe.rank_model.model)]
     for name, path in named:
         if path is None:
@@ -83,44 +79,39 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
             raise ConfigError(f"{name}.model: there is no folder {path}; correct the path")
 
 
-def _models(recipe: Recipe) -> list[tuple[str, Model]]:
-    return [("policy", recipe.policy), *((name, reward_source(recipe, name)) for name in reward_names(recipe))]
-
-
-def _print_work(recipe: Recipe, console: Console) -> None:
-    root = Path(recipe.run_dir)
-    wanted = units(recipe, root)
-    todo = pending(wanted, root)
-    table = _table("stage", "done already", "to do")
+def _print_work(run: Run, console: Console) -> None:
+    wanted = units(run)
+    todo = pending(wanted, run.layout)
+    table = plain_table("stage", "done already", "to do", breaking=[0, 1, 2])
     for stage in STAGES:
         names = [unit.name for unit in wanted if unit.stage == stage]
         if names:
             done = [name for name in names if name not in todo]
             table.add_row(stage, " ".join(done), " ".join(name for name in names if name in todo))
-    _print(console, f"Work in {root}, at most {recipe.compute.processes} jobs at a time", table)
+    _print(console, f"Work in {run.layout.root}, at most {run.recipe.compute.processes} jobs at a time", table)
     for line in reasons(todo):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line, markup=False)
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
-    procedures = dict.fromkeys([Standard(), parse_procedure(recipe.procedure)])
+    procedures = dict.fromkeys([Standard(), recipe.procedure])
     columns = ("policy", "trained on", "KL", "β", "trainer's β")
-    table = _table(*columns, *(f"{p.name}, %" for p in procedures))
+    table = plain_table(*columns, *(f"{p.name}, %" for p in procedures), breaking=[1])
     for name, policy in recipe.policies.items():
-        law = policy_law(policy, parse_procedure(recipe.procedure))
+        law = policy.law(recipe.procedure)
         if law is None:  # of rewards that are no ranks the rollouts decide, and bond goes on until the budget is spent
-            table.add_row(name, policy.method, f"{policy.kl_budget or math.nan:.3g}")
+            table.add_row(name, policy.method, f"{policy.budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
-        betas = (f"{beta:.4g}" for beta in (law.beta, law.beta / parse_shaping(policy.transform).scale))
+        betas = (f"{beta:.4g}" for beta in (law.beta, law.beta / policy.shaping.scale))
         table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
     _print(
         console,
         "Policies: KL in nats, β for the paper's raw Φ and for the trainer's, theory's win rates at this KL",
         table,
     )
-    for warning in coarse_ranks(recipe):
-        console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
+    for warning in (warning for name in recipe.policies for warning in coarse_ranks(recipe, name)):
+        say(console, f"[yellow]![/] {warning}")
 
 
 def _print_cost(recipe: Recipe, console: Console) -> None:
@@ -130,12 +121,9 @@ def _print_cost(recipe: Recipe, console: Console) -> None:
         "evaluation": (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples,
     }
     stored = sum(generated.values()) * (tokens * TOKEN_BYTES + ROW_BYTES)
-    on_policy = [policy for policy in recipe.policies.values() if policy.solver in ON_POLICY and not policy.stored]
-    if on_policy:
-        # bond draws two responses of its anchor with each of its own
-        epochs = sum(p.fit.epochs * p.generations * (3 if p.solver == "bond" else 1) for p in on_policy)
-        generated["on-policy training"] = math.ceil(rollout.prompts * epochs)
-    table = _table("generated", "responses", "tokens at most")
+    if a_prompt := sum(policy.generated_a_prompt for policy in recipe.policies.values()):
+        generated["on-policy training"] = math.ceil(rollout.prompts * a_prompt)
+    table = plain_table("generated", "responses", "tokens at most", breaking=[0, 1, 2])
     for purpose, responses in generated.items():
         table.add_row(purpose, f"{responses:,}", f"{responses * tokens:,}")
     _print(console, "Generation", table)
@@ -144,18 +132,17 @@ def _print_cost(recipe: Recipe, console: Console) -> None:
     models = WEIGHT_BYTES * sum(known)
     checkpoints = 2 * CHECKPOINT_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
     unknown = "" if len(known) == len(sizes) else f", and {len(sizes) - len(known)} models whose size the hub knows"
-    console.print(
+    say(
+        console,
         f"\nDisk, at most: tables {decimal(stored)}, models {decimal(models)}, checkpoints while training "
         f"{decimal(checkpoints)}{unknown}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
 def _trained_parameters(recipe: Recipe) -> list[int | None]:
     """Return the number of parameters of each model that the run trains, None where only the hub knows."""
     policy = _parameters(recipe.policy)
-    fitted = [model for _, model in _models(recipe) if model.fit is not None]
+    fitted = [model for model in recipe.models.values() if model.fit is not None]
     return [_parameters(m) if m.model or m.scratch else policy for m in fitted] + [policy] * len(recipe.policies)
 
 
@@ -179,13 +166,6 @@ def _elements(path: Path) -> int:
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i != 1 and len(columns) > 3)  # numbers stay whole
-    return table
-
-
 def _print(console: Console, title: str, table: Table) -> None:
-    console.print(f"\n[bold]{title}[/]", highlight=False)
+    heading(console, title)
     console.print(table)

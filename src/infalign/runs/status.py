@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from infalign.display import plain_table, say
 from infalign.runs.layout import records
 from infalign.runs.lock import describe, holder
-from infalign.runs.pipeline import listed_names, pending, units, versions
+from infalign.runs.pending import listed_names, pending
+from infalign.runs.pipeline import units, versions
+from infalign.runs.run import Run
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 
@@ -50,9 +51,9 @@ def status(recipe: Recipe) -> Status:
 
     A version that differs does not undo what is done. Inputs whose hash is not kept are hashed each time.
     """
-    root = Path(recipe.run_dir)
-    wanted = units(recipe, root)
-    todo, made, now = pending(wanted, root), records(root), versions()
+    run = Run.of(recipe)
+    root, wanted = run.layout.root, units(run)
+    todo, made, now = pending(wanted, run.layout), records(root), versions()
     found = []
     for unit in wanted:
         if (left := todo.get(unit.name)) is not None:
@@ -72,12 +73,7 @@ def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
 def print_status(found: Status, console: Console) -> None:
     """Print a row for each unit, the versions that differ and who holds the run directory."""
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in ("unit", "state", "because"):
-        table.add_column(column, overflow="fold", no_wrap=column != "because")
+    table = plain_table("unit", "state", "because", breaking=[2])
     for unit in found.units:
         table.add_row(unit.name, unit.state, unit.because)
     console.print(table, markup=False)
@@ -86,8 +82,9 @@ def print_status(found: Status, console: Console) -> None:
         for library, (then, now) in unit.made_with.items():
             made.setdefault((library, then, now), []).append(unit.name)
     for (library, then, now), names in made.items():
-        say(f"{listed_names(names)}: made with {library} {then or 'absent'}, now {now or 'absent'}")
+        text = f"{listed_names(names)}: made with {library} {then or 'absent'}, now {now or 'absent'}"
+        say(console, text, markup=False)
     done = sum(unit.state == "done" for unit in found.units)
-    say(f"{done} of {len(found.units)} done in {found.run_dir}")
+    say(console, f"{done} of {len(found.units)} done in {found.run_dir}", markup=False)
     if found.held_by:
-        say(f"in use by {describe(found.held_by)}")
+        say(console, f"in use by {describe(found.held_by)}", markup=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from infalign.display import COLOURS, INK, PAPER, QUIET, amount, share
+from infalign.display import COLOURS, INK, PAPER, QUIET, amount, panels, save, share
 from infalign.display import STYLE as ANY_STYLE
 from infalign.evaluation.diagnostics import uniformity
 from infalign.evaluation.intervals import estimate
@@ -19,7 +19,6 @@ from infalign.runs.report.words import SPOKEN, Numbers
 from infalign.runs.stages.calibrate import reference_rewards
 from infalign.runs.stages.evaluate import samples_of
 from infalign.runs.stages.laws import method_law
-from infalign.storage import atomic_path
 from infalign.theory.law import Law
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -209,12 +208,12 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
     """Draw what the trainer logged: the losses, or win rate, KL and reward of an on-policy solver."""
     color = look.color if look else QUIET
     if any("win_rate" in row for row in history):
-        panels = [{"win_rate": "standard win rate"}, {"kl": "KL, nats a token"}, {"reward": "Φ of the rank"}]
+        shown = [{"win_rate": "standard win rate"}, {"kl": "KL, nats a token"}, {"reward": "Φ of the rank"}]
     else:
-        panels = [{"loss": "training", "eval_loss": "held out"}]
-    figure, grid = axes_of("optimiser step", "loss", rows=len(panels))
+        shown = [{"loss": "training", "eval_loss": "held out"}]
+    figure, grid = axes_of("optimiser step", "loss", rows=len(shown))
     last = []
-    for axes, panel in zip(np.atleast_1d(grid), panels, strict=True):
+    for axes, panel in zip(np.atleast_1d(grid), shown, strict=True):
         for key, label in panel.items():
             logged = [(row["step"], row[key]) for row in history if key in row]
             if not logged:
@@ -225,9 +224,9 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
                 steps, values, "o-" if held_out else "-", color=INK if held_out else color, markersize=4, label=label
             )
             last.append(f"{label} from {values[0]:.3g} to {values[-1]:.3g}")
-        if len(panels) > 1:
+        if len(shown) > 1:
             axes.set_ylabel(next(iter(panel.values())))
-    if len(panels) == 1:
+    if len(shown) == 1:
         legend(figure)
     title = {"sft": "Supervised fine-tuning of the reference", "reward": "The reward model", "judge": "The judge"}.get(
         name, f"Policy {name.removeprefix('train-')}"
@@ -238,10 +237,8 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
 
 
 def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.8, 3.4 if rows == 1 else 1.7 * rows), layout="constrained")
-    axes = figure.subplots(rows, sharex=True)
+    """Return a figure and its axes, ``rows`` below each other with one label of the x axis."""
+    figure, axes = panels(rows, 1, (4.8, 3.4 if rows == 1 else 1.7 * rows), sharex=True)
     np.atleast_1d(axes)[-1].set_xlabel(x)
     if rows == 1:
         axes.set_ylabel(y)
@@ -249,6 +246,7 @@ def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
 
 
 def legend(figure: Any) -> None:
+    """Put the legend above the axes."""
     figure.legend(loc="outside upper left", ncols=2)
 
 
@@ -266,16 +264,13 @@ def _shade(position: float) -> Any:
 
 def save_picture(picture: Picture, folder: Path) -> Numbers:
     """Write the figure as SVG and PNG and return what the template needs, the SVG without what only files need."""
-    import matplotlib
     from markupsafe import Markup
 
     folder.mkdir(exist_ok=True)
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": picture.name}), atomic_path(folder / f"{picture.name}.svg") as path:
-        picture.figure.savefig(path, metadata=nothing)
-        svg = path.read_text(encoding="utf-8")
-    with atomic_path(folder / f"{picture.name}.png") as path:
-        picture.figure.savefig(path, dpi=200)
+    path = folder / f"{picture.name}.svg"
+    save(picture.figure, path, salt=picture.name)
+    save(picture.figure, path.with_suffix(".png"), stamped=True)
+    svg = path.read_text(encoding="utf-8")
     svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # every figure has its axes_1
     svg = re.sub(r"(<svg [^>]*?)(?: (?:width|height)=\"[^\"]*\")", r"\1", svg)
     svg = svg.replace(PAPER, "var(--paper)").replace(INK, "var(--ink)")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from infalign.display import amount, gain, in_points, plain_table, share
+from infalign.display import amount, gain, heading, in_points, plain_table, say, share
 from infalign.runs.results import read_results
 
 Numbers = dict[str, Any]
@@ -28,7 +28,7 @@ def print_table(root: Path, console: Console) -> None:
             served = [wins["standard"], wins[procedure]][: 1 + (procedure != "standard")]
             table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *map(share, served))
         table.add_section()
-    console.print(f"\n[bold]Win rate against the reference, both served alike[/]\n{spent}", highlight=False)
+    heading(console, "Win rate against the reference, both served alike", spent)
     console.print(table)
     if rows := comparison_rows(results):
         matched = results["matched"]
@@ -39,9 +39,9 @@ def print_table(root: Path, console: Console) -> None:
             if row["last"]:
                 table.add_section()
         title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
-        console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
+        heading(console, escape(title))
         console.print(table)
-    console.print(f"\nReport: {root / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"\nReport: {root / 'report.html'}", markup=False)
 
 
 def verdict(results: Numbers) -> list[str]:
