@@ -11,7 +11,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation.kl import SequenceKL, kl_from_logits, rao_blackwell_kl
-from infalign.models import logprobs as likelihood
 from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
@@ -258,8 +257,8 @@ def test_kl_estimates_do_not_depend_on_chunks(policy, reference, chunk, logits, 
         )
 
     whole = estimates()
-    monkeypatch.setattr(likelihood, "CHUNK", chunk)
-    monkeypatch.setattr(likelihood, "LOGITS", logits)
+    monkeypatch.setattr("infalign.evaluation.kl.CHUNK", chunk)
+    monkeypatch.setattr("infalign.models.logprobs.LOGITS", logits)
     assert_same(estimates(), whole)
 
 

@@ -13,19 +13,16 @@ import pytest
 from rich.console import Console
 
 from infalign.errors import ConfigError, DataError, InfalignError
-from infalign.models import memory as jobs
-from infalign.progress import OnProgress as Report
-from infalign.progress import ProgressDisplay as Display
-from infalign.runs.workers import Task as Job
-from infalign.runs.workers import run_tasks as run_jobs
+from infalign.progress import OnProgress, ProgressDisplay
+from infalign.runs.workers import Task, run_tasks
 
 
-def give(value: Any, *, report: Report) -> Any:
+def give(value: Any, *, on_progress: OnProgress) -> Any:
     """Return ``value``."""
     return value
 
 
-def stamp(folder: Path, name: str, seconds: float, *, report: Report) -> tuple[float, float]:
+def stamp(folder: Path, name: str, seconds: float, *, on_progress: OnProgress) -> tuple[float, float]:
     """Return when this job began and ended."""
     begun = time.monotonic()
     (folder / name).write_text(str(os.getpid()))
@@ -40,7 +37,7 @@ class RowError(DataError):
         super().__init__(f"{file} row {row} is wrong")
 
 
-def fail(kind: str, *, report: Report) -> None:
+def fail(kind: str, *, on_progress: OnProgress) -> None:
     """Raise an error of a kind."""
     errors = {
         "ours": lambda: ConfigError("the recipe is wrong"),
@@ -52,23 +49,23 @@ def fail(kind: str, *, report: Report) -> None:
     raise errors[kind]()
 
 
-def die(*, report: Report) -> None:
+def die(*, on_progress: OnProgress) -> None:
     """End this process as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def count(steps: int, *, report: Report) -> int:
+def count(steps: int, *, on_progress: OnProgress) -> int:
     """Report every step."""
     for step in range(steps):
-        report(step + 1, steps, f"loss {step}")
+        on_progress(step + 1, steps, f"loss {step}")
     return steps
 
 
-def run(work: list[Job], processes: int, console: Console | None = None) -> dict[str, Any]:
+def run(work: list[Task], processes: int, console: Console | None = None) -> dict[str, Any]:
     """Run jobs and return their results by name, in the order in which they were done."""
     results: dict[str, Any] = {}
-    with Display(console or Console(file=io.StringIO())) as display:
-        run_jobs(
+    with ProgressDisplay(console or Console(file=io.StringIO())) as display:
+        run_tasks(
             work,
             processes=processes,
             threads=1,
@@ -78,9 +75,9 @@ def run(work: list[Job], processes: int, console: Console | None = None) -> dict
     return results
 
 
-def job(name: str, function: Any, *arguments: Any, needs: tuple[str, ...] = ()) -> Job:
+def job(name: str, function: Any, *arguments: Any, needs: tuple[str, ...] = ()) -> Task:
     """Return a job that calls ``function`` with ``arguments``."""
-    return Job(name, partial(function, *arguments), frozenset(needs))
+    return Task(name, partial(function, *arguments), frozenset(needs))
 
 
 def test_a_job_starts_when_what_it_needs_is_done_and_workers_are_used_again(tmp_path: Path) -> None:
@@ -137,10 +134,12 @@ def test_a_worker_that_is_killed_is_named_within_seconds(tmp_path: Path) -> None
     ]
     begun = time.monotonic()
     with (
-        Display(Console(file=io.StringIO())) as display,
+        ProgressDisplay(Console(file=io.StringIO())) as display,
         pytest.raises(InfalignError, match=r"worker process of victim ended \(killed by SIGKILL\)"),
     ):
-        run_jobs(work, processes=2, threads=1, display=display, on_done=lambda name, result, seconds: done.append(name))
+        run_tasks(
+            work, processes=2, threads=1, display=display, on_done=lambda name, result, seconds: done.append(name)
+        )
     assert done == ["first"]
     assert time.monotonic() - begun < 30
     if (sleeper := tmp_path / "sleeper").exists():
@@ -153,7 +152,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.
     console = Console(file=io.StringIO(), width=80)
     assert run([job("quick", count, 5)], 1, console) == {"quick": 5}
     assert console.file.getvalue() == ""
-    monkeypatch.setattr(jobs, "LINE_EVERY", 0.0)
+    monkeypatch.setattr("infalign.progress.LINE_EVERY", 0.0)
     run([job("slow", count, 3)], 1, console)
     assert [line.split()[:2] for line in console.file.getvalue().splitlines()] == [
         ["slow:", f"{i}/3"] for i in (1, 2, 3)

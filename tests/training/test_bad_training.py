@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from infalign.runs.stages.laws import coarse_ranks
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -23,17 +24,16 @@ from infalign.errors import DataError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
+from infalign.models.settings import Fit
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout
 from infalign.runs.plan import print_plan
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.stages.calibrate import check_calibrated, made_with
-from infalign.runs.stages.laws import coarse_ranks
 from infalign.storage import write_table
 from infalign.training.common import Job, arguments, fit_and_save
 from infalign.training.offline import QRPO, Examples, fit_offline
-from infalign.models.settings import Fit
 
 
 def quiet(done: int, total: int, note: str) -> None:

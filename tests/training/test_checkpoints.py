@@ -9,6 +9,7 @@ import enumerable
 import pytest
 import torch
 from enumerable import Enumerable
+from infalign.training.online import Objective, fit_online
 from safetensors.torch import load_file
 
 from infalign.data.examples import Message
@@ -16,16 +17,14 @@ from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Fit, Lora, Scratch
 from infalign.progress import OnProgress as Report
 from infalign.runs.recipe import Policy
 from infalign.training.checkpoints import newest_whole, seal
 from infalign.training.common import Job, save_model, training_order
 from infalign.training.offline import QRPO, fit_offline
-from infalign.training.online import Objective, fit_online
 from infalign.training.rank_model import fit_calibrated
 from infalign.training.reward_model import fit_reward_model
-from infalign.models.settings import Fit, Lora
 from infalign.training.sft import fine_tune
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)

@@ -1,11 +1,5 @@
-"""The offline solvers, each against the exact optimum of its method on a language model that can be enumerated.
+"""The offline solvers: each ends at the exact optimum of its method; their losses, pairs, weights and settings."""
 
-``python tests/test_offline.py`` trains all of them and prints how far each lands from it.
-"""
-
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import enumerable
@@ -14,91 +8,28 @@ import numpy as np
 import pytest
 import torch
 from enumerable import Enumerable
+from offline_solvers import METHODS, TAU, trained
 
 from infalign.errors import ConfigError
-from infalign.method.calibration import Array
 from infalign.method.procedures import Standard
-from infalign.method.transforms import Exponential, Identity
+from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy
 from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Policy
-from infalign.runs.stages.laws import policy_law
 from infalign.theory.law import law_at_kl
-from infalign.training.common import Job
-from infalign.training.offline import (
-    IPO,
-    QRPO,
-    BestOfNTuning,
-    BoNBoN,
-    Resample,
-    Solver,
-    fit_offline,
-    offline_solver,
-    regression_targets,
-)
-from infalign.models.settings import Fit
+from infalign.training.solvers import read_solver
+from infalign.training.solvers.bon_sft import BestOfNTuning
+from infalign.training.solvers.bonbon import BoNBoN
+from infalign.training.solvers.ipo import IPO
+from infalign.training.solvers.qrpo import regression_targets
+from infalign.training.solvers.resample import Resample
 
-TAU = 0.3
-EXP10 = Exponential(10)
-BETA10 = law_at_kl(EXP10, kl=1.0).beta
-K = 512
-
-
-@dataclass(frozen=True)
-class Method:
-    """A solver, how it is trained, its population optimum and how near it gets, in nats."""
-
-    solver: Solver
-    fit: Fit
-    optimum: Callable[[Enumerable], Array]
-    within: float = 0.01
-
-
-def fit(epochs: float, batch_size: int) -> Fit:
-    """Return how these models are trained."""
-    return Fit(epochs=epochs, batch_size=batch_size, learning_rate=3e-3)
-
-
-METHODS = {
-    "qrpo": Method(QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)),
-    "ipo": Method(IPO(TAU), fit(10, 128), lambda case: enumerable.tilted(case, Identity(), TAU)),
-    "qrpo exp:10": Method(QRPO(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
-    "resample exp:10": Method(
-        Resample(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
-    ),
-    "bon-sft n=4": Method(BestOfNTuning(4), fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
-    "ipo averaged": Method(
-        IPO(TAU, length_averaged=True),
-        fit(16, 128),
-        lambda case: enumerable.pair_optimum(case, TAU, length_averaged=True),
-    ),
-    "bonbon n=4": Method(BoNBoN(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
-    "bonbon n=4 code": Method(
-        BoNBoN(4, released_code=True),
-        fit(40, 256),
-        lambda case: enumerable.best_worst_optimum(case, 4, released_code=True),
-        within=0.2,  # only α = 0.005 keeps the best response of all, which never loses, from infinity: a flat optimum
-    ),
-}
 QUICK = ("qrpo", "ipo")
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     """Make the reference."""
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
-
-
-def trained(case: Enumerable, method: Method, folder: Path) -> Array:
-    """Train from the reference and return the exact law of the policy that is saved."""
-    model, tokenizer = load_policy(case.folder)
-    job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
-    fit_offline(model, tokenizer, method.solver, case.rollouts(K), method.fit, job, folder / "policy")
-    return case.laws(load_policy(folder / "policy")[0])
 
 
 @pytest.mark.parametrize(
@@ -207,20 +138,20 @@ def test_weights_average_to_one() -> None:
 
 def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
     """For bon-sft theory gives log n − (n − 1)/n nats, a standard win rate of n/(n + 1), and the transformation log."""
-    policy = Policy(solver="bon-sft", n=4)
-    law = policy_law(policy, Standard())
+    policy = read_solver(solver="bon-sft", n=4)
+    law = policy.law(Standard())
     assert law is not None
     assert law.kl == pytest.approx(np.log(4) - 0.75)
     assert law.win_rate(Standard()) == pytest.approx(0.8)
-    assert (policy.transform, law.beta) == ("log", pytest.approx(1 / 3))
+    assert (policy.shaping.name, law.beta) == ("log", pytest.approx(1 / 3))
 
 
 def test_a_budget_sets_tau_of_ipo() -> None:
     """τ is the β at which the identity spends the KL budget."""
-    policy = Policy(solver="ipo", kl_budget=0.5)
-    law = policy_law(policy, Standard())
+    policy = read_solver(solver="ipo", kl_budget=0.5)
+    law = policy.law(Standard())
     assert law is not None
-    assert offline_solver(policy, law.beta) == IPO(law_at_kl(Identity(), kl=0.5).beta)
+    assert policy.objective(law.beta) == IPO(law_at_kl(Identity(), kl=0.5).beta)
 
 
 @pytest.mark.parametrize(
@@ -244,12 +175,3 @@ def test_a_setting_that_a_solver_does_not_take_is_an_error(tmp_path: Path, overr
     with pytest.raises(ConfigError, match="recipe") as error:
         load_recipe(path, [f"policies.new={override}"])
     assert said in str(error.value)
-
-
-def main() -> None:
-    """Train every method, or those that are named, and print the table."""
-    enumerable.print_table(METHODS, trained, sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,161 +1,26 @@
-"""The on-policy solvers, each against the exact optimum of its method on a language model that can be enumerated.
+"""The on-policy solvers: each goes to the exact optimum of its method; resumed, stopped, from stored rollouts."""
 
-``python tests/test_online.py`` trains all of them and prints how far each lands from it.
-"""
-
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import enumerable
 import micro
-import numpy as np
 import pytest
 import torch
 from enumerable import Enumerable
+from online_solvers import BEST, METHODS, Bond, fit, left_padding, quiet, trained
 
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError
-from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Standard, WorstOfN
-from infalign.method.shapings import Raw, parse_shaping
-from infalign.method.transforms import Exponential
+from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_policy
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Policy
-from infalign.theory.law import law_at_kl
-from infalign.training.common import Job
-from infalign.training.online import Objective, StoredRollouts, fit_online, gae, online_trainer
 from infalign.models.settings import Fit
-
-EXP10 = Exponential(10)
-BETA10 = law_at_kl(EXP10, kl=1.0).beta
-BEST, WORST = BestOfN(4), WorstOfN(4)
-K = 512  # references a prompt
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
-
-
-def references(case: Enumerable, k: int) -> list[list[float]]:
-    """Return k sorted reference rewards of each prompt, drawn systematically: any rank is right to 1/k."""
-    found = []
-    for logprobs, rewards in zip(case.log_reference, case.rewards, strict=True):
-        order = rewards.argsort()
-        cdf = np.exp(logprobs[order]).cumsum()
-        found.append(rewards[order][np.searchsorted(cdf / cdf[-1], (np.arange(k) + 0.5) / k)].tolist())
-    return found
-
-
-def rewarded(case: Enumerable) -> Callable[[list[str], list[str]], list[float]]:
-    """Return the reward function of text that the rewards of the harness are."""
-    _, tokenizer = load_policy(case.folder)
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in case.responses]
-    table = {
-        (prompt, text): float(reward)
-        for prompt, row in zip(enumerable.PROMPTS, case.rewards, strict=True)
-        for text, reward in zip(texts, row, strict=True)
-    }
-    return lambda prompts, responses: [table[pair] for pair in zip(prompts, responses, strict=True)]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A solver, its objective, how long it is trained, its population optimum and how near it gets, in nats."""
-
-    policy: Policy
-    objective: Callable[[Enumerable], Objective]
-    optimum: Callable[[Enumerable], Array]
-    within: float = 0.01
-
-
-def fit(epochs: float) -> Fit:
-    """Return how these models are trained; an epoch has six steps of 256 responses."""
-    return Fit(epochs=epochs, batch_size=256, learning_rate=3e-3)
-
-
-def transformed(case: Enumerable) -> Objective:
-    """Return the objective of exp:10 at one nat."""
-    return Objective(rewarded(case), parse_shaping("exp:10"), BETA10 / EXP10.scale)
-
-
-def tilted(case: Enumerable) -> Array:
-    """Return its optimum."""
-    return enumerable.tilted(case, EXP10, BETA10)
-
-
-def served(procedure: BestOfN | WorstOfN) -> Callable[[Enumerable], Objective]:
-    """Return the objective of maxk: the win rate itself, at a KL weight of 0.2."""
-    return lambda case: Objective(rewarded(case), parse_shaping("identity"), 0.2, procedure=procedure)
-
-
-def at_rest(case: Enumerable) -> Array:
-    """Return where GRPO as shipped rests at β = 1: the law that its own group advantages tilt to, token by token."""
-    others = np.random.default_rng(0).random((4096, 7))
-    values, law = enumerable.transformed(case, EXP10), case.log_reference
-    for _ in range(60):
-        advantages = enumerable.group_advantages(values, law, others)
-        law = np.logaddexp(law, enumerable.token_tilted(case, advantages, 1.0)) - np.log(2.0)
-    return law
-
-
-METHODS = {
-    "rloo exp:10": Method(Policy(solver="rloo", transform="exp:10", beta=1.0, fit=fit(80)), transformed, tilted),
-    "ppo exp:10": Method(Policy(solver="ppo", transform="exp:10", beta=1.0, fit=fit(240)), transformed, tilted),
-    "maxk best-of-4": Method(
-        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(BEST), lambda case: enumerable.optimum(case, BEST, 0.2)
-    ),
-    "maxk worst-of-4": Method(
-        Policy(solver="maxk", beta=1.0, fit=fit(160)), served(WORST), lambda case: enumerable.optimum(case, WORST, 0.2)
-    ),
-    "bond, one step": Method(
-        Policy(solver="bond", kl_budget=1.0, fit=fit(80)),
-        lambda case: Objective(rewarded(case), Raw(), 1.0, anchor_rate=0.0),
-        lambda case: enumerable.bond_step(case, case.log_reference, 1.0),
-    ),
-    "grpo, Φ kept": Method(
-        Policy(solver="grpo", transform="exp:10", beta=1.0, fit=fit(80)),
-        transformed,
-        # the group's mean has the response itself in it, which takes an eighth of the reward's gradient
-        lambda case: enumerable.token_tilted(case, enumerable.transformed(case, EXP10), BETA10 / EXP10.scale * 8 / 7),
-    ),
-    "grpo, shipped": Method(
-        Policy(solver="grpo", transform="exp:10", beta=1.0, shipped=True, fit=fit(80)),
-        lambda case: Objective(rewarded(case), parse_shaping("exp:10"), 1.0),
-        at_rest,
-    ),
-}
-
-
-def trained(case: Enumerable, method: Method, folder: Path) -> Array:
-    """Train from the reference and return the exact law of the policy that is saved."""
-    fit_online(
-        str(case.folder),
-        left_padding(case),
-        rows(case),
-        method.objective(case),
-        method.policy,
-        Job(folder / "checkpoints", 0, "cpu", [], quiet),
-        folder / "policy",
-        max_new_tokens=2,
-    )
-    return case.laws(load_policy(folder / "policy")[0])
-
-
-def left_padding(case: Enumerable) -> Any:
-    """Return the tokenizer, set for generation."""
-    _, tokenizer = load_policy(case.folder)
-    tokenizer.padding_side = "left"
-    return tokenizer
-
-
-def rows(case: Enumerable) -> list[dict[str, Any]]:
-    """Return the prompts with their references, 64 times over."""
-    pairs = zip(enumerable.PROMPTS, references(case, K), strict=True)
-    return [{"prompt": prompt, "reference_rewards": rewards} for prompt, rewards in pairs] * 64
+from infalign.runs.reading import load_recipe
+from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy, on_policy_trainer
+from infalign.training.common import Job
+from infalign.training.solvers import read_solver
+from infalign.training.solvers.ppo import gae
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +41,7 @@ def test_a_solver_reaches_the_optimum_of_its_method(name: str, case: Enumerable,
 def test_a_few_steps_go_the_right_way(name: str, case: Enumerable, tmp_path: Path) -> None:
     """After 24 steps the policy is nearer to the optimum than the reference is."""
     method = METHODS[name]
-    short = Method(
-        method.policy.model_copy(update={"fit": fit(4)}), method.objective, method.optimum, within=method.within
-    )
+    short = replace(method, solver=method.solver.model_copy(update={"fit": fit(4)}))
     optimum = method.optimum(case)
     assert enumerable.kl(trained(case, short, tmp_path), optimum) < 0.9 * enumerable.kl(case.log_reference, optimum)
 
@@ -195,7 +58,17 @@ def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case
         {"prompt": message, "reference_rewards": sorted(row["reward"] for row in stored[prompt_id(message)])}
         for message in messages.values()
     ]
-    policy = Policy(
+    problem = Problem(
+        str(case.folder),
+        left_padding(case),
+        prompts,
+        lambda prompts, responses: pytest.fail("asked for a reward"),
+        0.1,
+        BEST,
+        max_new_tokens=2,
+        stored=StoredGroups(stored),
+    )
+    solver = read_solver(
         solver="grpo",
         transform="raw",
         stored=True,
@@ -203,17 +76,7 @@ def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case
         beta=0.1,
         fit=Fit(epochs=20, batch_size=64, learning_rate=1e-3),
     )
-    fit_online(
-        str(case.folder),
-        left_padding(case),
-        prompts,
-        Objective(lambda prompts, responses: pytest.fail("asked for a reward"), Raw(), 0.1),
-        policy,
-        Job(tmp_path / "checkpoints", 0, "cpu", [], quiet),
-        tmp_path / "policy",
-        max_new_tokens=2,
-        stored=StoredRollouts(stored),
-    )
+    fit_on_policy(problem, solver, Job(tmp_path / "checkpoints", 0, "cpu", [], quiet), tmp_path / "policy")
     law = case.laws(load_policy(tmp_path / "policy")[0])
     assert enumerable.win_rate(case, law, Standard()) > 0.6
 
@@ -221,15 +84,11 @@ def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case
 @pytest.mark.parametrize("name", ["ppo exp:10", "bond, one step"])
 def test_a_resumed_training_ends_as_an_undisturbed_one(name: str, case: Enumerable, tmp_path: Path) -> None:
     """Critic and moving anchor come back from a checkpoint in the second epoch, whose rest gives the same policy."""
-    method = METHODS[name]
-    policy = method.policy.model_copy(update={"fit": fit(2)})
-    objective = replace(method.objective(case), anchor_rate=0.2)
+    method, short = METHODS[name], {"fit": fit(2)}
+    solver = method.solver.model_copy(update=short | ({"anchor_rate": 0.2} if name == "bond, one step" else {}))
     laws = []
     for folder in ("undisturbed", "resumed"):
-        job = Job(tmp_path / folder, 0, "cpu", [], quiet)
-        trainer = online_trainer(
-            str(case.folder), left_padding(case), rows(case), objective, policy, job, max_new_tokens=2
-        )
+        trainer = on_policy_trainer(method.problem(case), solver, Job(tmp_path / folder, 0, "cpu", [], quiet))
         if folder == "undisturbed":
             trainer.train()
         else:
@@ -240,17 +99,9 @@ def test_a_resumed_training_ends_as_an_undisturbed_one(name: str, case: Enumerab
 
 def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -> None:
     """With a moving anchor the policy leaves the start, and training ends soon after its KL passes the budget."""
-    objective = Objective(rewarded(case), Raw(), 0.01, kl_budget=0.3, anchor_rate=0.1)
-    history = fit_online(
-        str(case.folder),
-        left_padding(case),
-        rows(case),
-        objective,
-        METHODS["bond, one step"].policy.model_copy(update={"fit": fit(20)}),
-        Job(tmp_path / "checkpoints", 0, "cpu", [], quiet),
-        tmp_path / "policy",
-        max_new_tokens=2,
-    )
+    problem = replace(METHODS["bond, one step"], beta=0.01).problem(case)
+    solver = Bond(solver="bond", kl_budget=0.3, anchor_rate=0.1, fit=fit(20))
+    history = fit_on_policy(problem, solver, Job(tmp_path / "checkpoints", 0, "cpu", [], quiet), tmp_path / "policy")
     spent = enumerable.kl(case.laws(load_policy(tmp_path / "policy")[0]), case.log_reference)
     assert 0.25 < spent < 0.6
     assert [row["kl"] >= 0.3 for row in history if "kl" in row].index(True) == sum("kl" in row for row in history) - 1
@@ -289,12 +140,3 @@ def test_maxk_climbs_only_best_and_worst_of_n(tmp_path: Path) -> None:
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
     with pytest.raises(ConfigError, match="maxk climbs best-of-N and worst-of-N, and the procedure is 2nd-best-of-4"):
         load_recipe(path, ["procedure=2nd-best-of-4", "policies.new={solver: maxk, kl_budget: 1}"])
-
-
-def main() -> None:
-    """Train every method, or those that are named, and print the table."""
-    enumerable.print_table(METHODS, trained, sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

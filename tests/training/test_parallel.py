@@ -16,20 +16,18 @@ from transformers import AutoModelForCausalLM
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError
 from infalign.method.procedures import BestOfN
-from infalign.method.shapings import parse_shaping
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Fit, Lora, Scratch
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Policy
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
 from infalign.training.common import Job, save_model
-from infalign.training.offline import fit_offline, offline_solver
-from infalign.training.online import Objective, StoredRollouts, fit_online
-from infalign.models.settings import Fit, Lora
+from infalign.training.offline import fit_offline
+from infalign.training.solvers import read_solver
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [[{"role": "user", "content": f"say {i}"}] for i in range(3)]
@@ -97,30 +95,31 @@ def rollouts(reference: Path) -> list[dict[str, Any]]:
 def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Train a few steps of a solver and return the weights that it saved."""
     fit = Fit(batch_size=K, epochs=0.5, learning_rate=0.001, **WAYS[way])
-    policy = Policy(**(OFFLINE | ONLINE)[name], generations=4, fit=fit)
     job, saved = Job(folder / "checkpoints", 0, "cpu", [], quiet), folder / "policy"
     if name in OFFLINE:
+        solver = read_solver(**OFFLINE[name], fit=fit)
         model, tokenizer = load_policy(reference)
         torch.manual_seed(0)
         rows = [row | {"prompt_id": f"{row['prompt_id']} {copy}"} for copy in range(COPIES) for row in rollouts]
-        fit_offline(model, tokenizer, offline_solver(policy, policy.beta or 1.0), rows, fit, job, saved)
+        fit_offline(model, tokenizer, solver.objective(solver.raw_beta(BestOfN(2), list)), rows, fit, job, saved)
     else:
+        solver = read_solver(**ONLINE[name], generations=4, fit=fit)
         of_prompt = {prompt_id(prompt): [] for prompt in PROMPTS}
         for row in rollouts:
             of_prompt[row["prompt_id"]].append(row)
         references = {i: sorted(row["reward"] for row in rows) for i, rows in of_prompt.items()}
-        torch.manual_seed(0)
-        fit_online(
+        problem = Problem(
             str(reference),
             load_tokenizer(reference, padding_side="left"),
             [{"prompt": prompt, "reference_rewards": references[prompt_id(prompt)]} for prompt in PROMPTS] * COPIES,
-            Objective(lengths, parse_shaping(policy.transform), 0.1, procedure=BestOfN(2)),
-            policy,
-            job,
-            saved,
+            lengths,
+            0.1,
+            BestOfN(2),
             max_new_tokens=TOKENS,
-            stored=StoredRollouts(of_prompt) if policy.stored else None,
+            stored=None if solver.generates else StoredGroups(of_prompt),
         )
+        torch.manual_seed(0)
+        fit_on_policy(problem, solver, job, saved)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())
     assert not list(saved.glob("adapter*"))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
+from infalign.training.online import Objective, online_trainer
 from scipy.special import logsumexp
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -17,15 +18,13 @@ from infalign.method.transforms import Exponential, Identity, parse_transform
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Fit, Scratch
 from infalign.runs.recipe import Policy
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.training.common import Job, save_model
 from infalign.training.offline import QRPO, fit_offline, regression_targets
-from infalign.training.online import Objective, online_trainer
-from infalign.models.settings import Fit
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [f"say {word}" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")]

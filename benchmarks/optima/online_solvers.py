@@ -1,0 +1,178 @@
+"""The on-policy solvers, each against the exact optimum of its method on the language model of enumerable.py.
+
+``python benchmarks/optima/online_solvers.py [METHOD …]`` trains all of them, or those that are named, and prints how
+far each lands from its optimum, or from where it rests if it has none, and its KL and win rates beside the optimum's.
+Some 16 minutes; bond draws three responses for each of the others.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import enumerable
+import numpy as np
+from enumerable import Enumerable
+
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, WorstOfN
+from infalign.method.transforms import Exponential
+from infalign.models.pretrained import load_policy
+from infalign.models.settings import Fit
+from infalign.theory.law import law_at_kl
+from infalign.training.backends.trl import Problem, fit_on_policy
+from infalign.training.common import Job
+from infalign.training.solvers import bond, read_solver
+from infalign.training.solvers.base import OnPolicy
+
+EXP10 = Exponential(10)
+BETA10 = law_at_kl(EXP10, kl=1.0).beta
+BEST, WORST = BestOfN(4), WorstOfN(4)
+K = 512  # references a prompt
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+def references(case: Enumerable, k: int) -> list[list[float]]:
+    """Return k sorted reference rewards of each prompt, drawn systematically: any rank is right to 1/k."""
+    found = []
+    for logprobs, rewards in zip(case.log_reference, case.rewards, strict=True):
+        order = rewards.argsort()
+        cdf = np.exp(logprobs[order]).cumsum()
+        found.append(rewards[order][np.searchsorted(cdf / cdf[-1], (np.arange(k) + 0.5) / k)].tolist())
+    return found
+
+
+def rewarded(case: Enumerable) -> Callable[[list[str], list[str]], list[float]]:
+    """Return the reward function of text that the rewards of the harness are."""
+    _, tokenizer = load_policy(case.folder)
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in case.responses]
+    table = {
+        (prompt, text): float(reward)
+        for prompt, row in zip(enumerable.PROMPTS, case.rewards, strict=True)
+        for text, reward in zip(texts, row, strict=True)
+    }
+    return lambda prompts, responses: [table[pair] for pair in zip(prompts, responses, strict=True)]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A solver as it is trained, the weight of KL beside its shaped rewards, what it should learn and how nearly.
+
+    ``optimum`` is the population optimum or, for GRPO, where it rests; ``within`` is in nats.
+    """
+
+    solver: OnPolicy
+    beta: float
+    optimum: Callable[[Enumerable], Array]
+    procedure: BestOfN | WorstOfN = BEST
+    within: float = 0.01
+
+    def problem(self, case: Enumerable) -> Problem:
+        """Return what training starts from."""
+        return Problem(
+            str(case.folder),
+            left_padding(case),
+            rows(case),
+            rewarded(case),
+            self.beta,
+            self.procedure,
+            max_new_tokens=2,
+        )
+
+
+class Bond(bond.Settings):
+    """bond with an anchor that follows as fast as one likes; at 0 it takes the first step for ever."""
+
+    anchor_rate: float = 0.0
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those of bond, with this anchor."""
+        return {**super().options, "ref_model_mixup_alpha": self.anchor_rate}
+
+
+def fit(epochs: float) -> Fit:
+    """Return how these models are trained; an epoch has six steps of 256 responses."""
+    return Fit(epochs=epochs, batch_size=256, learning_rate=3e-3)
+
+
+def solver(name: str, epochs: float, **settings: Any) -> OnPolicy:
+    """Return a solver on exp:10; its own β is not looked at, but the method's."""
+    found = read_solver(solver=name, transform="exp:10", beta=1.0, fit=fit(epochs), **settings)
+    assert isinstance(found, OnPolicy)
+    return found
+
+
+def tilted(case: Enumerable) -> Array:
+    """Return its optimum."""
+    return enumerable.tilted(case, EXP10, BETA10)
+
+
+def maxk(procedure: BestOfN | WorstOfN) -> Method:
+    """Return maxk at a KL weight of 0.2, which goes with the win rate itself."""
+    climber = read_solver(solver="maxk", beta=1.0, fit=fit(160))
+    assert isinstance(climber, OnPolicy)
+    return Method(climber, 0.2, lambda case: enumerable.optimum(case, procedure, 0.2), procedure)
+
+
+def at_rest(case: Enumerable) -> Array:
+    """Return where GRPO as shipped rests at β = 1: the law that its own group advantages tilt to, token by token."""
+    others = np.random.default_rng(0).random((4096, 7))
+    values, law = enumerable.transformed(case, EXP10), case.log_reference
+    for _ in range(60):
+        advantages = enumerable.group_advantages(values, law, others)
+        law = np.logaddexp(law, enumerable.token_tilted(case, advantages, 1.0)) - np.log(2.0)
+    return law
+
+
+METHODS = {
+    "rloo exp:10": Method(solver("rloo", 80), BETA10 / EXP10.scale, tilted),
+    "ppo exp:10": Method(solver("ppo", 240), BETA10 / EXP10.scale, tilted),
+    "maxk best-of-4": maxk(BEST),
+    "maxk worst-of-4": maxk(WORST),
+    "bond, one step": Method(
+        Bond(solver="bond", kl_budget=1.0, fit=fit(80)),
+        1.0,
+        lambda case: enumerable.bond_step(case, case.log_reference, 1.0),
+    ),
+    "grpo, Φ kept": Method(
+        solver("grpo", 80),
+        BETA10 / EXP10.scale,
+        # the group's mean has the response itself in it, which takes an eighth of the reward's gradient
+        lambda case: enumerable.token_tilted(case, enumerable.transformed(case, EXP10), BETA10 / EXP10.scale * 8 / 7),
+    ),
+    "grpo, shipped": Method(solver("grpo", 80, shipped=True), 1.0, at_rest),
+}
+
+
+def trained(case: Enumerable, method: Method, folder: Path) -> Array:
+    """Train from the reference and return the exact law of the policy that is saved."""
+    job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
+    fit_on_policy(method.problem(case), method.solver, job, folder / "policy")
+    return case.laws(load_policy(folder / "policy")[0])
+
+
+def left_padding(case: Enumerable) -> Any:
+    """Return the tokenizer, set for generation."""
+    _, tokenizer = load_policy(case.folder)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def rows(case: Enumerable) -> list[dict[str, Any]]:
+    """Return the prompts with their references, 64 times over."""
+    pairs = zip(enumerable.PROMPTS, references(case, K), strict=True)
+    return [{"prompt": prompt, "reference_rewards": rewards} for prompt, rewards in pairs] * 64
+
+
+def main() -> None:
+    """Train every method, or those that are named, and print the table."""
+    enumerable.print_table(METHODS, trained, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
