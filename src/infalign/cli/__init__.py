@@ -1,0 +1,121 @@
+"""The command line: parse, call one library function, write one output.
+
+Here are its commands, a line each, and its exit codes; what a command does and its help are in the file of its group.
+"""
+
+import io
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from cyclopts import App, CycloptsError, Group
+
+from infalign.cli import methods, paper, samples, theory, whole_run
+from infalign.cli.whole_run import STAGES
+from infalign.errors import InfalignError
+
+__all__ = ["STAGES", "app", "main"]
+
+CONTINUES = "the same command continues where this one stopped"
+HELP = """\
+Align a language model for the way it is served: Best-of-N, Worst-of-N and other inference-time procedures.
+
+Rewards are ranked among the reference policy's own rollouts, the rank is transformed for the procedure, and an \
+ordinary RLHF solver does the rest.
+"""
+EPILOGUE = """\
+Examples:
+  infalign run recipes/demo.yaml --dry-run    check the data, show the plan
+  infalign run recipes/demo.yaml              everything, from data to report
+  infalign train recipes/demo.yaml            up to the policies, no evaluation
+  infalign status runs/demo                   what is done, and why the rest is not
+  infalign run recipes/demo.yaml --set rollout.k=128    more rollouts, none lost
+  infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
+
+The same command continues after a stop and, after a change, redoes what
+depends on it. --debug, anywhere, shows where an error came from.
+
+Exit codes: 0 done, 1 failed or run directory in use, 2 wrong usage, recipe or
+model, 3 invalid data, 4 partial (run it again; of `status`: not all is done),
+130 interrupted by SIGINT, 143 by SIGTERM, 141 by the end of a pipe.
+"""
+
+app = App(
+    name="infalign",
+    help=HELP,
+    help_format="plaintext",
+    help_epilogue=EPILOGUE,
+    version_flags=["--version"],
+    group_commands=Group("The whole run", sort_key=0),
+    suppress_keyboard_interrupt=False,
+)
+
+app.command(whole_run.run)
+app.command(whole_run.status, help_epilogue=whole_run.STATUS_EPILOGUE)
+
+_group = Group("Up to one stage, in this order", sort_key=1)
+for _place, (_stage, _about) in enumerate(STAGES.items()):
+    app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
+
+_group = Group("Several methods", sort_key=2)
+app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGUE)
+
+_group = Group("Before a run: what theory says, in seconds and without data", sort_key=3)
+app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
+app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
+
+_group = Group("Anybody's samples", sort_key=4)
+app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)
+
+app.command(paper.reproduce)
+
+
+def main() -> None:
+    """Run the command line: errors in one sentence, exit codes that scripts can use."""
+    debug = "--debug" in sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != "--debug"]
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as below a background job
+        signal.signal(signal.SIGINT, _stop)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows ✓
+    app["run"].help_epilogue = f"{whole_run.list_recipes()}\n\n{EPILOGUE}"
+    if words[:1] == ["compare"]:  # only then the methods may be imported
+        app["compare"].help_epilogue = methods.COMPARE_EPILOGUE + methods.list_methods()
+    try:
+        app(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        _fail(f"{str(error).rstrip('.')}. See `infalign --help`.", 2)
+    except KeyboardInterrupt:
+        _fail(f"interrupted; {CONTINUES}", 130)
+    except _StoppedError:
+        _fail(f"stopped; {CONTINUES}", 143)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes in the end
+        _fail(f"stopped, since nobody reads the output any more; {CONTINUES}", 141)
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exception(error)
+        if isinstance(error, InfalignError):
+            _fail(str(error), error.exit_code)
+        text = " ".join(str(error).split())
+        _fail(f"unexpected {type(error).__name__}: {text}; run again with --debug to see where", 1)
+
+
+class _StoppedError(BaseException):
+    """SIGTERM came; like KeyboardInterrupt no `except Exception` holds it up."""
+
+
+def _stop(number: int, _: Any) -> NoReturn:
+    """End in one sentence, or at once if it is the second signal; workers end when this process does."""
+    for second in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(second, lambda number, _: os._exit(128 + number))
+    raise KeyboardInterrupt if number == signal.SIGINT else _StoppedError
+
+
+def _fail(sentence: str, exit_code: int) -> NoReturn:
+    print(f"infalign: {sentence}", file=sys.stderr)
+    sys.exit(exit_code)

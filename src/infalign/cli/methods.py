@@ -1,0 +1,63 @@
+"""The command that compares several methods."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from infalign.cli.options import Overrides, RecipePath, read_recipe
+from infalign.cli.output import open_console
+from infalign.display import say
+from infalign.errors import ConfigError
+
+COMPARE_EPILOGUE = """\
+Examples:
+  infalign compare recipes/demo.yaml
+  infalign compare recipes/demo.yaml --methods qrpo,rloo,ipo --kl-budgets 0.5
+
+Data, models, rollouts and calibration are the run's own and done once; a later
+comparison trains only what is new. Numbers, tables and figures go to the
+folder compare of the run directory; the run's own report does not change.
+
+A method takes its fit from the recipe's first offline policy, or, if it
+generates responses while it trains, from the first on-policy one; without one
+it has 3 times the epochs and 2.5 times the learning rate of the offline fit.
+bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
+
+Methods; those with a star are compared with the best of the others:
+"""
+
+
+def compare(
+    recipe: RecipePath,
+    /,
+    *,
+    methods: Annotated[
+        str | None,
+        Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.", show_default=False),
+    ] = None,
+    kl_budgets: Annotated[str, Parameter(help="In nats, separated by commas.")] = "0.5,1",
+    set_: Overrides = None,
+) -> None:
+    """Train several methods on the same rollouts, compare them at one KL."""
+    try:
+        budgets = [float(budget) for budget in kl_budgets.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
+    from infalign.experiments.compare import compare_methods
+    from infalign.experiments.comparison_tables import print_methods
+    from infalign.runs.lock import held
+
+    settings, console = read_recipe(recipe, set_), open_console()
+    chosen = methods.split(",") if methods is not None else None
+    with held(Path(settings.run_dir)):
+        results = compare_methods(settings, methods=chosen, budgets=budgets, console=console)
+    print_methods(results, console)
+    say(console, f"\nComparison: {Path(settings.run_dir) / 'compare'}")
+
+
+def list_methods() -> str:
+    """Return the methods that can be compared, a line each."""
+    from infalign.experiments.methods import METHODS
+
+    return "\n".join(f"  {name:<16}{'*' if m.ours else ' '} {m.about}" for name, m in METHODS.items())

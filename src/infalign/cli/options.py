@@ -1,0 +1,42 @@
+"""Options that several commands share, and what they lead to."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from infalign.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infalign.runs.recipe import Recipe
+
+RecipePath = Annotated[str, Parameter(help="A recipe (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", negative=(), show_default=False
+    ),
+]
+SkipInvalid = Annotated[
+    bool,
+    Parameter(help="Leave out invalid rows, count and list them.", negative=(), show_default=False),
+]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
+BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.", show_default=False)]
+
+
+def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
+    """Return the recipe with the changes of ``--set`` and ``--skip-invalid``."""
+    from infalign.runs.reading import load_recipe
+
+    return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
+
+
+def new_file(name: str, *endings: str) -> Path:
+    """Return the path of a file that can be written. Raises ConfigError for another ending or a missing folder."""
+    path = Path(name)
+    if path.suffix not in endings:
+        raise ConfigError(f"the name of {name} must end in {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
+    return path

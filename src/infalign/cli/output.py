@@ -1,0 +1,23 @@
+"""Where commands write to: a console, or JSON on stdout."""
+
+import json
+import os
+from typing import Any
+
+from rich.console import Console
+
+
+class _Piped(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError; rich would end with exit code 1 and say nothing
+
+
+def open_console() -> Console:
+    """Return the console for stdout, silent in all but the first process of a distributed training."""
+    quiet = os.environ.get("RANK", "0") != "0"
+    return _Piped(quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
+
+
+def print_json(record: Any) -> None:
+    """Print a record as JSON on stdout."""
+    print(json.dumps(record, indent=2))

@@ -1,0 +1,54 @@
+"""The command that measures win rates on tables of rewards from any source."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from infalign.cli.options import AsJson, BaseName
+from infalign.cli.output import open_console, print_json
+
+WIN_RATE_EPILOGUE = """\
+Examples:
+  infalign win-rate --policy p.parquet --base b.parquet --procedure best-of-4
+  infalign win-rate --policy p.csv --base b.csv --procedure standard \\
+    --procedure best-of-8 --procedure worst-of-8 --json
+
+A row is one sampled response: prompt_id, reward, and optionally judge_reward,
+which then decides who wins while reward selects what is served, and length in
+tokens, which adds the win rate at equal length. Every sample is used for every
+N, ties count one half, and intervals are over prompts. The base samples must
+be fresh: not those that the rewards were calibrated with.
+"""
+
+
+def win_rate(
+    *,
+    policy: Annotated[str, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],
+    base: Annotated[str, Parameter(help="The base policy's table.")],
+    procedure: Annotated[
+        list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.", negative=())
+    ],
+    base_procedure: BaseName = None,
+    common_prompts: Annotated[
+        bool, Parameter(help="Leave out, and count, prompts that one table lacks.", negative=(), show_default=False)
+    ] = False,
+    confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
+    seed: Annotated[int, Parameter(help="Of the bootstrap.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure inference-time win rates on two tables of rewards."""
+    from infalign.evaluation.tables import compare_tables, print_comparison
+
+    rows = compare_tables(
+        policy,
+        base,
+        list(dict.fromkeys(procedure)),
+        base_procedure=base_procedure,
+        common_prompts=common_prompts,
+        confidence=confidence,
+        seed=seed,
+    )
+    if as_json:
+        print_json(rows if len(rows) > 1 else rows[0])
+    else:
+        print_comparison(rows, open_console())

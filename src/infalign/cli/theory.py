@@ -1,0 +1,175 @@
+"""Commands that say what theory expects: curves, and the choice of a transformation."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from infalign.cli.options import AsJson, BaseName, new_file
+from infalign.cli.output import open_console, print_json
+from infalign.display import heading, plain_table, say
+from infalign.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infalign.theory.choose import Ranking
+    from infalign.theory.curve import Point
+
+CURVE_EPILOGUE = """\
+Examples:
+  infalign curve --procedure best-of-4 --transform exp:10 --kl 1
+  infalign curve --procedure best-of-4 --transform identity \\
+    --transform exp:10 --transform optimal --sweep --plot curves.svg
+  infalign curve --procedure worst-of-4 --transform exp:-10 --beta 0.01 --json
+
+The win rate is that of the aligned policy against the base policy, ties
+counting one half; KL is in nats. β is the paper's, the weight of KL against
+raw Φ (e^{10u} for exp:10); trainers whose Φ is normalised take the other one.
+`optimal` is the best policy for the procedure at that KL or β.
+--plot draws win rates against KL with --sweep, otherwise density and CDF of
+the calibrated reward. --json has all digits and `error`, which bounds them.
+"""
+CHOOSE_EPILOGUE = """\
+Example:
+  infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
+prints what to write for a policy of a recipe, `transform` and `beta`, and
+writes the transformation to best-of-32-kl-0.5.json, which serves as
+`transform: best-of-32-kl-0.5.json`.
+
+Rewards are ranked among K rollouts, so a response can be told from others
+only to 1/K: steep transformations lose more of what theory promises them.
+Each is simulated on the same prompts (continuous rewards, KL spent on
+average). ± is one standard error of the simulation. Of those that cannot be
+told from the best, the simplest is recommended.
+"""
+ProcedureName = Annotated[
+    str,
+    Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ..."),
+]
+
+
+def curve(
+    *,
+    procedure: ProcedureName,
+    transform: Annotated[
+        list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal. Repeatable.", negative=())
+    ],
+    kl: Annotated[
+        list[float] | None, Parameter(help="KL budget in nats. Repeatable.", negative=(), show_default=False)
+    ] = None,
+    beta: Annotated[
+        list[float] | None,
+        Parameter(help="The paper's β instead of --kl. Repeatable.", negative=(), show_default=False),
+    ] = None,
+    sweep: Annotated[
+        bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.", negative=(), show_default=False)
+    ] = False,
+    base: BaseName = None,
+    plot: Annotated[str | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which win rate, KL and β transformations lead to."""
+    from infalign.method.procedures import parse_procedure
+    from infalign.theory import curve as theory
+
+    if (kl is not None) + (beta is not None) + sweep != 1:
+        raise ConfigError("a curve needs either --kl or --beta or --sweep")
+    served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
+    picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
+    points: list[Point] = []
+    for aim in map(theory.parse_aim, dict.fromkeys(transform)):
+        if sweep:
+            found, ended = theory.sweep(served, aim, base=theirs)
+            points += found
+            if ended:
+                print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
+        points += [theory.analyse(served, aim, kl=budget, base=theirs) for budget in dict.fromkeys(kl or [])]
+        points += [theory.analyse(served, aim, beta=weight, base=theirs) for weight in dict.fromkeys(beta or [])]
+    if picture:
+        from infalign.theory import figures
+
+        (figures.write_curves if sweep else figures.write_laws)(picture, points)
+    if as_json:
+        records = [point.as_dict() for point in points]
+        print_json(records if sweep or len(records) > 1 else records[0])
+    else:
+        _print_points(points, open_console())
+
+
+def choose(
+    *,
+    procedure: ProcedureName,
+    kl: Annotated[float, Parameter(help="KL budget in nats.")],
+    rollouts: Annotated[int, Parameter(help="K, the reference rollouts a prompt that calibrate rewards.")],
+    base: BaseName = None,
+    output: Annotated[
+        str | None,
+        Parameter(help="The file for the recommended transformation [best-of-32-kl-0.5.json].", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank transformations by what they achieve with K rollouts a prompt."""
+    from infalign.method.procedures import parse_procedure
+    from infalign.method.transforms import Log
+    from infalign.storage import write_text
+    from infalign.theory.choose import rank, tabulated
+
+    file = new_file(output or f"{procedure.replace(':', '-')}-kl-{kl:g}.json", ".json")
+    served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
+    ranking = rank(served, kl=kl, rollouts=rollouts, base=theirs)
+    best = ranking.recommended
+    if not isinstance(best.transform, Log):  # −∞ at u = 0: a table has no room for it, and its name serves
+        write_text(file, tabulated(best.transform, beta=best.beta).to_json())
+    if as_json:
+        print_json(ranking.as_dict())
+    else:
+        _print_ranking(ranking, file, open_console())
+
+
+def _print_points(points: "list[Point]", console: Console) -> None:
+    """Print a row for each point; draws of Rewind-and-Repeat, and errors above 1e-9, have columns of their own."""
+    first = points[0]
+    alike = first.base == first.procedure
+    served = "the base policy served alike" if alike else f"a base policy served as {first.base}"
+    columns = ["transform", "KL,\nnats", "β of\nraw Φ", "β of nor-\nmalised Φ", "win\nrate, %", "standard\nwin rate, %"]
+    rough = any(point.error > 1e-9 for point in points)
+    table = plain_table(*columns, *["draws"] * (first.draws is not None), *["error"] * rough, breaking=[0])
+    for point in points:
+        cells = [f"{point.kl:.4g}", f"{point.beta:.5g}", f"{point.normalised_beta:.5g}"]
+        cells += [f"{100 * point.win_rate:.2f}", f"{100 * point.standard_win_rate:.2f}"]
+        cells += [] if point.draws is None else [f"{point.draws:.2f}"]
+        table.add_row(point.transform, *cells, *([f"{point.error:.0e}"] if rough else []))
+    heading(console, f"{first.procedure} against {served}")
+    console.print(table)
+    if first.base_draws is not None:
+        say(console, f"The base policy needs {first.base_draws:.2f} draws.", wrap=True)
+    if rough:
+        say(console, "error: how far KL and win rates (as shares) may be off; usual is 1e-12", wrap=True)
+
+
+def _print_ranking(ranking: "Ranking", file: Path, console: Console) -> None:
+    """Print a row for each candidate, and what to write into a recipe."""
+    against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
+    say(
+        console, f"\n[bold]{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt[/]"
+    )
+    table = plain_table("transform", "win rate, %", "behind, points", "with exact\ncalibration, %", breaking=[0])
+    for one in ranking.candidates:
+        pairs = (one.win_rate, one.standard_error), (one.behind, one.behind_error)
+        shown = [f"{100 * mean:.2f}" + (f" ± {100 * error:.2f}" if error else "") for mean, error in pairs]
+        table.add_row(one.transform.name, *shown, f"{100 * one.limit:.2f}")
+    console.print(table)
+    if ranking.prompts:
+        say(console, f"± one standard error of {ranking.prompts} simulated prompts, the same for all transformations")
+    else:
+        say(console, "Ranked by exact calibration: what finite rollouts cost this procedure is not known.")
+    for name, reason in ranking.left_out.items():
+        say(console, f"left out: {name}: {reason}")
+    best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
+    named = not best.transform.name.startswith("optimal")
+    say(console, f"\nRecommended: {best.transform.name}" + (f", the simplest of {ties} that tie" if ties > 1 else ""))
+    say(console, f"  transform: {best.transform.name if named else file}")
+    say(console, f"  beta: {best.beta:.6g}")
+    if named and best.transform.name != "log":
+        say(console, f"{file} holds the same transformation; a recipe accepts either.")

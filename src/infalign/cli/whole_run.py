@@ -1,0 +1,114 @@
+"""Commands that run a recipe, all of it or up to a stage, and show where a run stands."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from infalign.cli.options import AsJson, Overrides, RecipePath, SkipInvalid, read_recipe
+from infalign.cli.output import open_console, print_json
+from infalign.display import say
+from infalign.errors import PartialError
+
+STATUS_EPILOGUE = """\
+Examples:
+  infalign status runs/demo
+  infalign status recipes/demo.yaml --set rollout.k=128
+  infalign status runs/demo || infalign run recipes/demo.yaml
+
+done: a record says that it was made with these settings and inputs. stale: it
+was made with others, and the reason is shown. partial: it was begun, and the
+same command continues. missing: nothing is there. Another version of a
+library is shown and undoes nothing.
+
+Exit codes: 0 if all is done, 4 if not. Nothing is written and nobody is held
+up; a run in progress may be looked at.
+"""
+STAGES = {
+    "data": "Read and split the data, make the tokenizer.",
+    "sft": "Fine-tune the policy on demonstrations: the reference.",
+    "reward-model": "Fit the reward model and, on other rows, the judge.",
+    "rollout": "Draw K responses to every training prompt.",
+    "score": "Score the rollouts with the reward.",
+    "calibrate": "Give every training prompt its reference_rewards.",
+    "train": "Train the policies on calibrated, transformed rewards.",
+    "evaluate": "Measure win rates and KL on fresh samples.",
+    "report": "Write the report with its figures.",
+}
+
+
+def run(
+    recipe: RecipePath,
+    /,
+    *,
+    set_: Overrides = None,
+    skip_invalid: SkipInvalid = False,
+    dry_run: Annotated[
+        bool,
+        Parameter(help="Check recipe and data, print the plan, load no model.", negative=(), show_default=False),
+    ] = False,
+) -> None:
+    """Run a recipe from data to report; done work is not repeated."""
+    if dry_run:
+        from infalign.runs.plan import print_plan
+
+        print_plan(read_recipe(recipe, set_, skip_invalid), open_console())
+        return
+    root = _run_until("report", recipe, set_, skip_invalid)
+    from infalign.runs.report.words import print_table
+
+    print_table(root, open_console())
+
+
+def status(
+    run: Annotated[str, Parameter(help="A run directory, or a recipe (YAML).")],
+    /,
+    *,
+    set_: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is done, what is not and why; exit code 4 if work is left."""
+    from infalign.runs.status import print_status, recorded_recipe
+    from infalign.runs.status import status as status_of
+
+    found = status_of(recorded_recipe(Path(run), set_) if Path(run).is_dir() else read_recipe(run, set_))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_status(found, open_console())
+    if not found.done:
+        sys.exit(PartialError.exit_code)
+
+
+def up_to(stage: str, about: str) -> Callable[..., None]:
+    """Return the command that runs a recipe up to ``stage``; its help begins with ``about``."""
+
+    def command(recipe: RecipePath, /, *, set_: Overrides = None, skip_invalid: SkipInvalid = False) -> None:
+        _run_until(stage, recipe, set_, skip_invalid)
+
+    command.__doc__ = f"{about}\n\nStages before it that are not done yet are done first."
+    return command
+
+
+def list_recipes() -> str:
+    """Return the recipes of the folder ``recipes``, each with its first comment line."""
+    found = sorted(Path("recipes").glob("*.yaml"))
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].removeprefix("#").strip()
+        for path in found
+    )
+    return "\n".join(["Recipes here:", *(f"  {path}: {line}" for path, line in zip(found, lines, strict=True))])
+
+
+def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> Path:
+    recipe, console = read_recipe(path, overrides, skip_invalid), open_console()
+    from infalign.runs import pipeline
+    from infalign.runs.layout import Layout, records
+
+    root = pipeline.run(recipe, until=stage, console=console)
+    if skipped := records(root)["data"]["summary"]["skipped"]:
+        listed = Layout(root).data / "skipped.txt"
+        say(console, f"{skipped:,} invalid rows were left out: {listed}")
+    return root
