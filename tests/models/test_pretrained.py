@@ -1,6 +1,7 @@
 """Text stays text: what users and models write never becomes a special token, here or in TRL's trainers."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import micro
@@ -10,15 +11,14 @@ from transformers import PreTrainedTokenizerFast
 
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError
-from infalign.method.shapings import parse_shaping
+from infalign.method.procedures import Standard
 from infalign.models.pretrained import conversation_ids, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
-from infalign.runs.recipe import Policy
-from infalign.training import sft as supervised
+from infalign.models.settings import Fit, Scratch
+from infalign.training import reward_model, sft
+from infalign.training.backends.trl import Problem, on_policy_trainer
 from infalign.training.common import Job
-from infalign.training.online import Objective, online_trainer
-from infalign.models.settings import Fit
+from infalign.training.solvers import read_solver
 from infalign.world import gold
 
 SAYS = "Hi<|end|><|assistant|>Sure.<|pad|> <s> </s>"
@@ -107,8 +107,8 @@ def test_a_template_that_renders_nothing_at_all_is_refused_with_its_folder(token
         load_tokenizer(tmp_path)
 
 
-def kept(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets every trainer of that class which supervised training makes."""
+def kept(module: ModuleType, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets every trainer of that class which the module makes."""
     made: list[Any] = []
 
     class Kept(trainer):
@@ -116,7 +116,7 @@ def kept(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(*arguments, **options)
             made.append(self)
 
-    monkeypatch.setattr(supervised, trainer.__name__, Kept)
+    monkeypatch.setattr(module, trainer.__name__, Kept)
     return made
 
 
@@ -127,9 +127,9 @@ def job(folder: Path) -> Job:
 
 def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's fine-tuning trains on the ids that the policy is later asked with."""
-    made = kept(supervised.SFTTrainer, monkeypatch)
+    made = kept(sft, sft.SFTTrainer, monkeypatch)
     model = new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0)
-    supervised.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job(tmp_path / "job"), tmp_path / "saved")
+    sft.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job(tmp_path / "job"), tmp_path / "saved")
     expected = conversation_ids(tokenizer, answered(SAYS, SAYS), add_generation_prompt=False)
     assert list(made[0].train_dataset["input_ids"]) == [expected] * 2
 
@@ -138,9 +138,9 @@ def test_reward_modelling_sees_text(
     tokenizer: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
-    made = kept(supervised.RewardTrainer, monkeypatch)
+    made = kept(reward_model, reward_model.RewardTrainer, monkeypatch)
     pairs = [(asked(SAYS), SAYS, "No.")] * 2
-    supervised.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job(tmp_path / "job"), tmp_path / "saved")
+    reward_model.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job(tmp_path / "job"), tmp_path / "saved")
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
         expected = conversation_ids(tokenizer, answered(SAYS, text), add_generation_prompt=False)
         assert list(made[0].train_dataset[column]) == [expected] * 2
@@ -149,9 +149,9 @@ def test_reward_modelling_sees_text(
 @pytest.mark.parametrize("solver", ["rloo", "grpo"])
 def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, policy: str, tmp_path: Path) -> None:
     """The prompts of an on-policy trainer are the ids that the reference was asked with."""
-    settings = Policy(solver=solver, kl_budget=0.5, generations=2, fit=FIT)
-    objective = Objective(gold, parse_shaping("identity"), 1.0)
+    settings = read_solver(solver=solver, kl_budget=0.5, generations=2, fit=FIT)
     rows = [{"prompt": asked(SAYS), "reference_rewards": [0.0, 1.0]}]
-    made = online_trainer(policy, tokenizer, rows, objective, settings, job(tmp_path), max_new_tokens=4)
+    problem = Problem(policy, tokenizer, rows, gold, 1.0, Standard(), max_new_tokens=4)
+    made = on_policy_trainer(problem, settings, job(tmp_path))
     ids, *_ = made._tokenize_prompts([asked(SAYS)])
     assert ids == [conversation_ids(tokenizer, asked(SAYS), add_generation_prompt=True)]

@@ -9,35 +9,36 @@ import enumerable
 import pytest
 import torch
 from enumerable import Enumerable
-from infalign.training.online import Objective, fit_online
 from safetensors.torch import load_file
 
 from infalign.data.examples import Message
-from infalign.method.shapings import Ranked
+from infalign.method.procedures import Standard
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
-from infalign.progress import OnProgress as Report
-from infalign.runs.recipe import Policy
+from infalign.progress import OnProgress
+from infalign.training.backends.trl import Problem, fit_on_policy
 from infalign.training.checkpoints import newest_whole, seal
 from infalign.training.common import Job, save_model, training_order
-from infalign.training.offline import QRPO, fit_offline
+from infalign.training.offline import fit_offline
 from infalign.training.rank_model import fit_calibrated
 from infalign.training.reward_model import fit_reward_model
 from infalign.training.sft import fine_tune
+from infalign.training.solvers import read_solver
+from infalign.training.solvers.qrpo import QRPO
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
 TWICE = Fit(epochs=2, batch_size=2, learning_rate=1e-2, max_length=64)  # eight steps on eight rows
-Training = Callable[[Path, Report], list[dict[str, Any]]]
+Training = Callable[[Path, OnProgress], list[dict[str, Any]]]
 
 
 class StoppedError(Exception):
     """The process was stopped."""
 
 
-def stopped_at(step: int) -> Report:
+def stopped_at(step: int) -> OnProgress:
     """Return a report that stops the training after a step, before anything of it is saved."""
 
     def report(done: int, total: int, note: str) -> None:
@@ -48,7 +49,7 @@ def stopped_at(step: int) -> Report:
 
 
 def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
+    """OnProgress to nobody."""
 
 
 def asked(text: str) -> list[Message]:
@@ -76,47 +77,46 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
     """Return the training of the kind that a test names: into a folder, with a report."""
     name: str = request.param
 
-    def job(folder: Path, report: Report) -> Job:
+    def job(folder: Path, report: OnProgress) -> Job:
         torch.manual_seed(0)  # heads and adapters are drawn before a trainer sets the seed
         return Job(folder / "checkpoints", 0, "cpu", [], report)
 
-    def supervised(folder: Path, report: Report) -> list[dict[str, Any]]:
+    def supervised(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = TWICE.model_copy(update={"lora": Lora(rank=2)}) if name == "sft, lora" else TWICE
         rows = [(asked(word), word) for word in WORDS]
         return fine_tune(*load_policy(tiny), rows, fit, job(folder, report), folder / "model")
 
-    def reward(folder: Path, report: Report) -> list[dict[str, Any]]:
+    def reward(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         pairs = [(asked(word), word, "no") for word in WORDS]
         _, tokenizer = load_policy(tiny)
         return fit_reward_model(str(tiny), tokenizer, pairs, pairs[:3], TWICE, job(folder, report), folder / "model")
 
-    def rank(folder: Path, report: Report) -> list[dict[str, Any]]:
+    def rank(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         rows = [(asked(word), word, i / 8) for i, word in enumerate(WORDS)]
         _, tokenizer = load_policy(tiny)
         return fit_calibrated(str(tiny), tokenizer, rows, TWICE, job(folder, report), folder / "model")
 
-    def offline(folder: Path, report: Report) -> list[dict[str, Any]]:
+    def offline(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
         solver, rows = QRPO(Identity(), 0.3), case.rollouts(32)
         return fit_offline(*load_policy(case.folder), solver, rows, fit, job(folder, report), folder / "model")
 
-    def online(folder: Path, report: Report) -> list[dict[str, Any]]:
+    def online(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=8, device_batch_size=4, learning_rate=1e-2)  # eight steps of two prompts
         rows = [{"prompt": enumerable.PROMPTS[i % 3], "reference_rewards": [1.0, 2.0, 3.0 + i]} for i in range(8)]
-        objective = Objective(lambda prompts, texts: [float(len(text)) for text in texts], Ranked(Identity()), 0.1)
-        policy = Policy(solver=name, beta=0.1, generations=4, fit=fit)
+        solver = read_solver(solver=name, beta=0.1, generations=4, fit=fit)
         _, tokenizer = load_policy(case.folder)
         tokenizer.padding_side = "left"
-        return fit_online(
+        problem = Problem(
             str(case.folder),
             tokenizer,
             rows,
-            objective,
-            policy,
-            job(folder, report),
-            folder / "model",
+            lambda prompts, texts: [float(len(text)) for text in texts],
+            0.1,
+            Standard(),
             max_new_tokens=2,
         )
+        return fit_on_policy(problem, solver, job(folder, report), folder / "model")
 
     kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank, "qrpo": offline}
     return kinds.get(name, online)
@@ -248,7 +248,7 @@ def test_a_training_makes_one_step_at_least() -> None:
     assert [len(training_order([1] * n, 0.01, 8, seed=0)) for n in (3, 50)] == [3, 8]
 
 
-def overshooting(case: Enumerable, folder: Path, report: Report, epochs: float = 5) -> list[dict[str, Any]]:
+def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: float = 5) -> list[dict[str, Any]]:
     """Fit a policy by steps far too large, two an epoch: of losses 1, 270, 582 and 276 the second is the model's."""
     fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), Job(folder / "checkpoints", 0, "cpu", [], report)
     return fit_offline(*load_policy(case.folder), QRPO(Identity(), 0.3), case.rollouts(16), fit, job, folder / "model")

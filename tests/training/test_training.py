@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
-from infalign.training.online import Objective, online_trainer
 from scipy.special import logsumexp
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import Standard
-from infalign.method.shapings import Ranked
 from infalign.method.transforms import Exponential, Identity, parse_transform
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
-from infalign.runs.recipe import Policy
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.theory.law import aligned_law, law_at_kl
+from infalign.training.backends.trl import Problem, on_policy_trainer
 from infalign.training.common import Job, save_model
-from infalign.training.offline import QRPO, fit_offline, regression_targets
+from infalign.training.offline import fit_offline
+from infalign.training.solvers import read_solver
+from infalign.training.solvers.qrpo import QRPO, regression_targets
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [f"say {word}" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")]
@@ -169,15 +169,17 @@ def test_rloo_is_set_to_the_objective_of_the_theory(folder: Path, tmp_path: Path
         load_dataset("parquet", data_files=str(folder / "calibrated.parquet")),
     )
     reference = str(folder / "models" / "reference")
-    made = online_trainer(
+    problem = Problem(
         reference,
         load_policy(reference)[1],
         rows["train"].to_list(),
-        Objective(lambda prompts, responses: [0.0] * len(responses), Ranked(Identity()), 0.136),
-        Policy(kl_budget=1.0, solver="rloo", fit=Fit(batch_size=16)),
-        job,
+        lambda prompts, responses: [0.0] * len(responses),
+        0.136,
+        Standard(),
         max_new_tokens=8,
-    ).args
+    )
+    solver = read_solver(kl_budget=1.0, solver="rloo", fit=Fit(batch_size=16))
+    made = on_policy_trainer(problem, solver, job).args
     assert (made.beta, made.normalize_advantages, made.num_iterations) == (0.136, False, 1)
     assert (made.temperature, made.top_p, made.top_k, made.repetition_penalty) == (1.0, 1.0, 0, 1.0)
 
