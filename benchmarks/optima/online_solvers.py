@@ -2,7 +2,7 @@
 
 ``python benchmarks/optima/online_solvers.py [METHOD …]`` trains all of them, or those that are named, and prints how
 far each lands from its optimum, or from where it rests if it has none, and its KL and win rates beside the optimum's.
-Some 16 minutes; bond draws three responses for each of the others.
+Some 20 minutes.
 """
 
 import sys
