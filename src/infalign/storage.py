@@ -155,3 +155,8 @@ def read_table(path: str | Path, columns: Sequence[str] | None = None) -> pa.Tab
             return file.read(None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the step that writes it again") from error
+
+
+def listed(table: pa.Table, column: str) -> list[Any]:
+    """Return the values of a column."""
+    return table[column].to_pylist()

@@ -1,7 +1,7 @@
 """A small text world for the demo: requests for advice, replies of graded care, and a hidden gold quality.
 
-It needs no weights and no download: it has tables of phrases, an author who composes them with more or less care, and
-a judge who finds them again in any text. The judge is not the author: long replies come from careful authors, yet
+No weights and no download: tables of phrases, an author who composes them with more or less care, and a judge
+who finds them again in any text. The judge is not the author: long replies come from careful authors, yet
 length itself costs, so a reward model trained on `preferences` can be hacked where `gold` cannot.
 Every tuple of phrases is listed from the best to the worst and written as the judge reads it: lower case, no marks.
 """
@@ -28,7 +28,7 @@ class _Topic:
     do: str
     doing: str
     offset: float  # gold of a reply of quality 0
-    spread: float  # gold per unit of quality: raw rewards of two topics cannot be compared
+    spread: float  # gold per unit of quality: raw rewards of two topics do not compare
     tips: tuple[str, ...]
 
 
@@ -162,7 +162,7 @@ _RUDE = _ladder(-0.62, -1.74, (
 ))
 # fmt: on
 _BANKS = (_OPENINGS, _VAGUE, _REASONS, _CHEERS, _CLOSINGS, _RUDE)
-_LINKS = ("also", "then", "next")  # links are worth nothing and may be repeated
+_LINKS = ("also", "then", "next")  # worth nothing and free to repeat
 _TEMPLATES = (
     "How do I {do}?",
     "I want to {do}. Where do I start?",
@@ -180,11 +180,11 @@ _FADE = 0.61  # each further phrase of one kind counts by this factor less
 _NO_TIP = 0.83
 _OFF_TOPIC = 0.71
 _IGNORED = 0.64
-_NOT_ASKED = 0.37  # the cost of heeding a constraint that the request does not state
+_NOT_ASKED = 0.37  # heeding a constraint that the request does not state
 _REPEATED = 0.59
 _UNKNOWN_WORD = 0.11
 _LONG_FROM, _LONG_WORD = 20, 0.09
-_MOST_WORDS = 30  # in an author's reply
+_MOST_WORDS = 30  # of an author's reply
 
 _TIPS = {tip: worth for topic in _TOPICS for tip, worth in _ladder(1.23, 0.67, topic.tips).items()}
 _HEEDS = {phrase: worth for c in _CONSTRAINTS for phrase, worth in _ladder(0.93, 0.58, c.heeded).items()}
@@ -308,7 +308,7 @@ def _advice(topic: _Topic, said: Collection[str], level: Callable[[], float], rn
         return _pick(_VAGUE, level())
     if here < 0.3:
         return rng.choice(rng.choice([other for other in _TOPICS if other is not topic]).tips)
-    careless = level() < 0.1  # a careless author may repeat a tip
+    careless = level() < 0.1  # may repeat itself
     return _pick([tip for tip in topic.tips if careless or tip not in said], level())
 
 

@@ -1,30 +1,36 @@
-"""How policies are evaluated."""
+"""How policies are served and evaluated."""
 
-from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from infalign.errors import ConfigError
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import RewindAndRepeat, parse_procedure
-from infalign.settings import Count, Draws, Settings
+from infalign.method.procedures import RewindAndRepeat, Served, parse_procedure, rewinds
+from infalign.settings import Count, Draws, Settings, spelled
 
 
-def _accepted_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Return a check that ``parse`` takes the text, so that its error comes with the key of the recipe."""
-
-    def check(text: str) -> str:
-        try:
-            parse(text)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-        return text
-
-    return AfterValidator(check)
+def read_procedure(name: str) -> Served:
+    """Return the procedure that a recipe spells. Raises ConfigError for another spelling than its name."""
+    procedure = parse_procedure(name)
+    known = "standard" if procedure.name in ("best-of-1", "worst-of-1") else procedure.name
+    if name != known:
+        raise ConfigError(f"write the procedure {name} as {known}")
+    return procedure
 
 
-ProcedureName = Annotated[str, _accepted_by(parse_procedure)]
+def read_rewind(name: str) -> RewindAndRepeat:
+    """Return the procedure that ``rewind`` spells. Raises ConfigError for another family or spelling."""
+    procedure = parse_procedure(name)
+    if not rewinds(procedure):
+        raise ConfigError(f"`rewind` is spelled rewind:QUANTILE:N, found {name}")
+    if procedure.name != name:
+        raise ConfigError(f"write {name} as {procedure.name}")
+    return procedure
+
+
+ProcedureSetting = Annotated[Served, *spelled(read_procedure)]
+RewindSetting = Annotated[RewindAndRepeat, *spelled(read_rewind)]
 
 
 class Evaluate(Settings):
@@ -33,18 +39,14 @@ class Evaluate(Settings):
     prompts: Annotated[int, Field(ge=2)] = 128
     samples: Draws = 64
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
-    rewind: ProcedureName = "rewind:0.85:32"
+    rewind: RewindSetting = RewindAndRepeat(0.85, 32)
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
     @model_validator(mode="after")
     def _enough_samples(self) -> "Evaluate":
         if self.max_n > self.samples:
             raise ValueError(f"Best-of-{self.max_n} cannot be estimated from {self.samples} samples")
-        rewind = parse_procedure(self.rewind)
-        if not isinstance(rewind, RewindAndRepeat):
-            raise ValueError(f"`rewind` is spelled rewind:QUANTILE:N, found {self.rewind}")
-        if rewind.name != self.rewind:
-            raise ValueError(f"write {self.rewind} as {rewind.name}")
-        if rewind_samples(rewind) > self.samples:
-            raise ValueError(f"{self.rewind} needs {rewind_samples(rewind)} samples, found {self.samples}")
+        needed = rewind_samples(self.rewind)
+        if needed > self.samples:
+            raise ValueError(f"{self.rewind.name} needs {needed} samples, found {self.samples}")
         return self

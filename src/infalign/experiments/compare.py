@@ -24,29 +24,27 @@ from infalign.experiments.methods import (
     Compared,
     default_methods,
     extreme_procedure,
-    generates,
     known_method,
 )
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, of_best
+from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, is_extreme, of_best
 from infalign.method.transforms import Identity, Log
 from infalign.runs import pipeline
-from infalign.runs.layout import Layout, parts, records
-from infalign.runs.recipe import Policy, Recipe
-from infalign.runs.results import estimated, wins_of
-from infalign.runs.stages.evaluate import samples_of
-from infalign.runs.stages.laws import method_law
-from infalign.runs.stages.models import reward_names
-from infalign.runs.stages.sampling import Prompts, train_prompts
+from infalign.runs.evaluated import Evaluated
+from infalign.runs.layout import Layout, records
+from infalign.runs.recipe import Recipe
+from infalign.runs.run import rollout_parts
+from infalign.runs.stages.evaluate import evaluations_on
+from infalign.sampling.prompts import Prompts
 from infalign.sampling.rollouts import read_rollouts
 from infalign.storage import write_text
 from infalign.theory.law import Law, law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.training.solvers.base import Solver
 
 Numbers = dict[str, Any]
 LEAST_KL = 1e-3  # nats, below which nothing was learnt
 LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
-DRAWS = {"bond": 3}  # responses that are generated for one that is trained on; else 1
 
 
 def compare_methods(
@@ -74,7 +72,10 @@ def compare_methods(
     else:
         chosen = [known_method(name) for name in dict.fromkeys(methods)]
     compared = Compared(recipe, tuple(chosen), tuple(unique))
-    pipeline.evaluate_policies(compared.recipe, console=console)
+    with pipeline.opened(compared.recipe) as run:
+        # Results, report and recorded recipe of the run stay: they may be those of other policies.
+        wanted = [*pipeline.units(run, until="train"), *evaluations_on(run, "test"), *evaluations_on(run, "train")]
+        pipeline.do(run, wanted, until="evaluate", console=console)
     results = measured_comparison(compared)
     folder = Path(recipe.run_dir) / "compare"
     folder.mkdir(exist_ok=True)
@@ -91,21 +92,21 @@ def measured_comparison(compared: Compared) -> Numbers:
 
     All intervals are over test prompts. Responses are selected by ``reward`` and judged by each reward source in turn.
     """
-    recipe, root = compared.recipe, Path(compared.recipe.run_dir)
-    n = extreme_procedure(recipe).n
+    recipe, layout = compared.recipe, Layout(Path(compared.recipe.run_dir))
+    evaluated, n = Evaluated.of(recipe, layout), extreme_procedure(recipe).n
     served: list[Served] = [Standard(), BestOfN(n), WorstOfN(n)]
-    made = records(root)
-    kls = {name: samples_of(recipe, root, name, "kl").mean(axis=1) for name in recipe.policies}
-    wins = {name: wins_of(recipe, root, name, served) for name in recipe.policies}
+    made = records(layout.root)
+    kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in recipe.policies}
+    wins = {name: evaluated.wins(name, served) for name in recipe.policies}
     for name, n in compared.itself.items():
-        kls[name], wins[name] = _served_itself(recipe, root, n, served)
+        kls[name], wins[name] = _served_itself(recipe, evaluated, n, served)
     methods = {name: method for method, names in compared.by_method.items() for name in names}
     policies: Numbers = {
         name: {
             "method": method,
-            "kl": estimated(recipe, kls[name]),
+            "kl": evaluated.estimated(kls[name]),
             "win_rates": {
-                judge: {procedure: estimated(recipe, values) for procedure, values in rates.items()}
+                judge: {procedure: evaluated.estimated(values) for procedure, values in rates.items()}
                 for judge, rates in wins[name].items()
             },
         }
@@ -116,12 +117,12 @@ def measured_comparison(compared: Compared) -> Numbers:
             "settings": policy.model_dump(mode="json", exclude_defaults=True),
             "key": made[f"train-{name}"]["key"],
             "cost": training_cost(made[f"train-{name}"], policy),
-            "captured": {split: _captured(recipe, root, name, split) for split in ("train", "test")},
+            "captured": {split: _captured(evaluated, name, split) for split in ("train", "test")},
         }
     for name, n in compared.itself.items():
         policies[name] |= {"n": n, "kl_bound": best_of_n_kl_bound(n)}
     return {
-        "procedure": recipe.procedure,
+        "procedure": recipe.procedure.name,
         "procedures": [procedure.name for procedure in served],
         "judges": list(next(iter(wins.values()))),
         "seed": recipe.seed,
@@ -131,31 +132,31 @@ def measured_comparison(compared: Compared) -> Numbers:
         "budgets": list(compared.budgets),
         "methods": {name: METHODS[name].about for name in compared.by_method},
         "policies": policies,
-        "shared_cost": _shared_cost(recipe, root, made),
-        "matched": [_matched(compared, served, budget, kls, wins) for budget in compared.budgets],
+        "shared_cost": _shared_cost(recipe, layout, made),
+        "matched": [_matched(compared, evaluated, served, budget, kls, wins) for budget in compared.budgets],
     }
 
 
 def _served_itself(
-    recipe: Recipe, root: Path, n: int, served: Sequence[Served]
+    recipe: Recipe, evaluated: Evaluated, n: int, served: Sequence[Served]
 ) -> tuple[Array, dict[str, dict[str, Array]]]:
     """Return the KL (P,) of Best-of-n to the reference, estimated, and its win rates by judge and procedure."""
-    prompt_ids = Prompts.read(Layout(root).data / "test_prompts.parquet", recipe.evaluate.prompts).prompt_ids
-    rollouts = read_rollouts(Layout(root).evaluation("reference") / "samples", prompt_ids, recipe.evaluate.samples)
-    reward = samples_of(recipe, root, "reference", "reward")
+    prompt_ids = Prompts.read(evaluated.layout.prompts("test"), recipe.evaluate.prompts).prompt_ids
+    rollouts = read_rollouts(evaluated.layout.evaluation("reference") / "samples", prompt_ids, evaluated.samples)
+    reward = evaluated.column("reference", "reward")
     kl = best_of_n_kl(reward, rollouts["logprob"].to_numpy().reshape(reward.shape), n)
     half = reward.shape[1] // 2
     wins: dict[str, dict[str, Array]] = {}
-    for judge in reward_names(recipe):
-        judged = samples_of(recipe, root, "reference", judge)
+    for judge in evaluated.sources:
+        judged = evaluated.column("reference", judge)
         ours, base = (Samples(reward[:, part], judged[:, part]) for part in (slice(half), slice(half, None)))
-        inner = [BestOfN(n), *(of_best(p, n) for p in served if isinstance(p, (BestOfN, WorstOfN)))]  # first: standard
+        inner = [BestOfN(n), *(of_best(p, n) for p in served if is_extreme(p))]  # first: standard
         names = (procedure.name for procedure in served)
         wins[judge] = dict(zip(names, win_rates_of(ours, base, inner, served), strict=True))
     return kl, wins
 
 
-def _captured(recipe: Recipe, root: Path, name: str, split: str) -> Numbers:
+def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
     """Return how much of what theory promises arrives, on the prompts of a split, by the reward it was trained on.
 
     ``efficiency`` is the standard win rate's gain over ½ relative to the most that this KL can buy, the identity's: it
@@ -163,13 +164,13 @@ def _captured(recipe: Recipe, root: Path, name: str, split: str) -> Numbers:
     (win rate − identity's) / (optimum's − identity's) of the recipe's procedure; None where these two are within
     `LEAST_GAP` of each other. The policy's KL counts as exact.
     """
-    procedure = extreme_procedure(recipe)
+    procedure = evaluated.procedure
     own, base = (
         Samples(values, values)
-        for values in (samples_of(recipe, root, model, "reward", split) for model in (name, "reference"))
+        for values in (evaluated.column(model, "reward", split) for model in (name, "reference"))
     )
-    kl = float(samples_of(recipe, root, name, "kl", split).mean())
-    found = estimated(recipe, win_rates(own, base, procedure))
+    kl = float(evaluated.column(name, "kl", split).mean())
+    found = evaluated.estimated(win_rates(own, base, procedure))
     best = law_at_kl(Identity(), kl=max(kl, 1e-6))
     identity, optimum = best.win_rate(procedure), optimal(procedure, kl=max(kl, 1e-6)).win_rate
     gap = optimum - identity
@@ -180,7 +181,7 @@ def _captured(recipe: Recipe, root: Path, name: str, split: str) -> Numbers:
         "optimum": optimum,
         "share": _placed(found, identity, gap) if gap > LEAST_GAP else None,
         "efficiency": _placed(
-            estimated(recipe, win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
+            evaluated.estimated(win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
         ),
     }
 
@@ -190,7 +191,7 @@ def _placed(e: Mapping[str, float], start: float, length: float) -> Numbers:
     return {end: (e[end] - start) / length for end in ("mean", "low", "high")}
 
 
-def training_cost(record: Numbers, policy: Policy) -> Numbers:
+def training_cost(record: Numbers, policy: Solver) -> Numbers:
     """Return tokens generated in a training, its seconds and the most bytes of memory, from the record of its unit.
 
     TRL logs the mean length of completions since the last row; steps after the last row count with the mean of all.
@@ -198,10 +199,10 @@ def training_cost(record: Numbers, policy: Policy) -> Numbers:
     history = record["summary"]["history"]
     rows = [row for row in history if "completions/mean_length" in row]
     tokens = 0.0
-    if generates(policy):
+    if policy.generates:
         steps = np.diff([0, *(row["step"] for row in rows)])
         length = np.average([row["completions/mean_length"] for row in rows], weights=steps)
-        tokens = float(length) * policy.fit.batch_size * history[-1]["step"] * DRAWS.get(policy.solver, 1)
+        tokens = float(length) * policy.fit.batch_size * history[-1]["step"] * policy.draws
     return {
         "generated_tokens": round(tokens),
         "seconds": record["seconds"],
@@ -209,14 +210,13 @@ def training_cost(record: Numbers, policy: Policy) -> Numbers:
     }
 
 
-def _shared_cost(recipe: Recipe, root: Path, made: Mapping[str, Numbers]) -> Numbers:
+def _shared_cost(recipe: Recipe, layout: Layout, made: Mapping[str, Numbers]) -> Numbers:
     """Return what the rollouts that all methods share have cost: responses, tokens, seconds of drawing and ranking."""
-    tokens = 0
-    for part in range(parts(recipe)):
-        prompt_ids = train_prompts(recipe, root, part).prompt_ids
-        rollouts = read_rollouts(Layout(root).rollouts(part), prompt_ids, recipe.rollout.k)
+    tokens, parts = 0, rollout_parts(recipe, layout)
+    for part, table in enumerate(parts):
+        rollouts = read_rollouts(layout.rollouts(part), table.read().prompt_ids, recipe.rollout.k)
         tokens += pc.sum(pc.list_value_length(rollouts["token_ids"])).as_py()
-    names = [f"{work}-{part}" for work in ("rollout", "score") for part in range(parts(recipe))]
+    names = [f"{work}-{part}" for work in ("rollout", "score") for part in range(len(parts))]
     return {
         "responses": recipe.rollout.k * made["calibrate"]["summary"]["prompts"],
         "generated_tokens": tokens,
@@ -226,6 +226,7 @@ def _shared_cost(recipe: Recipe, root: Path, made: Mapping[str, Numbers]) -> Num
 
 def _matched(
     compared: Compared,
+    evaluated: Evaluated,
     served: Sequence[Served],
     budget: float,
     kls: Mapping[str, Array],
@@ -254,7 +255,7 @@ def _matched(
         if method == ITSELF:
             return law_at_kl(Log(), kl=max(nats, 1e-6))
         policy = recipe.policies[names[method][0]]
-        return method_law(policy.solver, policy.transform, extreme_procedure(recipe), max(nats, 1e-6))
+        return policy.law_at(recipe.procedure, max(nats, 1e-6))
 
     def at_kl(method: str, judge: str, procedure: Served) -> Array:
         def theory_gain(nats: float) -> float:
@@ -268,20 +269,20 @@ def _matched(
     for judge in next(iter(wins.values())):
         values = {procedure.name: {method: at_kl(method, judge, procedure) for method in names} for procedure in served}
         win_rates[judge] = {
-            procedure: {method: estimated(recipe, v) for method, v in by_method.items()}
+            procedure: {method: evaluated.estimated(v) for method, v in by_method.items()}
             for procedure, by_method in values.items()
         }
-        gains[judge] = {procedure: _gains(recipe, by_method) for procedure, by_method in values.items()}
+        gains[judge] = {procedure: _gains(evaluated, by_method) for procedure, by_method in values.items()}
     laws = {method: known for method in names if (known := law(method, kl)) is not None}
     theory = {p.name: {method: known.win_rate(p) for method, known in laws.items()} for p in served}
     return found | {"kl": kl, "win_rates": win_rates, "theory": theory, "gains": gains}
 
 
-def _gains(recipe: Recipe, values: Mapping[str, Array]) -> Numbers:
+def _gains(evaluated: Evaluated, values: Mapping[str, Array]) -> Numbers:
     """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
     baselines = [method for method in values if not METHODS[method].ours and method != ITSELF]
     if not baselines:
         return {"baseline": None, "gain": {}}
     best = max(baselines, key=lambda method: float(values[method].mean()))
     ours = (method for method in values if METHODS[method].ours)
-    return {"baseline": best, "gain": {method: estimated(recipe, values[method] - values[best]) for method in ours}}
+    return {"baseline": best, "gain": {method: evaluated.estimated(values[method] - values[best]) for method in ours}}

@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 
 from infalign.display import (
-    COLOURS,
     INK,
     MARKERS,
     PAPER,
@@ -28,26 +27,13 @@ from infalign.display import (
     share,
     style,
 )
-from infalign.experiments.methods import FAR, ITSELF, METHODS
+from infalign.experiments.methods import FAR, METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.runs.report.words import SPOKEN
 from infalign.theory.curve import parse_aim, sweep
 from infalign.theory.figures import plot_line
 
 Numbers = dict[str, Any]
-FAMILIES = {  # the colour of a solver
-    "qrpo": COLOURS[1],
-    "rloo": COLOURS[0],
-    "ppo": COLOURS[2],
-    "grpo": COLOURS[3],
-    "maxk": COLOURS[5],
-    "ipo": COLOURS[4],
-    "resample": QUIET,
-    "bonbon": INK,
-    "bon-sft": INK,
-    "bond": INK,
-    ITSELF: QUIET,
-}
 
 
 @dataclass(frozen=True)
@@ -232,9 +218,9 @@ def _draw_line(
     axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str], most: float
 ) -> None:
     """Draw a method's policies with both intervals, joined along the budgets; the legend has each KL over ``most``."""
-    solver = METHODS[method].solver
-    alike = [name for name in methods if FAMILIES[METHODS[name].solver] == FAMILIES[solver]]
-    colour, marker = FAMILIES[solver], MARKERS[alike.index(method) % len(MARKERS)]
+    colour = METHODS[method].colour
+    alike = [name for name in methods if METHODS[name].colour == colour]
+    marker = MARKERS[alike.index(method) % len(MARKERS)]
     kl, wins = [policy["kl"] for policy in policies], [policy["win_rates"][judge][procedure] for policy in policies]
     for x, y in zip(kl, wins, strict=True):
         axes.plot([x["low"], x["high"]], [100 * y["mean"]] * 2, color=colour, linewidth=0.8)

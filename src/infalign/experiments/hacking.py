@@ -21,18 +21,18 @@ from scipy.special import expit
 
 from infalign.data.examples import MESSAGES, Message, prompt_id
 from infalign.errors import ConfigError, DataError
-from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import Array, calibrate, win
-from infalign.models.pretrained import load_tokenizer
+from infalign.models.settings import Fit
 from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import pipeline
-from infalign.runs.layout import Layout, Summary, parts, records
+from infalign.runs.layout import Layout, Summary, records
 from infalign.runs.recipe import Recipe
-from infalign.runs.stages.models import device, fitting, model_path, training_to
-from infalign.runs.stages.sampling import listed, open_engine, repeated, train_prompts
+from infalign.runs.run import Run, confidence, target
+from infalign.runs.stages.reward_model import reward_start
 from infalign.runs.workers import Task, run_tasks
-from infalign.storage import read_table, write_table, write_text
-from infalign.training.settings import Fit
+from infalign.sampling.prompts import Prompts, repeated
+from infalign.storage import listed, read_table, write_table, write_text
+from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 Side = Literal["chosen", "rejected"]
@@ -71,6 +71,15 @@ class Experiment:
     def rollouts(self) -> Path:
         """Return the folder of the reference's rollouts on test prompts, the same for every poisoning."""
         return self._folder(records(self.root)["rollout-0"]["key"]) / "rollouts"
+
+    @property
+    def run(self) -> Run:
+        """Return the run whose preferences are poisoned."""
+        return Run.of(self.recipe)
+
+    def target(self, name: str) -> Target:
+        """Return where the model ``name`` of the experiment is trained."""
+        return target(self.recipe, Layout(self.folder), name)
 
     @property
     def fit(self) -> Fit:
@@ -167,7 +176,7 @@ def fit_poisoned(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
     pairs, long = _training_pairs(experiment, tokenizer)
     preferred, other = TESTS["poisoned"]
     test = [(p, responses[preferred], responses[other]) for p, responses in _test_pairs(experiment, tokenizer)]
-    with training_to(experiment.recipe, Layout(experiment.folder), "poisoned", on_progress) as (job, folder):
+    with experiment.target("poisoned").job(on_progress) as (job, folder):
         fit_reward_model(start, tokenizer, pairs, test, experiment.fit, job, folder)
     return {"pairs": len(pairs), "pairs_too_long": long}
 
@@ -180,19 +189,20 @@ def rank_training_responses(experiment: Experiment, *, on_progress: OnProgress) 
     from infalign.rewards.base import score
     from infalign.sampling.rollouts import read_rollouts
 
-    recipe, root, k = experiment.recipe, experiment.root, experiment.recipe.rollout.k
+    run, k = experiment.run, experiment.recipe.rollout.k
     reward = _load(experiment, "poisoned")
     tables: list[pa.Table] = []
     references: dict[str, Array] = {}
-    for part in range(parts(recipe)):
-        prompts = train_prompts(recipe, root, part)
-        texts = listed(read_rollouts(Layout(root).rollouts(part), prompts.prompt_ids, k), "text")
+    parts = run.rollout_parts
+    for part, table in enumerate(parts):
+        prompts = table.read()
+        texts = listed(read_rollouts(run.layout.rollouts(part), prompts.prompt_ids, k), "text")
         asked = repeated(prompts.conversations, k)
         rewards_PK = score(reward, asked, texts, name="poisoned").reshape(-1, k)
         sorted_PK = np.sort(rewards_PK, axis=1)
         references |= zip(prompts.prompt_ids, sorted_PK, strict=True)
         tables.append(_ranked("rollout", asked, texts, calibrate(rewards_PK, sorted_PK).ravel()))
-        on_progress(part + 1, parts(recipe), "parts of the rollouts")
+        on_progress(part + 1, len(parts), "parts of the rollouts")
     pairs, _ = _training_pairs(experiment, reward.tokenizer)
     rows = [(prompt, text) for prompt, *both in pairs if prompt_id(prompt) in references for text in both]
     asked, texts = [prompt for prompt, _ in rows], [text for _, text in rows]
@@ -210,8 +220,8 @@ def fit_on_ranks(experiment: Experiment, name: str, *, on_progress: OnProgress) 
     start, tokenizer = _start(experiment, name)
     table = read_table(experiment.folder / "ranks.parquet").to_pylist()
     wanted = [row for row in table if row["origin"] in TRAINED[name]]
-    rows, long = fitting(wanted, tokenizer, experiment.fit, lambda row: [row["response"]])
-    with training_to(experiment.recipe, Layout(experiment.folder), name, on_progress) as (job, folder):
+    rows, long = fitting(wanted, tokenizer, experiment.fit.max_length, lambda row: [row["response"]])
+    with experiment.target(name).job(on_progress) as (job, folder):
         ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
         fit_calibrated(start, tokenizer, ranked, experiment.fit, job, folder)
     return {"responses": len(rows), "responses_too_long": long}
@@ -219,20 +229,13 @@ def fit_on_ranks(experiment: Experiment, name: str, *, on_progress: OnProgress) 
 
 def draw_test_rollouts(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
     """Draw K responses of the reference to every test prompt that has a pair."""
-    from infalign.sampling.engine import Prompt, Sampling
-    from infalign.sampling.rollouts import draw
-
-    recipe, root, k = experiment.recipe, experiment.root, experiment.recipe.rollout.k
+    run, k = experiment.run, experiment.recipe.rollout.k
     asked = {prompt_id(prompt) for prompt, _, _ in _read_pairs(experiment, "test")}
-    prompts = [Prompt(*row) for row in _test_prompts(experiment).items() if row[0] in asked]
-    sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed)
-
-    def progress(done: int, total: int) -> None:
-        on_progress(done, total, "responses")
-
-    with open_engine(recipe, model_path(recipe.policy, "reference", root), sampling, prompts[0]) as engine:
-        draw(engine, prompts, k, experiment.rollouts, on_progress=progress)
-    return {"responses": len(prompts) * k}
+    rows = [row for row in _test_prompts(experiment).items() if row[0] in asked]
+    prompts = Prompts([identity for identity, _ in rows], [], [token_ids for _, token_ids in rows])
+    sampler, seed = run.sampler(run.reference), experiment.recipe.seed
+    sampler.draw(prompts, k, experiment.rollouts, seed=seed, on_progress=on_progress)
+    return {"responses": len(rows) * k}
 
 
 def score_test(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
@@ -244,8 +247,9 @@ def score_test(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
     from infalign.rewards.classifier import ClassifierReward
     from infalign.sampling.rollouts import read_rollouts
 
-    recipe, root, k = experiment.recipe, experiment.root, experiment.recipe.rollout.k
-    models = {"clean": ClassifierReward.load(model_path(recipe.reward, "reward", root), device=device(recipe))}
+    run, k = experiment.run, experiment.recipe.rollout.k
+    device = experiment.recipe.compute.torch_device()
+    models = {"clean": ClassifierReward.load(run.scorer("reward").model, device=device)}
     models |= {name: _load(experiment, name) for name in ("poisoned", *TRAINED)}
     pairs = _test_pairs(experiment, models["clean"].tokenizer)
     prompts, responses = [prompt for prompt, _ in pairs], [text for _, texts in pairs for text in texts]
@@ -271,9 +275,7 @@ def measured_hacking(experiment: Experiment) -> Summary:
     """Return the numbers of a scored test, with their intervals."""
     recipe, table = experiment.recipe, read_table(experiment.folder / "test.parquet")
 
-    def mean(values_P: Array) -> dict[str, float]:
-        return estimate(values_P, confidence=recipe.evaluate.confidence, seed=recipe.seed).as_dict()
-
+    mean = confidence(recipe.evaluate, recipe.seed).of
     right = {name: decisions(np.array(listed(table, name))) for name in MODELS}
     models: dict[str, dict[str, Any]] = {
         name: {
@@ -330,7 +332,7 @@ def _fit_pairs(
     experiment: Experiment, tokenizer: Any, pairs: list[tuple[list[Message], list[str]]]
 ) -> tuple[list[tuple[list[Message], list[str]]], int]:
     rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
-    short, long = fitting(rows, tokenizer, experiment.fit, itemgetter("responses"))
+    short, long = fitting(rows, tokenizer, experiment.fit.max_length, itemgetter("responses"))
     if not short:
         raise DataError(
             f"none of {len(rows)} pairs has at most {experiment.fit.max_length} tokens with a phrase before a "
@@ -358,19 +360,11 @@ def _ranked(origin: str, prompts: list[list[Message]], responses: list[str], ran
 
 def _start(experiment: Experiment, name: str) -> tuple[str, Any]:
     """Return the model that the recipe's reward model was trained from, and its tokenizer."""
-    from infalign.models.scratch import new_policy
-    from infalign.training.common import save_model
-
-    recipe, source = experiment.recipe, experiment.recipe.reward
-    tokenizer = load_tokenizer(source.model or Layout(experiment.root).tokenizer)
-    if source.scratch is None:
-        return source.model or model_path(recipe.policy, "reference", experiment.root), tokenizer
-    start = Layout(experiment.folder).checkpoints(name) / "start"
-    save_model(new_policy(source.scratch, tokenizer, seed=recipe.seed + 1), tokenizer, start)
-    return str(start), tokenizer
+    run = experiment.run
+    return reward_start(experiment.recipe.reward, run.reference, run.layout, experiment.target(name))
 
 
 def _load(experiment: Experiment, name: str) -> Any:
     from infalign.rewards.classifier import ClassifierReward
 
-    return ClassifierReward.load(Layout(experiment.folder).model(name), device=device(experiment.recipe))
+    return ClassifierReward.load(Layout(experiment.folder).model(name), device=experiment.recipe.compute.torch_device())

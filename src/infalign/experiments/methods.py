@@ -11,10 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from infalign.display import QUIET
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
-from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
-from infalign.runs.recipe import ON_POLICY, TO_BEST_OF_N, Policy, Recipe
+from infalign.method.procedures import Extreme, is_extreme
+from infalign.runs.reading import untagged
+from infalign.runs.recipe import Recipe
+from infalign.training.solvers import KINDS, read_solver
+from infalign.training.solvers.base import Solver, ToBestOfN
 
 AWARE = "aware"  # the paper's transformation for the recipe's procedure
 LONGER, FASTER = 3, 2.5  # on-policy training against offline: the log's RLOO at the KL of its QRPO
@@ -27,22 +31,40 @@ class Method:
     """A solver, the transformation that it optimises and its options: a policy of a recipe without its strength."""
 
     about: str
-    solver: str
+    solver: str | None  # None: no training
     transform: str | None = None  # None: the solver has its own
     options: Mapping[str, bool] = field(default_factory=dict)
     ours: bool = False  # optimises the served win rate by our transformation or directly; the others are baselines
 
     @property
+    def example(self) -> Solver | None:
+        """The solver with its options, at some strength; None for what is not trained."""
+        if self.solver is None:
+            return None
+        strength = {"n": 2} if self.to_best_of_n else {"kl_budget": 0.1}
+        return read_solver(solver=self.solver, **self.options, **strength)
+
+    @property
+    def to_best_of_n(self) -> bool:
+        """Whether its strength is the n of Best-of-n."""
+        return self.solver is not None and issubclass(KINDS[self.solver], ToBestOfN)
+
+    @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        return self.solver in ON_POLICY and not self.options.get("stored", False)
+        return self.example is not None and self.example.generates
+
+    @property
+    def colour(self) -> str:
+        """Its solver's colour in figures."""
+        return QUIET if self.solver is None else KINDS[self.solver].colour
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""
         own = {} if self.transform is None else {"transform": self.transform}
         if self.transform == AWARE:
             own = {"transform": aware_transform(extreme_procedure(recipe))}
-        strength = {"n": nearest_n(budget)} if self.solver in TO_BEST_OF_N else {"kl_budget": budget}
+        strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
         return {"solver": self.solver, **own, **self.options, **strength, **_fit(recipe, self)}
 
 
@@ -70,7 +92,7 @@ METHODS = {
     "grpo-shipped": Method("GRPO on the reward as it is, TRL's defaults", "grpo", "raw", {"shipped": True}),
     "maxk": Method("policy gradient of the served win rate itself", "maxk", ours=True),
     "bond": Method("J-BOND: towards Best-of-2 of a moving anchor", "bond"),
-    ITSELF: Method("Best-of-n itself: no training, n draws for one response", ITSELF),
+    ITSELF: Method("Best-of-n itself: no training, n draws for one response", None),
 }
 
 
@@ -91,7 +113,7 @@ class Compared:
             largest = recipe.evaluate.samples // 2 // extreme_procedure(recipe).n
             if largest < 2:
                 raise ConfigError(
-                    f"{ITSELF} served by {recipe.procedure} needs evaluate.samples of at least "
+                    f"{ITSELF} served by {recipe.procedure.name} needs evaluate.samples of at least "
                     f"{4 * extreme_procedure(recipe).n}, found {recipe.evaluate.samples}"
                 )
             for budget in budgets:
@@ -99,11 +121,11 @@ class Compared:
                 self.itself[f"best-of-{n}"] = n
                 self.by_budget[budget].append(f"best-of-{n}")
             self.by_method[ITSELF] = list(self.itself)
-        policies: dict[str, Policy] = {}
+        policies: dict[str, Solver] = {}
         for budget in budgets:
             for method, policy in _checked(recipe, [m for m in methods if m != ITSELF], budget).items():
-                name = f"{method}-{budget:g}" if policy.n is None else f"{method}-n{policy.n}"
-                if recipe.policies.get(name, policy) != policy:
+                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
+                if recipe.policies.get(name, policy).model_dump() != policy.model_dump():
                     raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
                 if name not in policies:
                     self.by_method[method].append(name)
@@ -112,14 +134,14 @@ class Compared:
         self.recipe = recipe.model_copy(update={"policies": policies})
 
 
-def aware_transform(procedure: BestOfN | WorstOfN) -> str:
+def aware_transform(procedure: Extreme) -> str:
     """Return the paper's transformation: e^{5u} for two samples, e^{10u} for more; −e^{−5u}, −e^{−10u} for the worst.
 
     >>> aware_transform(BestOfN(4)), aware_transform(WorstOfN(2))
     ('exp:10', 'exp:-5')
     """
     steepness = 5 if procedure.n == 2 else 10
-    return f"exp:{steepness if isinstance(procedure, BestOfN) else -steepness}"
+    return f"exp:{procedure.sign * steepness:g}"
 
 
 def nearest_n(kl: float) -> int:
@@ -135,15 +157,14 @@ def nearest_n(kl: float) -> int:
     return min(below, below + 1, key=lambda n: abs(best_of_n_kl_bound(n) - kl))
 
 
-def extreme_procedure(recipe: Recipe) -> BestOfN | WorstOfN:
+def extreme_procedure(recipe: Recipe) -> Extreme:
     """Return the procedure that methods are compared for. Raises ConfigError for another than best- or worst-of-N."""
-    procedure = parse_procedure(recipe.procedure)
-    if not isinstance(procedure, (BestOfN, WorstOfN)):
+    if not is_extreme(recipe.procedure):
         raise ConfigError(
-            f"methods are compared for best-of-N or worst-of-N, and the recipe's procedure is {recipe.procedure}; "
+            f"methods are compared for best-of-N or worst-of-N, and the recipe's procedure is {recipe.procedure.name}; "
             "change procedure, for example --set procedure=best-of-4"
         )
-    return procedure
+    return recipe.procedure
 
 
 def known_method(name: str) -> str:
@@ -157,7 +178,7 @@ def known_method(name: str) -> str:
 
 def default_methods(recipe: Recipe, budgets: Sequence[float]) -> tuple[list[str], dict[str, str]]:
     """Return the methods that the recipe has all settings for, and why others are left out."""
-    own = any(generates(policy) for policy in recipe.policies.values())
+    own = any(policy.generates for policy in recipe.policies.values())
     chosen, left_out = [], {}
     for name, method in METHODS.items():
         try:
@@ -173,7 +194,7 @@ def default_methods(recipe: Recipe, budgets: Sequence[float]) -> tuple[list[str]
     return chosen, left_out
 
 
-def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str, Policy]:
+def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str, Solver]:
     """Return the policy of each method at a budget, checked as part of the recipe."""
     if not methods:
         return {}
@@ -182,21 +203,17 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
         return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies
     except ValidationError as error:
         reasons = (
-            f"{'.'.join(map(str, e['loc']))} {e['msg'].removeprefix('Value error, ')}".lstrip() for e in error.errors()
+            f"{'.'.join(map(str, untagged(e['loc'])))} {e['msg'].removeprefix('Value error, ')}".lstrip()
+            for e in error.errors()
         )
         raise ConfigError(f"at {budget:g} nats: {'; '.join(reasons)}") from error
 
 
 def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
-    own = [policy for policy in recipe.policies.values() if generates(policy) == method.generates]
+    own = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
     if own:
         return own[0].model_dump(include={"fit", "generations"} if method.generates else {"fit"})
     if not method.generates:
         raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
     fit = next(iter(recipe.policies.values())).fit
     return {"fit": fit.model_dump() | {"epochs": LONGER * fit.epochs, "learning_rate": FASTER * fit.learning_rate}}
-
-
-def generates(policy: Policy) -> bool:
-    """Return whether a policy draws responses while it trains."""
-    return policy.solver in ON_POLICY and not policy.stored

@@ -176,6 +176,11 @@ def log_ratios(shaped_PK: Array, beta: float) -> Array:
     return np.asarray(exponent_PK - (log_total_P - np.log(shaped_PK.shape[1])))
 
 
+def optimal_log_ratios(shaping: Transformation | Shaping, rewards_PK: Array, beta: float) -> Array:
+    """Return Φ(Ĉ)/β − log Z of rollouts whose references are all K of their prompt, shape (P, K); β is the raw Φ's."""
+    return log_ratios(shape_rollouts(shaping, rewards_PK), beta / shaping.scale)
+
+
 def budget_beta(shaped_PK: Array, kl: float) -> float:
     """Return the β at which the laws ∝ e^{s/β} over the K rollouts of each prompt spend ``kl`` nats on average.
 

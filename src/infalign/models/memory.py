@@ -1,19 +1,20 @@
 """Memory: how much is in use, and when there is none left."""
 
+import sys
 import threading
-
-import torch
-from psutil import Process
 
 
 def out_of_memory(error: Exception) -> bool:
     """Return whether Python, or torch on whatever device, reports with this error that memory ran out."""
+    if isinstance(error, MemoryError) or "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
     from accelerate.utils.memory import should_reduce_batch_size
 
-    return isinstance(error, MemoryError) or bool(should_reduce_batch_size(error))
+    return bool(should_reduce_batch_size(error))
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
+    """Give back what a failed attempt still holds."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
@@ -35,6 +36,8 @@ class PeakMemory:
 
     def __enter__(self) -> "PeakMemory":
         if self._on_gpu:
+            import torch
+
             torch.cuda.reset_peak_memory_stats()
         else:
             self._thread.start()
@@ -42,12 +45,16 @@ class PeakMemory:
 
     def __exit__(self, *_: object) -> None:
         if self._on_gpu:
+            import torch
+
             self.peak = torch.cuda.max_memory_allocated()
         else:
             self._ended.set()
             self._thread.join()
 
     def _watch(self) -> None:
+        from psutil import Process
+
         process, ended = Process(), False
         while not ended:
             self.peak = max(self.peak, process.memory_info().rss)

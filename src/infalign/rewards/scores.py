@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from infalign.data.examples import MESSAGES, Message, prompt_id
 from infalign.errors import DataError
 from infalign.method.calibration import Array
 from infalign.rewards.base import RewardFunction, score
-from infalign.storage import read_table, write_table
+from infalign.storage import listed, read_table, write_table
 
 CHECKED_AGAIN = 4  # stored rewards that a server must still give
 ROUNDING = 1e-4  # of the largest of them
@@ -116,14 +115,14 @@ def _stored(shards: list[Path]) -> Callable[[str], dict[str, float]]:
     """Return a function that gives the stored rewards of a prompt, by response; few shards are held at a time."""
     shards_of: dict[str, list[Path]] = {}
     for shard in shards:
-        for identity in dict.fromkeys(_listed(read_table(shard, ["prompt_id"]), "prompt_id")):
+        for identity in dict.fromkeys(listed(read_table(shard, ["prompt_id"]), "prompt_id")):
             shards_of.setdefault(identity, []).append(shard)
 
     @lru_cache(maxsize=4)
     def rewards(shard: Path) -> dict[str, dict[str, float]]:
         found = defaultdict[str, dict[str, float]](dict)
         table = read_table(shard, ["prompt_id", "response", "reward"])
-        columns = (_listed(table, column) for column in ("prompt_id", "response", "reward"))
+        columns = (listed(table, column) for column in ("prompt_id", "response", "reward"))
         for identity, text, reward in zip(*columns, strict=True):
             found[identity][text] = reward
         return found
@@ -143,7 +142,7 @@ def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str
         if _made_by(table) != made_by:
             continue
         first = table.slice(0, CHECKED_AGAIN)
-        prompts, texts, before = (_listed(first, column) for column in ("prompt", "response", "reward"))
+        prompts, texts, before = (listed(first, column) for column in ("prompt", "response", "reward"))
         now = score(reward, prompts, texts, name=name)
         gaps = np.abs(now - before)
         if gaps.max() > ROUNDING * np.abs(before).max():
@@ -157,9 +156,11 @@ def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str
         return
 
 
-def _listed(table: pa.Table, column: str) -> list[Any]:
-    return table[column].to_pylist()
-
-
 def _made_by(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(MADE_BY, b"").decode()
+
+
+def scored_so_far(folder: Path) -> str:
+    """Return how many distinct responses the shards of a folder have rewards of, "" for none."""
+    scored = sum(read_table(shard, ["reward"]).num_rows for shard in folder.glob("part-*.parquet"))
+    return f"{scored:,} responses scored" if scored else ""

@@ -68,7 +68,7 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             content = _content(source_file, digests) if source_file else {"content": None}
             model["function"] = content | {"name": function}
     for policy in settings["policies"].values():
-        if policy["transform"].endswith(".json"):
+        if policy.get("transform", "").endswith(".json"):
             policy["transform"] = _content(Path(policy["transform"]), digests)
     return settings
 

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from infalign.errors import ConfigError
-from infalign.runs.recipe import Recipe
+from infalign.runs.stages import STAGES
 from infalign.storage import read_record
 
 Summary = dict[str, Any]
-STAGES = ("data", "sft", "reward-model", "rollout", "score", "calibrate", "train", "evaluate", "report")
-FORMAT = 1  # of the records: another number when this version would misread those with the one before
-PARTS = 4  # of the rollouts, each a unit of work
+FORMAT = 2  # of the records: another number when this version would misread those with the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,10 @@ class Layout:
         """Training prompts with the column ``reference_rewards``."""
         return self.root / "calibrated.parquet"
 
+    def prompts(self, split: str) -> Path:
+        """Return the table of the prompts of a split: test or train."""
+        return self.data / f"{split}_prompts.parquet"
+
     def evaluation(self, name: str, split: str = "test") -> Path:
         """Return the folder of a model's samples, scores and KL on the prompts of a split."""
         return self.root / ("evaluation" if split == "test" else f"evaluation-{split}") / name
@@ -65,10 +67,23 @@ class Layout:
         """All numbers of the evaluation."""
         return self.root / "results.json"
 
+    @property
+    def report(self) -> Path:
+        """The report, with its figures in it."""
+        return self.root / "report.html"
 
-def parts(recipe: Recipe) -> int:
-    """Return in how many parts rollouts are drawn and scored, whatever the number of processes."""
-    return 1 if recipe.rollout.engine.kind == "server" else PARTS  # a server serves all prompts at once
+    def record(self, unit: str) -> Path:
+        """Return the record of a finished unit of work."""
+        return self.root / "stages" / f"{unit}.json"
+
+    def started(self, unit: str) -> Path:
+        """Return the file that says with which key a unit was begun."""
+        return self.root / "stages" / f"{unit}.started"
+
+    @property
+    def digests(self) -> Path:
+        """Hashes of files outside, so that they need not be taken again."""
+        return self.root / "digests.json"
 
 
 def records(root: Path) -> dict[str, dict[str, Any]]:
@@ -84,4 +99,5 @@ def records(root: Path) -> dict[str, dict[str, Any]]:
                 f"know (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
                 "choose another run_dir"
             )
-    return dict(sorted(found.items(), key=lambda item: STAGES.index(item[1]["stage"])))
+    stages = list(STAGES)
+    return dict(sorted(found.items(), key=lambda item: stages.index(item[1]["stage"])))

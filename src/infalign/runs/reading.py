@@ -1,11 +1,12 @@
 """Recipes read from YAML, changed by ``--set key=value``."""
 
 import difflib
+from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -15,7 +16,7 @@ from yaml.constructor import ConstructorError
 
 from infalign.errors import ConfigError
 from infalign.runs.recipe import Recipe
-from infalign.settings import shown
+from infalign.settings import OneOf, shown
 
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes
@@ -141,7 +142,7 @@ def _fault(error: Exception) -> str:
 
 def _explain(error: ErrorDetails) -> str:
     """Say in one clause what is wrong with one key."""
-    location = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    location = ".".join(str(part) for part in untagged(error["loc"]) if part != "[key]")
     match error["type"]:
         case "extra_forbidden":
             known = _keys_at(error["loc"][:-1])
@@ -150,7 +151,12 @@ def _explain(error: ErrorDetails) -> str:
             return f"unknown key `{location}`; {hint}"
         case "missing":
             return f"`{location}` is missing"
-        case "model_type":
+        case "union_tag_invalid" | "union_tag_not_found" if isinstance(error["input"], dict):
+            choice = _choice_at(error["loc"])
+            *others, last = map(repr, choice.kinds)
+            found = shown(error["input"][choice.key])
+            return f"`{location}.{choice.key}`: Input should be {', '.join(others)} or {last}, found {found}"
+        case "model_type" | "union_tag_not_found":
             return f"`{location}` takes settings: {', '.join(_keys_at(error['loc']))}{_found(error)}"
         case "string_pattern_mismatch":
             return f"`{location}`: a name has letters, digits, - and _ only"
@@ -165,12 +171,50 @@ def _found(error: ErrorDetails) -> str:
     return f", found {shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""
 
 
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+Location = tuple[int | str, ...]
+
+
+def untagged(location: Location) -> Location:
+    """Return where in a recipe an error is, without the kinds that pydantic names on the way."""
+    return tuple(part for part, _ in _walked(location) if part is not None)
+
+
+def _keys_at(location: Location) -> list[str]:
     """Return the keys of the settings at ``location``."""
+    *_, (_, place) = [(None, Recipe), *_walked(location)]
+    if isinstance(place, OneOf):
+        place = place.kinds[place.default]
+    return list(place.model_fields)
+
+
+def _choice_at(location: Location) -> OneOf:
+    """Return which kinds of settings there can be at ``location``."""
+    *_, (_, place) = _walked(location)
+    assert isinstance(place, OneOf)
+    return place
+
+
+def _walked(location: Location) -> Iterator[tuple[int | str | None, Any]]:
+    """Yield each part of a location, None for a kind, with what stands there: settings, or one of several kinds."""
     place: Any = Recipe
     for part in location:
-        fields = getattr(place, "model_fields", None)
-        place = fields[part].annotation if fields else get_args(place)[-1]  # of list[Source], dict[Name, Policy]
-        if isinstance(place, UnionType):
-            place = get_args(place)[0]  # of Lora | None
-    return list(place.model_fields)
+        if isinstance(place, OneOf) and part in place.kinds:
+            place = place.kinds[str(part)]
+            yield None, place
+            continue
+        if fields := getattr(place, "model_fields", None):
+            field = fields.get(part)
+            place = None if field is None else _settings_in(field.annotation, field.metadata)
+        else:  # of list[Source], dict[Name, …]
+            place = _settings_in(next(iter(get_args(place)[-1:]), None))
+        yield part, place
+
+
+def _settings_in(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
+    """Return the settings that an annotation is about, or which kinds of them there can be."""
+    if choice := next((m for m in metadata if isinstance(m, OneOf)), None):
+        return choice
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _settings_in(inner, more)
+    return _settings_in(get_args(annotation)[0]) if isinstance(annotation, UnionType) else annotation  # Lora | None

@@ -12,9 +12,9 @@ from infalign.runs.layout import records
 from infalign.runs.lock import describe, holder
 from infalign.runs.pending import listed_names, pending
 from infalign.runs.pipeline import units, versions
-from infalign.runs.run import Run
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
 
 
 @dataclass(frozen=True)

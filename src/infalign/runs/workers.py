@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from multiprocessing import get_context, parent_process
@@ -27,7 +27,7 @@ LESS_MEMORY = "lower compute.processes or the batch sizes; the same command cont
 
 @dataclass(frozen=True)
 class Task:
-    """A function that is called with ``report=`` as soon as the jobs it ``needs`` are done."""
+    """A function that is called with ``on_progress=`` as soon as the tasks it ``needs`` are done."""
 
     name: str
     function: Callable[..., Any]
@@ -35,23 +35,23 @@ class Task:
 
 
 def run_tasks(
-    jobs: list[Task],
+    tasks: Sequence[Task],
     *,
     processes: int,
     threads: int | None,
     display: ProgressDisplay,
     on_done: Callable[[str, Any, float], None],
 ) -> None:
-    """Run the jobs, at most ``processes`` at a time, and call ``on_done(name, result, seconds)`` here after each.
+    """Run the tasks, at most ``processes`` at a time, and call ``on_done(name, result, seconds)`` here after each.
 
-    A job starts when all of its ``needs`` that are among ``jobs`` are done; of those that could, the first of ``jobs``.
-    With one process everything runs here. An InfalignError of a job is raised here as one of the classes of
-    `infalign.errors`; any other failure, also a worker that was killed, becomes an InfalignError that names the job.
+    A task starts when all of its ``needs`` among ``tasks`` are done; of those that could, the first of ``tasks``.
+    With one process everything runs here. An InfalignError of a task is raised here as one of the classes of
+    `infalign.errors`; any other failure, also a worker that was killed, becomes an InfalignError that names the task.
     The other workers are stopped first.
     """
-    by_name = {job.name: job for job in jobs}
+    by_name = {task.name: task for task in tasks}
     position = {name: i for i, name in enumerate(by_name)}.__getitem__
-    order = TopologicalSorter({job.name: job.needs & by_name.keys() for job in jobs})
+    order = TopologicalSorter({task.name: task.needs & by_name.keys() for task in tasks})
     order.prepare()
     ready: list[str] = []
 
@@ -112,12 +112,12 @@ class _Workers:
             process.kill()
             process.join()
 
-    def start(self, job: Task) -> None:
-        """Give the job to an idle worker or to a new one."""
+    def start(self, task: Task) -> None:
+        """Give the task to an idle worker or to a new one."""
         connection = next((c for c in self._processes if c not in self.busy), None) or self._new()
-        self.busy[connection] = job.name
+        self.busy[connection] = task.name
         try:
-            connection.send(job)
+            connection.send(task)
         except OSError:
             raise self._died(connection) from None
 
@@ -131,7 +131,7 @@ class _Workers:
         return ours
 
     def messages(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Wait for messages of busy workers and yield them with the names of their jobs; raise the failures."""
+        """Wait for messages of busy workers and yield them with the names of their tasks; raise the failures."""
         for connection in wait(list(self.busy)):
             assert isinstance(connection, Connection)
             name = self.busy[connection]
@@ -163,7 +163,7 @@ def _ending(process: BaseProcess) -> str:
 
 
 def _work(connection: Connection, threads: int | None) -> None:
-    """Do one job after the other, until the parent closes the pipe or dies."""
+    """Do one task after the other, until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -183,11 +183,11 @@ def _work(connection: Connection, threads: int | None) -> None:
 
     while True:
         try:
-            job = connection.recv()
+            task = connection.recv()
         except (EOFError, ConnectionResetError):
             return
         try:
-            send("done", *_call(job, on_progress, threads))
+            send("done", *_call(task, on_progress, threads))
         except InfalignError as error:
             # As text: an exception that takes several arguments, or refers to what only lives here, cannot be sent.
             kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
@@ -207,23 +207,23 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _call(job: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
-    """Return the job's result and the seconds it took; raise no other exception than InfalignError."""
+def _call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
+    """Return the task's result and the seconds it took; raise no other exception than InfalignError."""
     started = time.monotonic()
     try:
         _prepare(threads)
-        return job.function(on_progress=on_progress), time.monotonic() - started
+        return task.function(on_progress=on_progress), time.monotonic() - started
     except InfalignError:
         raise
     except ImportError as error:
         raise ConfigError(
-            f"{job.name} needs a library that is missing ({error}); pip install 'infalign[all]'"
+            f"{task.name} needs a library that is missing ({error}); pip install 'infalign[all]'"
         ) from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         if out_of_memory(error):
-            raise InfalignError(f"{job.name} ran out of memory ({said}); {LESS_MEMORY}") from error
-        raise InfalignError(f"{job.name} failed unexpectedly: {said}; run again with --debug to see where") from error
+            raise InfalignError(f"{task.name} ran out of memory ({said}); {LESS_MEMORY}") from error
+        raise InfalignError(f"{task.name} failed unexpectedly: {said}; run again with --debug to see where") from error
 
 
 def _prepare(threads: int | None) -> None:
@@ -234,11 +234,13 @@ def _prepare(threads: int | None) -> None:
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger().setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft)\b")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Libraries that are not loaded yet read these settings when they are; a task that needs none loads none.
+    if threads is not None and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as transformers_logging
 
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()

@@ -10,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from infalign.errors import ConfigError, DataError
+from infalign.settings import Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +79,26 @@ class Engine(Protocol):
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return rollouts number ``indices`` of the prompt, in that order."""
         ...
+
+
+class EngineSettings(Kind):
+    """What an engine needs to be told; one of several kinds, see `sampling.settings`."""
+
+    kinds: ClassVar[str] = "engine"
+    parts: ClassVar[int] = 4  # in which rollouts are drawn, each a unit of work
+    rounds_as_training: ClassVar[bool] = True  # its log-probabilities are what training computes
+
+    kind: str
+
+    @abstractmethod
+    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Opened:
+        """Return a context that gives the engine, ready to draw from the folder or id ``model``.
+
+        ``device`` gives the torch device. Raises ConfigError for what cannot be drawn from, found on ``probe`` perhaps.
+        """
+
+
+Opened = AbstractContextManager[Engine]
 
 
 def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling: Sampling) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from infalign.errors import DataError, PartialError, first_line
-from infalign.models.memory import _free_memory, out_of_memory
+from infalign.models.memory import free_memory, out_of_memory
 from infalign.sampling.engine import Engine, Prompt, Response
 from infalign.sequences import Lazy, in_blocks
 from infalign.storage import read_table, write_table
@@ -92,7 +92,7 @@ def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int
                     "drawn is kept, so free memory, or take a machine with more, and run the same command again"
                 ) from error
         at_once = len(missing) // 2  # outside the handler, which holds on to the tensors of the attempt
-        _free_memory()
+        free_memory()
     return responses, at_once
 
 

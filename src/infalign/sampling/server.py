@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
 
 from infalign.errors import ConfigError, PartialError, first_line
 from infalign.http import may_pass, post, quoted
-from infalign.models.pretrained import eos_token_id
-from infalign.sampling.engine import Response, Sampling, check_not_empty
+from infalign.models.pretrained import eos_token_id, load_tokenizer
+from infalign.sampling.engine import Engine, EngineSettings, Prompt, Response, Sampling, check_not_empty
+from infalign.sampling.launch import serving
 
 
 class ServerEngine:
@@ -141,3 +146,32 @@ class ServerEngine:
         sampled = logprobs if sampling.temperature == 1 and sampling.top_p == 1 else None
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Response(tuple(ids), text, finish, math.fsum(sampled) if sampled else math.nan)
+
+
+def _splits(command: str) -> str:
+    shlex.split(command)  # raises ValueError for a quotation without an end
+    return command
+
+
+class Settings(EngineSettings):
+    """An OpenAI-compatible server, or a command that starts one."""
+
+    parts: ClassVar[int] = 1  # a server serves all prompts at once
+    rounds_as_training: ClassVar[bool] = False
+
+    kind: Literal["server"]
+    url: str = Field("http://127.0.0.1:8000", description="an OpenAI-compatible server")
+    command: Annotated[str, Field(min_length=1), AfterValidator(_splits)] | None = Field(
+        None,
+        description="starts the server for a model and is stopped afterwards; {model}, {port} and {seed} are filled in",
+    )
+    api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
+
+    @contextmanager
+    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+        """Give the engine on the server, checked on ``probe``; one that a command starts is stopped afterwards."""
+        tokenizer = load_tokenizer(model)
+        with serving(self.command, model, self.url) as url:
+            engine = ServerEngine(url, model, tokenizer, sampling, api_key_env=self.api_key_env)
+            engine.check(probe.token_ids)
+            yield engine

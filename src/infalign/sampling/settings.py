@@ -1,28 +1,30 @@
 """What draws the rollouts, and how many."""
 
-import shlex
-from typing import Annotated, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from infalign.settings import Count, Draws, Settings
+from infalign.sampling.engine import EngineSettings
+from infalign.settings import Count, Draws, Settings, one_of
+
+ENGINES = (
+    "shared_prefix",
+    "transformers",
+    "server",
+)
 
 
-def _splits(command: str) -> str:
-    shlex.split(command)  # raises ValueError for a quotation without an end
-    return command
+def _settings(module: str) -> type[EngineSettings]:
+    found: type[EngineSettings] = import_module(f"infalign.sampling.{module}").Settings
+    return found
 
 
-class EngineSettings(Settings):
-    """What draws the rollouts."""
-
-    kind: Literal["shared-prefix", "transformers", "server"] = "shared-prefix"
-    url: str = Field("http://127.0.0.1:8000", description="an OpenAI-compatible server (kind: server)")
-    command: Annotated[str, Field(min_length=1), AfterValidator(_splits)] | None = Field(
-        None,
-        description="starts the server for a model and is stopped afterwards; {model}, {port} and {seed} are filled in",
-    )
-    api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
+KINDS = {module.replace("_", "-"): _settings(module) for module in ENGINES}
+if TYPE_CHECKING:
+    AnyEngine = EngineSettings
+else:
+    AnyEngine = one_of(KINDS, key="kind", default="shared-prefix")
 
 
 class Rollout(Settings):
@@ -31,4 +33,4 @@ class Rollout(Settings):
     prompts: Annotated[int, Field(ge=4)] = 256
     k: Draws = Field(100, description="rollouts a prompt; a rank needs at least 2")
     max_new_tokens: Count = 64
-    engine: EngineSettings = EngineSettings()
+    engine: AnyEngine = KINDS["shared-prefix"](kind="shared-prefix")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.errors import ConfigError, first_line
-from infalign.models.pretrained import eos_token_id
+from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (
     NO_POLICY,
+    Engine,
+    EngineSettings,
+    Prompt,
     Response,
     Sampling,
     as_responses,
@@ -231,3 +234,14 @@ def _check_shares_prefix(model: Any) -> None:
     gap = float((found - expected).abs().max() / (1 + expected.abs().max()))
     if not gap <= torch.finfo(model.dtype).eps ** 0.5:
         raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){USE_GENERIC}")
+
+
+class Settings(EngineSettings):
+    """The default: a sampler of our own."""
+
+    kind: Literal["shared-prefix"] = "shared-prefix"
+
+    @contextmanager
+    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+        """Give the engine on the loaded model. Raises ConfigError for a model that it cannot draw from."""
+        yield SharedPrefixEngine(*load_policy(model, device=device()), sampling)

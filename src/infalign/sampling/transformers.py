@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
-from infalign.models.pretrained import eos_token_id
-from infalign.sampling.engine import Response, Sampling, as_responses, check_prompt, pick_tokens, token_uniforms
+from infalign.models.pretrained import eos_token_id, load_policy
+from infalign.sampling.engine import (
+    Engine,
+    EngineSettings,
+    Prompt,
+    Response,
+    Sampling,
+    as_responses,
+    check_prompt,
+    pick_tokens,
+    token_uniforms,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,3 +70,14 @@ class TransformersEngine:
         before_end = (tokens == self.eos).cumsum(dim=1) - (tokens == self.eos).long() == 0
         sums = torch.stack(logprobs, dim=1).where(before_end, 0.0).sum(dim=1)
         return as_responses(tokens, before_end.sum(dim=1), sums, self.tokenizer)
+
+
+class Settings(EngineSettings):
+    """transformers' own sampler, slower and for every model."""
+
+    kind: Literal["transformers"] = "transformers"
+
+    @contextmanager
+    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+        """Give the engine on the loaded model. Raises ConfigError for a model that it cannot draw from."""
+        yield TransformersEngine(*load_policy(model, device=device()), sampling)

@@ -20,11 +20,13 @@ class ProgressReporter(TrainerCallback):
         self._on_progress, self._resumed, self._metrics = on_progress, resumed, ""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Keep the latest metrics for the next report."""
         shown = {k: float(v) for k, v in (logs or {}).items() if k in self.SHOWN}
         if shown:
             self._metrics = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report the step."""
         self._on_progress(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
 
 
@@ -37,9 +39,11 @@ class StopUnlessFinite(TrainerCallback):
         self._checkpoints = checkpoints
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Have every step logged that is saved."""
         control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Stop at the first number that is not finite."""
         for name in self.WATCHED:
             value = float((logs or {}).get(name, 0.0))
             if not math.isfinite(value):

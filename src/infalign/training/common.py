@@ -17,11 +17,11 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from infalign.errors import ConfigError, InfalignError
 from infalign.models.memory import PeakMemory
+from infalign.models.settings import Fit
 from infalign.progress import OnProgress
 from infalign.storage import settle, unwritable, writing
 from infalign.training.callbacks import ProgressReporter, StopUnlessFinite
 from infalign.training.checkpoints import Seals, newest_whole, unsealed
-from infalign.training.settings import Fit
 
 
 @dataclass(frozen=True)

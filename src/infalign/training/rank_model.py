@@ -11,8 +11,8 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, Train
 
 from infalign.data.examples import Message
 from infalign.models.pretrained import classifier_from, conversation_ids
+from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
-from infalign.training.settings import Fit
 
 PIECE = 1024  # rows that are lists of Python numbers at once
 

@@ -11,8 +11,8 @@ from trl import RewardConfig, RewardTrainer
 
 from infalign.data.examples import Message
 from infalign.models.pretrained import AS_TEXT, classifier_from
+from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
-from infalign.training.settings import Fit
 from infalign.training.sft import reply
 
 

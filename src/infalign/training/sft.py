@@ -10,8 +10,8 @@ from trl import SFTConfig, SFTTrainer
 
 from infalign.data.examples import Message
 from infalign.models.pretrained import AS_TEXT
+from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
-from infalign.training.settings import Fit
 
 
 def fine_tune(

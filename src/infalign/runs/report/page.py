@@ -1,6 +1,6 @@
 """The report of a finished run: one HTML file that opens offline."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from infalign.display import COLOURS, MARKERS, amount, gain, share
 from infalign.errors import ConfigError
 from infalign.evaluation.diagnostics import rank_error, saturation
-from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
-from infalign.runs.layout import Layout, parts, records
+from infalign.method.procedures import is_extreme
+from infalign.runs.calibrated import policy_betas, reference_rewards
+from infalign.runs.evaluated import Evaluated
+from infalign.runs.layout import Layout, records
 from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.pictures import (
@@ -27,17 +28,14 @@ from infalign.runs.report.pictures import (
     win_rate_by_n,
 )
 from infalign.runs.report.words import SPOKEN, Numbers, comparison_rows, verdict
-from infalign.runs.results import drawn_procedures, read_results
-from infalign.runs.stages.evaluate import samples_of
-from infalign.runs.stages.laws import policy_betas
-from infalign.runs.stages.models import reward_names, reward_source
+from infalign.runs.results import read_results
 from infalign.storage import read_table, write_text
 
 
-def write(recipe: Recipe, root: Path) -> None:
+def write(recipe: Recipe, layout: Layout) -> None:
     """Write ``report.html``, which holds its figures, and the same figures as ``figures/*.svg`` and ``*.png``.
 
-    ``root`` is a run directory whose evaluation is done. Raises ConfigError without matplotlib or jinja2.
+    ``layout`` is that of a run whose evaluation is done. Raises ConfigError without matplotlib or jinja2.
     """
     try:
         import jinja2
@@ -45,13 +43,17 @@ def write(recipe: Recipe, root: Path) -> None:
     except ImportError as error:
         raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
 
-    results, made = read_results(root), _made(recipe, root)
-    looks = {name: Look(COLOURS[i % 6], MARKERS[i % 6]) for i, name in enumerate(recipe.policies)}
+    root, evaluated = layout.root, Evaluated.of(recipe, layout)
+    results, made = read_results(root), _made(recipe, layout)
+    looks = {
+        name: Look(COLOURS[i % 6], MARKERS[i % 6], policy, recipe.procedure)
+        for i, (name, policy) in enumerate(recipe.policies.items())
+    }
     with matplotlib.rc_context(STYLE):
         pictures = {
             "kl": [
                 win_rate_by_kl(results, procedure, judges, looks)
-                for procedure in drawn_procedures(recipe)
+                for procedure in evaluated.drawn_procedures()
                 for judges in (["reward"], results["judges"][1:])
             ],
             "n": [
@@ -59,7 +61,7 @@ def write(recipe: Recipe, root: Path) -> None:
                 for judge in ("judge", "reward")
                 for kind in ("best", "worst")
             ],
-            "calibration": [reward_by_rank(recipe, root), rank_histogram(recipe, root, results)],
+            "calibration": [reward_by_rank(reference_rewards(layout)), rank_histogram(evaluated, results)],
             "training": [
                 training_curves(name, record["summary"]["history"], looks.get(name.removeprefix("train-")))
                 for name, record in made.items()
@@ -70,7 +72,7 @@ def write(recipe: Recipe, root: Path) -> None:
             pictures["n"] += [win_rate_by_n(results, "gold", kind, looks) for kind in ("best", "worst")]
         figures = {section: [save_picture(p, root / "figures") for p in found] for section, found in pictures.items()}
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("infalign"),
+        loader=jinja2.PackageLoader("infalign.runs.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -80,59 +82,52 @@ def write(recipe: Recipe, root: Path) -> None:
     html = environment.get_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
-        rewind=parse_procedure(recipe.evaluate.rewind),
+        rewind=recipe.evaluate.rewind,
         results=results,
         spoken=SPOKEN,
         looks=looks,
         verdict=verdict(results),
         comparison=comparison_rows(results),
         figures=figures,
-        betas={name: policy_betas(recipe, root, name) for name in recipe.policies},
-        saturation=saturated(recipe, root),
-        examples=examples(recipe, root),
+        betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in recipe.policies.items()},
+        saturation=saturated(evaluated, recipe.policies),
+        examples=examples(evaluated, recipe.policies),
         records=made,
         rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
         seconds=_seconds(made),
     )
-    write_text(root / "report.html", html)
+    write_text(layout.report, html)
 
 
 SHOWN_EXAMPLES = 4
 
 
-def saturated(recipe: Recipe, root: Path) -> dict[str, dict[str, float]]:
+def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[str, float]]:
     """Return the share of each model's samples that beat every base sample of the half that calibrates.
 
     Above them all ranks are equal, so the estimate cannot tell how good these samples are. Of fresh base samples it is
     1/(K + 1) for K calibrating ones without ties.
     """
-    base_PM = samples_of(recipe, root, "reference", "reward")
+    base_PM = evaluated.column("reference", "reward")
     half = base_PM.shape[1] // 2
     fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
-    fresh |= {name: samples_of(recipe, root, name, "reward") for name in recipe.policies}
-    return {
-        name: estimate(
-            saturation(own, base_PM[:, :half]), confidence=recipe.evaluate.confidence, seed=recipe.seed
-        ).as_dict()
-        for name, own in fresh.items()
-    }
+    fresh |= {name: evaluated.column(name, "reward") for name in policies}
+    return {name: evaluated.estimated(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
 
 
-def examples(recipe: Recipe, root: Path) -> list[Numbers]:
+def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
     """Return the first test prompts, each with the response that every model would serve from its first N samples."""
-    procedure = parse_procedure(recipe.procedure)
-    n = procedure.n if isinstance(procedure, (BestOfN, WorstOfN)) else 1
-    pick = np.argmin if isinstance(procedure, WorstOfN) else np.argmax
-    count = min(SHOWN_EXAMPLES, recipe.evaluate.prompts)
-    table = read_table(Layout(root).data / "test_prompts.parquet", ["prompt_id", "prompt"]).slice(0, count)
+    procedure, layout = evaluated.procedure, evaluated.layout
+    n, sign = (procedure.n, procedure.sign) if is_extreme(procedure) else (1, 1.0)
+    table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
     shown: list[Numbers] = [{"prompt": prompt, "responses": []} for prompt in table["prompt"].to_pylist()]
-    for name in ("reference", *recipe.policies):
-        rewards = {source: samples_of(recipe, root, name, source) for source in reward_names(recipe)}
-        said = _responses(Layout(root).evaluation(name) / "samples", prompt_ids)
+    for name in ("reference", *policies):
+        rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
+        said = _responses(layout.evaluation(name) / "samples", prompt_ids)
         for p, example in enumerate(shown):
-            served = int(pick(rewards["reward"][p, :n]))
+            served = int(np.argmax(sign * rewards["reward"][p, :n]))
             text, finish = said[prompt_ids[p], served]
             scores = {source: float(values[p, served]) for source, values in rewards.items()}
             example["responses"].append({"model": name, "text": text, "cut_off": finish == "length", "rewards": scores})
@@ -176,11 +171,11 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
     }
 
 
-def _made(recipe: Recipe, root: Path) -> dict[str, Numbers]:
+def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
     """Return the records that belong to the recipe: not the report's own, nor those of what it no longer has."""
     models = {"reference", *recipe.policies}
-    fitted = {name for name in reward_names(recipe) if reward_source(recipe, name).fit is not None}
-    numbers = {str(part) for part in range(parts(recipe))}
+    fitted = {name for name, source in recipe.rewards.items() if source.fit is not None}
+    numbers = {str(part) for part in range(recipe.rollout.engine.parts)}
 
     def belongs(name: str, stage: str) -> bool:
         work, _, model = name.partition("-")
@@ -190,7 +185,7 @@ def _made(recipe: Recipe, root: Path) -> dict[str, Numbers]:
             return model in numbers
         return work in fitted if stage == "reward-model" else name != "report"
 
-    return {name: record for name, record in records(root).items() if belongs(name, record["stage"])}
+    return {name: record for name, record in records(layout.root).items() if belongs(name, record["stage"])}
 
 
 def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:

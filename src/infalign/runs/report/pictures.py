@@ -12,14 +12,12 @@ from infalign.display import COLOURS, INK, PAPER, QUIET, amount, panels, save, s
 from infalign.display import STYLE as ANY_STYLE
 from infalign.evaluation.diagnostics import uniformity
 from infalign.evaluation.intervals import estimate
-from infalign.method.calibration import calibrate
-from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
-from infalign.runs.recipe import Recipe
+from infalign.method.calibration import Array, calibrate
+from infalign.method.procedures import BestOfN, Served, WorstOfN
+from infalign.runs.evaluated import Evaluated
 from infalign.runs.report.words import SPOKEN, Numbers
-from infalign.runs.stages.calibrate import reference_rewards
-from infalign.runs.stages.evaluate import samples_of
-from infalign.runs.stages.laws import method_law
 from infalign.theory.law import Law
+from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
 SHOWN_PROMPTS = 10  # curves of the calibration figure
@@ -38,30 +36,36 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a policy looks in every figure and table."""
+    """How a policy looks in every figure and table, and what theory says of it."""
 
     color: str
     marker: str
+    solver: Solver
+    aim: Served  # the procedure that it was trained for
+
+    def law(self, kl: float) -> Law | None:
+        """Return what theory gives for the policy's method at a KL, if it has a law."""
+        return self.solver.law_at(self.aim, max(kl, 1e-6))
 
 
-def win_rate_by_kl(results: Numbers, procedure: str, judges: list[str], looks: Mapping[str, Look]) -> Picture:
+def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's KL and win rate with both intervals; with the reward as judge, above the theory's curves.
 
     A second judge has open markers.
     """
-    policies = results["policies"]
+    policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
     if judges == ["reward"]:
         most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
         kls = most * np.linspace(0.01, 1, 60) ** 2  # the curves bend near 0
         drawn: set[str] = set()
-        for name, policy in policies.items():
-            aim = "optimum" if policy["solver"] == "maxk" else policy["transform"]
-            laws = [law for kl in kls if aim not in drawn and (law := _law(results, policy, kl)) is not None]
+        for look in looks.values():
+            aim = look.solver.aim
+            laws = [law for kl in kls if aim not in drawn and (law := look.law(kl)) is not None]
             if laws:
                 drawn.add(aim)
-                expected = [100 * law.win_rate(parse_procedure(procedure)) for law in laws]
-                axes.plot([0, *kls], [50, *expected], "--", color=looks[name].color, label=f"theory, {aim}")
+                expected = [100 * law.win_rate(served) for law in laws]
+                axes.plot([0, *kls], [50, *expected], "--", color=look.color, label=f"theory, {aim}")
     for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
         front = [policies[name] for name in results["pareto"][judge][procedure]]
         if len(front) > 1:
@@ -97,12 +101,6 @@ def win_rate_by_kl(results: Numbers, procedure: str, judges: list[str], looks: M
     )
 
 
-def _law(results: Numbers, policy: Numbers, kl: float) -> Law | None:
-    """Return what theory gives for a policy's method at a KL, if it has a law."""
-    aim = parse_procedure(results["procedure"])
-    return method_law(policy["solver"], policy["transform"], aim, max(kl, 1e-6))
-
-
 def _front(judges: list[str], judge: str) -> str:
     return "Pareto front" if len(judges) == 1 else f"Pareto front, {judge}"
 
@@ -118,7 +116,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
         mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
         axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
         axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
-        law = _law(results, policy, policy["kl"]["mean"]) if judge == "reward" else None
+        law = looks[name].law(policy["kl"]["mean"]) if judge == "reward" else None
         if law is not None:
             expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
             axes.plot(list(names), expected, "--", color=looks[name].color, label=f"theory, {name}")
@@ -139,13 +137,12 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     )
 
 
-def reward_by_rank(recipe: Recipe, root: Path) -> Picture:
+def reward_by_rank(rewards_PK: Array) -> Picture:
     """Draw calibrated against raw reward for ten training prompts, evenly spaced by their median reward."""
     figure, axes = axes_of("raw reward", "calibrated reward")
-    rewards_PK = reference_rewards(root)
     order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
-    shown = np.unique(np.linspace(0, recipe.rollout.k - 1, 100).astype(int))  # a thousand points a curve help nobody
+    shown = np.unique(np.linspace(0, rewards_PK.shape[1] - 1, 100).astype(int))  # a thousand points a curve help nobody
     for i, prompt in enumerate(chosen):
         color = _shade(i / max(len(chosen) - 1, 1))
         rewards = rewards_PK[prompt]
@@ -155,24 +152,24 @@ def reward_by_rank(recipe: Recipe, root: Path) -> Picture:
         "calibration",
         figure,
         f"The same raw reward ranks high for one prompt and low for another: {len(chosen)} training prompts, evenly "
-        f" spaced by median reward (dark: low) among {len(order)}, {recipe.rollout.k} responses each.",
+        f" spaced by median reward (dark: low) among {len(order)}, {rewards_PK.shape[1]} responses each.",
         f"One rising curve a prompt; the curves lie apart. Their medians reach from {low:.2f} to {high:.2f}.",
     )
 
 
-def rank_histogram(recipe: Recipe, root: Path, results: Numbers) -> Picture:
+def rank_histogram(evaluated: Evaluated, results: Numbers) -> Picture:
     """Draw how the calibrated rewards of fresh base samples are spread, next to the uniform they should follow.
 
     A rank among K references is one of K + 1 equally likely ones, so each is spread over its 1/(K + 1) of [0, 1].
     """
-    base_PM = samples_of(recipe, root, "reference", "reward")
+    base_PM = evaluated.column("reference", "reward")
     prompts, samples = base_PM.shape
     half = samples // 2
     u_PM = calibrate(base_PM[:, half:], np.sort(base_PM[:, :half], axis=1))
     bins = min(16, half + 1)
     edges = np.linspace(0, 1, bins + 1)
     filled = np.clip((edges - u_PM[..., None] * half / (half + 1)) * (half + 1), 0, 1).mean(axis=1)
-    relative = [estimate(column, confidence=recipe.evaluate.confidence) for column in np.diff(filled).T * bins]
+    relative = [estimate(column, confidence=evaluated.intervals.level) for column in np.diff(filled).T * bins]
     figure, axes = axes_of("calibrated reward of fresh base samples", "density")
     axes.bar(
         edges[:-1], [e.mean for e in relative], 1 / bins, align="edge", color=QUIET, alpha=0.45, label="base samples"
@@ -182,13 +179,13 @@ def rank_histogram(recipe: Recipe, root: Path, results: Numbers) -> Picture:
     axes.axhline(1, color=COLOURS[0], label="uniform")
     legend(figure)
     distance = results["base"]["distance_from_uniform"]
-    chance = _distance_by_chance(prompts, half, samples - half, recipe.evaluate.confidence)
+    chance = _distance_by_chance(prompts, half, samples - half, evaluated.intervals.level)
     return Picture(
         "fresh-base-samples",
         figure,
         f"Fresh base samples ranked among {half} others. Kolmogorov distance from uniform {distance:.3f}; exact "
-        f"calibration without ties stays below {chance:.3f} in {recipe.evaluate.confidence:.0%} of simulations. "
-        f"Bars: {recipe.evaluate.confidence:.0%} intervals.",
+        f"calibration without ties stays below {chance:.3f} in {evaluated.intervals.level:.0%} of simulations. "
+        f"Bars: {evaluated.intervals.level:.0%} intervals.",
         f"Histogram of {bins} bins between {min(e.mean for e in relative):.2f} and {max(e.mean for e in relative):.2f} "
         "of the uniform density.",
     )

@@ -1,5 +1,7 @@
-"""The stage evaluate: fresh samples of a model, their scores and its KL."""
+"""The stage evaluate: fresh samples of every model, their scores and its KL, and all numbers of the run."""
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -7,43 +9,99 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.method.calibration import Array
+from infalign.evaluation.kl import rao_blackwell_kl
+from infalign.models.pretrained import load_policy
 from infalign.progress import OnProgress
-from infalign.runs.layout import Layout, Summary
-from infalign.runs.recipe import Recipe
-from infalign.runs.stages.models import BATCH_TOKENS, device, model_path, reward_names
-from infalign.runs.stages.sampling import Prompts, cut_off, draw, numbered, score, scores_so_far, so_far
+from infalign.rewards.scores import scored_so_far
+from infalign.rewards.sources import Scorer
+from infalign.runs.evaluated import Evaluated
+from infalign.runs.layout import Summary
+from infalign.runs.results import write_results
+from infalign.runs.rollouts import cut_off
+from infalign.runs.run import Run
+from infalign.runs.units import Unit
+from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far, numbered
 from infalign.sampling.rollouts import find_rollouts
 from infalign.sequences import Lazy, token_lists_on_disk
-from infalign.storage import read_table, write_table
+from infalign.storage import write_table
+
+BATCH_TOKENS = 16384  # tokens a forward pass
 
 
-def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *, on_progress: OnProgress) -> Summary:
-    """Draw fresh samples of the reference or a policy on the prompts of a split, score them and measure the KL.
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the evaluation of the reference and of each policy on test prompts, and the numbers of all."""
+    evaluations = list(evaluations_on(run, "test"))
+    yield from evaluations
+    yield Unit(
+        "evaluate",
+        "results",
+        inputs=tuple(unit.output for unit in evaluations),
+        settings=run.key("evaluate", "procedure"),
+        output=run.layout.results,
+        work=partial(write_results, Evaluated.of(run.recipe, run.layout), run.recipe.policies),
+    )
 
-    On training prompts only the reward scores them: it shows how well it was climbed where the policy was trained.
+
+def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
+    """Yield the evaluation of the reference and of each policy on the prompts of a split.
+
+    On training prompts, of those that have rollouts, only the reward scores: it shows how well it was climbed where the
+    policy was trained.
     """
-    from infalign.evaluation.kl import rao_blackwell_kl
-    from infalign.models.pretrained import load_policy
+    evaluate, test = run.recipe.evaluate, split == "test"
+    first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
+    prompts, sources = PromptTable(run.layout.prompts(split), first), [*run.recipe.rewards] if test else ["reward"]
+    scorers = [run.scorer(source) for source in sources]
+    for model in ("reference", *run.recipe.policies):
+        is_policy = model != "reference"
+        path = str(run.layout.model(model)) if is_policy else run.reference
+        folder = run.layout.evaluation(model, split)
+        # A stream of its own for each model: common random numbers would make policy and base samples dependent.
+        stream = f"{run.recipe.seed} {model}" if test else f"{run.recipe.seed} {model} {split}"
+        seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
+        reference = run.reference if is_policy else None
+        yield Unit(
+            "evaluate",
+            f"evaluate-{model}" if test else f"evaluate-{model}.{split}",
+            inputs=(
+                *((run.layout.model(model),) if is_policy else run.reference_inputs),
+                *run.reward_inputs(*sources),
+            ),
+            settings=run.sampling_key | run.key(*sources),
+            extent={"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}},
+            output=folder,
+            work=partial(
+                evaluate_model, run.sampler(path), reference, prompts, evaluate.samples, scorers, folder, seed
+            ),
+            so_far=partial(samples_so_far, prompts, evaluate.samples, sources, folder),
+        )
 
-    layout, samples = Layout(root), recipe.evaluate.samples
-    folder = layout.evaluation(name, split)
-    prompts = Prompts.read(layout.data / f"{split}_prompts.parquet", _evaluated(recipe, split))
-    reference = model_path(recipe.policy, "reference", root)
-    path = reference if name == "reference" else str(layout.model(name))
-    # A stream of its own for each model: common random numbers would make policy and base samples dependent.
-    stream = f"{recipe.seed} {name}" if split == "test" else f"{recipe.seed} {name} {split}"
-    seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
-    draw(recipe, path, prompts, samples, folder / "samples", seed, on_progress)
+
+def evaluate_model(
+    sampler: Sampler,
+    reference: str | None,
+    table: PromptTable,
+    samples: int,
+    scorers: Sequence[Scorer],
+    folder: Path,
+    seed: int,
+    *,
+    on_progress: OnProgress,
+) -> Summary:
+    """Draw fresh samples of a model, score them and measure the KL to ``reference``, if it is not the model itself."""
+    prompts = table.read()
+    sampler.draw(prompts, samples, folder / "samples", seed=seed, on_progress=on_progress)
     rollouts = find_rollouts(folder / "samples", prompts.prompt_ids, samples)
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in rollouts.tables(["token_ids"])]
     scores = numbered(prompts.prompt_ids, samples).append_column("length", pa.array(np.concatenate(lengths)))
-    for source in reward_names(recipe) if split == "test" else ["reward"]:
-        rewards = score(recipe, root, source, prompts, rollouts, folder / "scores" / source, on_progress)
-        scores = scores.append_column(source, pa.array(rewards))
-    if name != "reference":
-        policy_model, tokenizer = load_policy(path, device=device(recipe))
-        reference_model, _ = load_policy(reference, device=device(recipe))
+    asked = Lazy(len(rollouts), lambda i: prompts.conversations[i // samples])
+    for scorer in scorers:
+        rewards = scorer.score(asked, rollouts.values("text"), folder / "scores" / scorer.name, on_progress)
+        scores = scores.append_column(scorer.name, pa.array(rewards))
+    if reference is not None:
+        device = sampler.compute.torch_device()
+        policy_model, tokenizer = load_policy(sampler.model, device=device)
+        reference_model, _ = load_policy(reference, device=device)
         kl = rao_blackwell_kl(
             policy_model,
             reference_model,
@@ -57,24 +115,8 @@ def evaluate_model(recipe: Recipe, root: Path, name: str, split: str = "test", *
     return {"samples": len(rollouts), "cut_off": cut_off(rollouts)}
 
 
-def samples_so_far(recipe: Recipe, root: Path, name: str, split: str) -> str:
+def samples_so_far(table: PromptTable, samples: int, sources: Sequence[str], folder: Path) -> str:
     """Return how many samples of a model are there for its evaluation, and how many each source has scored."""
-    layout = Layout(root)
-    prompts = Prompts.read(layout.data / f"{split}_prompts.parquet", _evaluated(recipe, split))
-    folder = layout.evaluation(name, split)
-    found = {source: scores_so_far(folder / "scores" / source) for source in reward_names(recipe)}
+    found = {source: scored_so_far(folder / "scores" / source) for source in sources}
     scored = [f"{responses} by {source}" for source, responses in found.items() if responses]
-    return ", ".join(filter(None, [so_far(prompts, recipe.evaluate.samples, folder / "samples"), *scored]))
-
-
-def _evaluated(recipe: Recipe, split: str) -> int:
-    """Return on how many prompts of a split models are evaluated: of the training prompts those that have rollouts."""
-    prompts = recipe.evaluate.prompts
-    return prompts if split == "test" else min(prompts, recipe.rollout.prompts)
-
-
-def samples_of(recipe: Recipe, root: Path, name: str, column: str, split: str = "test") -> Array:
-    """Return a column of a model's evaluation scores as an array of shape (P, M)."""
-    table = read_table(Layout(root).evaluation(name, split) / "scores.parquet", columns=[column])
-    values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, recipe.evaluate.samples)
-    return values
+    return ", ".join(filter(None, [drawn_so_far(table.read(), samples, folder / "samples"), *scored]))

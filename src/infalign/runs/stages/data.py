@@ -1,53 +1,76 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
 import shutil
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from infalign.data.examples import MESSAGES, Example, Message
-from infalign.data.sources import read_examples
+from infalign.data.sources import Data, read_examples
 from infalign.data.splits import split_by_group, without_groups_of
 from infalign.errors import DataError
 from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.models.settings import PolicyModel
 from infalign.progress import OnProgress
-from infalign.runs.layout import PARTS, Layout, Summary
-from infalign.runs.recipe import Recipe
+from infalign.runs.layout import Layout, Summary
+from infalign.runs.run import Run
+from infalign.runs.units import Unit
 from infalign.storage import write_table, write_text, writing
 
 HELD_OUT_PAIRS = 512
+LEAST_PROMPTS = 4  # of each split
 LESSON = 10_000  # characters of a text that a tokenizer learns from: a word costs it the square of its length
 
 
-def prepare_data(recipe: Recipe, root: Path, *, on_progress: OnProgress) -> Summary:
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the one unit of this stage: all tables and the tokenizer."""
+    recipe, layout = run.recipe, run.layout
+    learns = recipe.judge.fit is not None  # a ready judge leaves its share of the rows to the reward model
+    tokenizer = {name: run.contents["policy"][name] for name in ("model", "scratch")}
+    yield Unit(
+        "data",
+        "data",
+        inputs=(),
+        settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}},
+        output=layout.data,
+        work=partial(prepare_data, recipe.data, recipe.policy, layout, judge_learns=learns, seed=recipe.seed),
+        clears=True,
+    )
+
+
+def prepare_data(
+    data: Data, policy: PolicyModel, layout: Layout, *, judge_learns: bool, seed: int, on_progress: OnProgress
+) -> Summary:
     """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
 
-    A row that is there twice counts twice, and ``repeated`` says how many such there are; a prompt has rollouts once.
+    Duplicate rows count twice, and ``repeated`` says how many there are; a prompt has rollouts once.
     Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all is read and checked.
     """
-    examples, skipped = read_examples(recipe.data, recipe.data.sources, seed=recipe.seed)
-    if recipe.data.test:
-        test, skipped_test = read_examples(recipe.data, recipe.data.test, seed=recipe.seed)
+    examples, skipped = read_examples(data, data.sources, seed=seed)
+    if data.test:
+        test, skipped_test = read_examples(data, data.test, seed=seed)
         skipped += skipped_test
         train, overlapping = without_groups_of(examples, test)
     else:
-        fraction = recipe.data.test_fraction
-        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=recipe.seed)
+        fraction = data.test_fraction
+        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
         train, test, overlapping = parts["train"], parts["test"], 0
-    fraction = recipe.data.judge_fraction if recipe.judge.fit is not None else 0.0  # a ready judge needs no rows
-    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=recipe.seed + 1)
+    fraction = data.judge_fraction if judge_learns else 0.0  # a ready judge needs no rows
+    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
 
-    tokenizer = _tokenizer(recipe, train)
+    tokenizer = _tokenizer(policy, train)
     prompts = {
-        "train": _distinct_prompts(parts["reward"], tokenizer, recipe.data.max_prompt_tokens),
-        "test": _distinct_prompts(test, tokenizer, recipe.data.max_prompt_tokens),
+        "train": _distinct_prompts(parts["reward"], tokenizer, data.max_prompt_tokens),
+        "test": _distinct_prompts(test, tokenizer, data.max_prompt_tokens),
     }
     for name, (short, _) in prompts.items():
-        if len(short) < PARTS:
+        if len(short) < LEAST_PROMPTS:
             raise DataError(
-                f"{len(short)} {name} prompts of at most {recipe.data.max_prompt_tokens} tokens are left, and a run "
-                f"takes {PARTS} or more; use more data or raise data.max_prompt_tokens"
+                f"{len(short)} {name} prompts of at most {data.max_prompt_tokens} tokens are left, and a run "
+                f"takes {LEAST_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
             )
     demonstrations = [e for e in train if e.rejected is None] or train
     pairs = {
@@ -58,14 +81,13 @@ def prepare_data(recipe: Recipe, root: Path, *, on_progress: OnProgress) -> Summ
     }
     pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
 
-    layout = Layout(root)
-    (root / "stages" / "data.json").unlink(missing_ok=True)  # from here on what it records is replaced
+    layout.record("data").unlink(missing_ok=True)  # from here on what it records is replaced
     shutil.rmtree(layout.data, ignore_errors=True)
     layout.data.mkdir()
     with writing(layout.tokenizer):
         tokenizer.save_pretrained(layout.tokenizer)
     for name, (short, _) in prompts.items():
-        _write_prompts(layout.data / f"{name}_prompts.parquet", short)
+        _write_prompts(layout.prompts(name), short)
     for name, rows in {"demonstrations": demonstrations, **pairs}.items():
         _write_examples(layout.data / f"{name}.parquet", rows)
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
@@ -85,14 +107,14 @@ def _place(example: Example) -> str:
     return example.group + example.prompt_id
 
 
-def _tokenizer(recipe: Recipe, train: list[Example]) -> Any:
+def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
     """Make (from scratch) or load the policy's tokenizer."""
-    if recipe.policy.scratch is not None:
+    if policy.scratch is not None:
         from infalign.models.scratch import train_tokenizer
 
         texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
-        return train_tokenizer((text[:LESSON] for text in texts), recipe.policy.scratch)
-    return load_tokenizer(str(recipe.policy.model))
+        return train_tokenizer((text[:LESSON] for text in texts), policy.scratch)
+    return load_tokenizer(str(policy.model))
 
 
 def _distinct_prompts(

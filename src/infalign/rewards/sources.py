@@ -1,0 +1,74 @@
+"""The rewards of a run: each a source, where its model lies, and the rewards that are kept of it."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infalign.data.examples import Message
+from infalign.method.calibration import Array
+from infalign.models.pretrained import load_tokenizer, model_digest
+from infalign.models.settings import Compute
+from infalign.progress import OnProgress
+from infalign.rewards.base import RewardFunction
+from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.function import function_reward
+from infalign.rewards.scores import check_unchanged, score_to
+from infalign.rewards.server import RemoteReward
+from infalign.rewards.settings import RewardSource
+from infalign.storage import hash_file
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A reward of a run. ``shards`` lists the files of all rewards that the run has of it already."""
+
+    name: str
+    source: RewardSource
+    model: str  # the folder or hub id of a classifier
+    tokenizer: Path  # the policy's, which renders prompts for a server
+    compute: Compute
+    shards: Callable[[], list[Path]]
+
+    def load(self) -> RewardFunction:
+        """Return the reward function: text in, numbers out, a batch at a time.
+
+        Raises DataError if a server or a function does not give the rewards any more that the run has of it already.
+        """
+        if self.source.is_classifier:
+            return ClassifierReward.load(self.model, device=self.compute.torch_device())
+        if self.source.function is not None:
+            reward = function_reward(self.source.function)
+        else:
+            tokenizer = load_tokenizer(self.tokenizer)
+            reward = RemoteReward(str(self.source.url), tokenizer, api_key_env=self.source.api_key_env)
+        check_unchanged(reward, self.shards(), name=self.name, made_by=self.made_by)
+        return reward
+
+    def score(
+        self, prompts: Sequence[list[Message]], responses: Sequence[str], folder: Path, on_progress: OnProgress
+    ) -> Array:
+        """Return the rewards of responses, continuing with those that are in ``folder``."""
+        return score_to(
+            folder,
+            self.load(),
+            prompts,
+            responses,
+            name=self.name,
+            made_by=self.made_by,
+            on_progress=lambda done, total: on_progress(done, total, f"scores by {self.name}"),
+        )
+
+    @property
+    def identity(self) -> str:
+        """What tells a reward from others: its url, its function's name or the digest of its model."""
+        return self.source.url or self.source.function or model_digest(self.model)
+
+    @property
+    def made_by(self) -> str:
+        """What scores are kept under: the identity, with the source of a function, which may be changed."""
+        function = self.source.function
+        if function is None:
+            return self.identity
+        file = importlib.import_module(function.partition(":")[0]).__file__
+        return f"{self.identity} (source {hash_file(Path(file))[:8]})" if file else self.identity

@@ -1,0 +1,73 @@
+"""The evaluation of a run: what its models said, scored, and how numbers of it are made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import win_rates_of
+from infalign.method.calibration import Array
+from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
+from infalign.runs.layout import Layout
+from infalign.runs.recipe import Recipe
+from infalign.runs.run import Confidence, confidence
+from infalign.storage import read_table
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The samples of a run's models and their scores, as far as they are there."""
+
+    layout: Layout
+    sources: tuple[str, ...]  # of rewards: the first one selects what is served, and all judge
+    samples: int  # of each prompt
+    intervals: Confidence
+    procedure: Served  # that policies are trained for
+    rewind: RewindAndRepeat
+    max_n: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, layout: Layout) -> "Evaluated":
+        """Return the evaluation of a recipe's run."""
+        evaluate = recipe.evaluate
+        return cls(
+            layout,
+            tuple(recipe.rewards),
+            evaluate.samples,
+            confidence(evaluate, recipe.seed),
+            recipe.procedure,
+            evaluate.rewind,
+            evaluate.max_n,
+        )
+
+    def column(self, model: str, column: str, split: str = "test") -> Array:
+        """Return a column of a model's evaluation scores as an array of shape (P, M)."""
+        table = read_table(self.layout.evaluation(model, split) / "scores.parquet", columns=[column])
+        values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, self.samples)
+        return values
+
+    def judged_by(self, source: str, model: str) -> Samples:
+        """Return a model's samples on test prompts: selected by ``reward``, judged by ``source``."""
+        return Samples(self.column(model, "reward"), self.column(model, source))
+
+    def wins(self, model: str, served: Sequence[Procedure]) -> dict[str, dict[str, Array]]:
+        """Return win rates against the reference, both served alike: by judge and procedure's name, (P,) each."""
+        found: dict[str, dict[str, Array]] = {}
+        for judge in self.sources:
+            rates = win_rates_of(self.judged_by(judge, model), self.judged_by(judge, "reference"), served)
+            found[judge] = dict(zip((procedure.name for procedure in served), rates, strict=True))
+        return found
+
+    def estimated(self, values_P: Array) -> dict[str, float]:
+        """Return the mean over prompts with its interval."""
+        return self.intervals.of(values_P)
+
+    def procedures(self) -> list[Procedure]:
+        """Return what is evaluated: standard, Best- and Worst-of-N for every N up to max_n, rewind, the aim."""
+        many = range(2, self.max_n + 1)
+        found: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), self.rewind, self.procedure]
+        return list({procedure.name: procedure for procedure in found}.values())
+
+    def drawn_procedures(self) -> list[Served]:
+        """Return the procedures whose win rates are drawn against KL: the aim first, standard, rewind."""
+        found: list[Served] = [self.procedure, Standard(), self.rewind]
+        return list({procedure.name: procedure for procedure in found}.values())

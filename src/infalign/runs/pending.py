@@ -1,0 +1,104 @@
+"""What of a run is still to be done, and why."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from infalign.errors import DataError
+from infalign.runs.fingerprints import changes
+from infalign.runs.layout import Layout, records
+from infalign.runs.units import Unit, bases, keys, needs
+from infalign.storage import flaws
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is there of a unit that is to be done, and why that is not enough; nothing of a missing one."""
+
+    state: Literal["missing", "partial", "stale"]
+    because: str
+
+
+def pending(wanted: Sequence[Unit], layout: Layout) -> dict[str, Pending]:
+    """Return the units still to be done, each with what is there of it and why that is not enough.
+
+    A unit is done when its output is there with a record of the same settings, extent and keys of what it needs, and
+    what it needs is done.
+    """
+    key_of, base_of, needed, made = keys(wanted), bases(wanted), needs(wanted), records(layout.root)
+    todo: dict[str, Pending] = {}
+    for unit in wanted:
+        why, grown = list[str](), list[str]()
+        if (record := made.get(unit.name)) is not None:
+            why = list(_reasons(unit, record, layout, {name: key_of[name] for name in needed[unit.name]}, todo))
+            grown = list(changes(record["extent"], unit.extent))
+            if not why and not grown:
+                continue
+        ready = not why and todo.keys().isdisjoint(needed[unit.name])
+        begun = ready and holds(layout.started(unit.name), base_of[unit.name])
+        if so_far := unit.so_far() if begun else "":
+            todo[unit.name] = Pending("partial", "; ".join([*grown, so_far]))
+        elif record is None:
+            todo[unit.name] = Pending("missing", "")
+        else:
+            todo[unit.name] = Pending("stale", "; ".join([*why, *grown]))
+    return todo
+
+
+def _reasons(
+    unit: Unit, record: dict[str, Any], layout: Layout, now: Mapping[str, str], todo: Mapping[str, Pending]
+) -> Iterator[str]:
+    """Yield why a record does not hold, but for its extent; ``now`` are the keys of what the unit needs."""
+    yield from changes(record["settings"], unit.settings)
+    before = record["needs"]
+    if waiting := [name for name in now if name in todo]:
+        yield f"follows {listed_names(waiting)}"
+    if again := [name for name in now if name not in todo and before.get(name, now[name]) != now[name]]:
+        yield f"{listed_names(again)} was done again"
+    if new := [name for name in now if name not in todo and name not in before]:
+        yield f"now needs {listed_names(new)}"
+    if gone := [name for name in before if name not in now]:
+        yield f"no longer needs {listed_names(gone)}"
+    if not unit.output.exists():
+        yield "its output is missing"
+    elif lost := [name for name in record["output"] if not (layout.root / name).exists()]:
+        yield f"{listed_names(lost)} is missing"
+
+
+def check_outputs(wanted: Sequence[Unit], todo: Mapping[str, Pending], root: Path) -> None:
+    """Raise DataError if something that the units to be done build on is not as its own unit left it.
+
+    Models and other folders that they do not need are not read; single files are, since they are small.
+    """
+    made, needed, built_on = records(root), needs(wanted), set(todo)
+    for unit in reversed(wanted):
+        if unit.name in built_on:
+            built_on |= set(needed[unit.name])
+    for unit in wanted:
+        if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
+            for flaw in flaws(made[unit.name]["output"], root):
+                raise DataError(
+                    f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
+                    "which makes it again, or put it back from a copy"
+                )
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Return the first three names and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def reasons(todo: Mapping[str, Pending]) -> list[str]:
+    """Return a line for each reason to do units again or to go on with them: ``again: train-aware (…)``."""
+    names: dict[Pending, list[str]] = {}
+    for name, found in todo.items():
+        if found.state != "missing":
+            names.setdefault(found, []).append(name)
+    words = {"stale": "again", "partial": "continued"}
+    return [f"{words[found.state]}: {', '.join(units)} ({found.because})" for found, units in names.items()]
+
+
+def holds(path: Path, text: str) -> bool:
+    """Return whether a file has this text."""
+    return path.is_file() and path.read_text() == text

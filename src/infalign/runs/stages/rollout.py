@@ -1,0 +1,43 @@
+"""The stage rollout: K responses of the reference policy to every training prompt."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from infalign.progress import OnProgress
+from infalign.runs.layout import Summary
+from infalign.runs.run import Run
+from infalign.runs.units import Unit
+from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield a drawing for each part of the training prompts; more rollouts or prompts are added to what is there."""
+    rollout, sampler = run.recipe.rollout, run.sampler(run.reference)
+    for number, part in enumerate(run.rollout_parts):
+        folder = run.layout.rollouts(number)
+        yield Unit(
+            "rollout",
+            f"rollout-{number}",
+            inputs=run.reference_inputs,
+            settings=run.sampling_key,
+            extent={"rollout": {"prompts": rollout.prompts, "k": rollout.k}},
+            output=folder,
+            work=partial(draw_rollouts, sampler, part, rollout.k, folder, run.recipe.seed),
+            so_far=partial(rollouts_so_far, part, rollout.k, folder),
+            only_adds=True,
+        )
+
+
+def draw_rollouts(
+    sampler: Sampler, part: PromptTable, k: int, folder: Path, seed: int, *, on_progress: OnProgress
+) -> Summary:
+    """Draw K responses from the reference policy for one part of the training prompts."""
+    prompts = part.read()
+    sampler.draw(prompts, k, folder, seed=seed, on_progress=on_progress)
+    return {"responses": len(prompts.prompt_ids) * k}
+
+
+def rollouts_so_far(part: PromptTable, k: int, folder: Path) -> str:
+    """Return how many rollouts of one part of the training prompts are there: ``30 of 72 responses``, "" for none."""
+    return drawn_so_far(part.read(), k, folder)

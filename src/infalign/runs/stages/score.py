@@ -1,0 +1,50 @@
+"""The stage score: the rewards of the rollouts."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from infalign.progress import OnProgress
+from infalign.rewards.scores import scored_so_far
+from infalign.rewards.sources import Scorer
+from infalign.runs.layout import Summary
+from infalign.runs.rollouts import cut_off
+from infalign.runs.run import Run
+from infalign.runs.units import Unit
+from infalign.sampling.prompts import PromptTable, numbered
+from infalign.sampling.rollouts import find_rollouts
+from infalign.sequences import Lazy
+from infalign.storage import write_table
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield a scoring for each part of the rollouts."""
+    rollout, scorer = run.recipe.rollout, run.scorer("reward")
+    for number, part in enumerate(run.rollout_parts):
+        rollouts, table = run.layout.rollouts(number), run.layout.scores(number)
+        kept = table.with_suffix("")
+        yield Unit(
+            "score",
+            f"score-{number}",
+            inputs=(rollouts, *run.reward_inputs("reward")),
+            settings=run.key("reward"),
+            extent={"rollout": {"prompts": rollout.prompts, "k": rollout.k}},
+            output=table,
+            work=partial(score_rollouts, scorer, part, rollout.k, rollouts, table),
+            workspace=kept,
+            so_far=partial(scored_so_far, kept),
+        )
+
+
+def score_rollouts(
+    scorer: Scorer, part: PromptTable, k: int, rollouts: Path, table: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Score one part of the rollouts with the reward."""
+    prompts = part.read()
+    drawn = find_rollouts(rollouts, prompts.prompt_ids, k)
+    asked = Lazy(len(drawn), lambda i: prompts.conversations[i // k])
+    rewards = scorer.score(asked, drawn.values("text"), table.with_suffix(""), on_progress)
+    write_table(table, numbered(prompts.prompt_ids, k).append_column("reward", pa.array(rewards)))
+    return {"responses": len(drawn), "cut_off": cut_off(drawn)}

@@ -1,0 +1,96 @@
+"""Prompts of a table, and responses drawn to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from infalign.data.examples import Message
+from infalign.models.settings import Compute
+from infalign.progress import OnProgress
+from infalign.sampling.engine import EngineSettings, Opened, Prompt, Sampling
+from infalign.sampling.rollouts import draw
+from infalign.sequences import Lazy, in_blocks, token_lists
+from infalign.storage import listed, read_table
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts in the order of their table: identity, conversation, tokens; the last two are made when asked for."""
+
+    prompt_ids: list[str]
+    conversations: Sequence[list[Message]]
+    token_ids: Sequence[list[int]]
+
+    @classmethod
+    def read(cls, path: Path, first: int, every: slice = slice(None)) -> "Prompts":
+        """Return ``every`` of the ``first`` prompts of a table."""
+        table = read_table(path)
+        table = table.take(np.arange(min(first, table.num_rows))[every])
+
+        conversations = in_blocks(table.num_rows, 64, lambda start: listed(table.slice(start, 64), "prompt"))
+        return cls(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
+
+    def asked(self) -> Lazy[Prompt]:
+        """Return the prompts as engines take them."""
+        return Lazy(len(self.prompt_ids), lambda i: Prompt(self.prompt_ids[i], self.token_ids[i]))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTable:
+    """Some prompts of a table on the disk: of the ``first`` ones, those ``every`` picks."""
+
+    path: Path
+    first: int
+    every: slice = field(default_factory=lambda: slice(None))
+
+    def read(self) -> Prompts:
+        """Return the prompts."""
+        return Prompts.read(self.path, self.first, self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """A model, an engine to draw from it with, and how long responses may be."""
+
+    model: str  # a folder or hub id
+    engine: EngineSettings
+    max_new_tokens: int
+    compute: Compute
+
+    def opened(self, probe: Prompt, *, seed: int) -> Opened:
+        """Return a context that gives the engine, checked on a prompt."""
+        sampling = Sampling(self.max_new_tokens, seed=seed)
+        return self.engine.opened(self.model, sampling, self.compute.torch_device, probe)
+
+    def draw(self, prompts: Prompts, k: int, folder: Path, *, seed: int, on_progress: OnProgress) -> None:
+        """Draw ``k`` responses to each prompt into ``folder``, those that are missing there."""
+        asked = prompts.asked()
+        with self.opened(asked[0], seed=seed) as engine:
+            draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
+
+
+def drawn_so_far(prompts: Prompts, k: int, folder: Path) -> str:
+    """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``, "" for none."""
+    wanted, drawn = set(prompts.prompt_ids), 0
+    for shard in folder.glob("part-*.parquet"):
+        table = read_table(shard, ["prompt_id", "index"])
+        rows = zip(listed(table, "prompt_id"), listed(table, "index"), strict=True)
+        drawn += sum(prompt_id in wanted and index < k for prompt_id, index in rows)
+    return f"{drawn:,} of {len(wanted) * k:,} responses" if drawn else ""
+
+
+def numbered(prompt_ids: list[str], k: int) -> pa.Table:
+    """Return the columns prompt_id and index of ``k`` responses to each prompt."""
+    repeated_ids = pa.array(prompt_ids, pa.string()).take(
+        pa.array(np.repeat(np.arange(len(prompt_ids)), k), pa.int64())
+    )
+    return pa.table({"prompt_id": repeated_ids, "index": np.tile(np.arange(k, dtype=np.int32), len(prompt_ids))})
+
+
+def repeated(values: Sequence[Any], times: int) -> list[Any]:
+    """Return each value ``times`` times in a row, as the rows of rollouts repeat their prompt."""
+    return [value for value in values for _ in range(times)]

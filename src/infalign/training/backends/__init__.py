@@ -1,0 +1,1 @@
+"""Trainer back ends: whose loop carries an on-policy solver."""

@@ -1,0 +1,281 @@
+"""On-policy training in TRL's loops: RLOO's and GRPO's as they are, or GRPO's with advantages of ours.
+
+GRPO's loop takes any `training.advantages.Advantages`; solvers are those values and share no code with the loop. TRL's
+private methods are called here and nowhere else, and its version is pinned to the minor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import TaskType
+from safetensors.torch import load_model, save_model
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from infalign.data.examples import Message, prompt_id
+from infalign.errors import ConfigError
+from infalign.method.procedures import Served
+from infalign.method.reward import CalibratedReward, PredictedRankReward
+from infalign.method.shapings import Ranked, Shaping
+from infalign.models.pretrained import AS_TEXT
+from infalign.training.advantages import Advantages, Batch
+from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
+from infalign.training.solvers.base import OnPolicy
+
+Rewards = Callable[[list[Any], list[str]], Sequence[float]]
+
+UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+AS_DERIVED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # keeps Φ's shape
+COMPANION = "companion.safetensors"  # in a checkpoint
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an on-policy training starts from: a reference, prompts and a reward.
+
+    ``rows`` have prompt and reference_rewards; ``reward`` gives rewards, or, for a solver that predicts ranks, their
+    logits. ``beta`` goes with the solver's shaped rewards, ``procedure`` is how the policy will be served. With
+    ``stored`` rollouts nothing is generated.
+    """
+
+    reference: str
+    tokenizer: PreTrainedTokenizerBase
+    rows: list[dict[str, Any]]
+    reward: Rewards
+    beta: float
+    procedure: Served
+    max_new_tokens: int
+    stored: StoredGroups | None = None
+
+
+def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job, model_dir: Path) -> list[dict[str, Any]]:
+    """Train a policy and save it; return the log. Raises ConfigError if the prompts do not fill one batch."""
+    return fit_and_save(on_policy_trainer(problem, solver, job), problem.tokenizer, job, model_dir)
+
+
+def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
+    """Return TRL's trainer that carries the solver, set to the problem; see `fit_on_policy`."""
+    fit, generations = solver.fit, solver.generations if problem.stored is None else problem.stored.k
+    if len(problem.rows) * generations < fit.batch_size:
+        raise ConfigError(
+            f"{len(problem.rows)} prompts × {generations} generations do not fill a batch of {fit.batch_size}; "
+            "lower fit.batch_size or raise rollout.prompts"
+        )
+    order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
+    settings = arguments(fit, job) | UNTRUNCATED | dict(solver.options)
+    settings |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
+    settings |= {"shuffle_dataset": False, "chat_template_kwargs": AS_TEXT}
+    settings |= {"model_init_kwargs": {"use_safetensors": True}}
+    advantages = solver.advantages(problem.reference, problem.procedure)
+    parts = {
+        "model": problem.reference,
+        "train_dataset": Dataset.from_list(problem.rows).select(order),
+        "processing_class": problem.tokenizer,
+        "peft_config": lora(fit, TaskType.CAUSAL_LM),
+        "reward_funcs": _shaped(problem, solver),
+    }
+    if solver.carrier == "rloo":
+        return RLOOTrainer(args=RLOOConfig(**settings, normalize_advantages=False), **parts)
+    config = GRPOConfig(**settings, **(AS_DERIVED if solver.keeps_shaping else {}))
+    if problem.stored is not None:
+        shaped = problem.stored.shaped(solver.shaping)
+        return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
+    if advantages is None:
+        return GRPOTrainer(args=config, **parts)
+    trainer = OurLoop(advantages, args=config, **parts)
+    if solver.stops_at is not None:
+        trainer.add_callback(_StopAt(solver.stops_at))
+    return trainer
+
+
+def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedRankReward:
+    """Return the shaped reward as TRL calls it."""
+    shaping = solver.reward_shaping(problem.procedure)
+    if solver.predicts_ranks:
+        assert isinstance(shaping, Ranked)
+        return PredictedRankReward(problem.reward, shaping.transform)
+    return CalibratedReward(problem.reward, shaping)
+
+
+class OurLoop(GRPOTrainer):
+    """GRPO's loop with the advantages of a value, which have all there is of KL, and with its companion model."""
+
+    beta: float
+    model_wrapped: Any
+
+    def __init__(self, advantages: Advantages, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._ours = advantages
+        advantages.start(self)
+
+    # What advantages may ask of the loop (`training.advantages.Loop`)
+
+    @property
+    def kl_weight(self) -> float:
+        """β, for the shaped rewards."""
+        return self.beta
+
+    @property
+    def group(self) -> int:
+        """Responses to a prompt."""
+        return int(self.num_generations)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows in a forward pass."""
+        return int(self.args.per_device_train_batch_size)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return cast(torch.device, self.accelerator.device)
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token."""
+        return int(self._tokenizer.pad_token_id)
+
+    def reference_model(self) -> torch.nn.Module:
+        """Return the model that log-ratios are taken to."""
+        return cast(torch.nn.Module, self.ref_model)
+
+    def prepared(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model on this process's device, wrapped for several processes if there are."""
+        return cast(torch.nn.Module, self.accelerator.prepare_model(model.to(self.accelerator.device)))
+
+    def local(self, values: torch.Tensor) -> torch.Tensor:
+        """Return this process's rows of values that were gathered from all processes."""
+        return values.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
+
+    def less_others(self, values_B: torch.Tensor) -> torch.Tensor:
+        """Return each local value less the mean of the others of its group."""
+        grouped = self.accelerator.gather(values_B).view(-1, self.num_generations)
+        centred = (grouped - grouped.mean(1, keepdim=True)) * self.num_generations / (self.num_generations - 1)
+        return self.local(centred.flatten())
+
+    def drawn_from(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
+        """Return one response of ``model`` to each prompt, as token ids, and their rewards."""
+        asked = [row["prompt"] for row in prompts]
+        wrapped, self.model_wrapped = self.model_wrapped, model
+        try:
+            _, ids, _, completions, *_ = self._generate(asked)
+        finally:
+            self.model_wrapped = wrapped
+        return ids, self.local(self._calculate_rewards(prompts, asked, completions, ids)[:, 0])
+
+    # TRL's loop
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._rewards = rewards[:, 0]  # of all processes
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._ours.before(self, inputs)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        local_B = self.local(self._rewards)
+        log_ratio_BT = (self._logprobs(self.model, output) - output["ref_per_token_logps"]) * output["completion_mask"]
+        batch = Batch(inputs, output, local_B, self._rewards, log_ratio_BT)
+        self._metrics["train"]["kl"].append(self.accelerator.gather(self._ours.spent(self, batch)).mean().item())
+        output["advantages"] = self._ours.of(self, batch)
+        return self._ours.trained_on(self, output)
+
+    def _logprobs(self, model: Any, output: dict[str, Any]) -> torch.Tensor:
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            found: torch.Tensor = self._get_per_token_logps_and_entropies(
+                model, ids, mask, output["completion_ids"].size(1), self.rows_at_once
+            )[0]
+        return found
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        extra = self._ours.extra_loss(inputs)
+        beta, self.beta = self.beta, 0.0  # KL is in the advantages
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
+        return loss if extra is None else loss + extra / self.current_gradient_accumulation_steps
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return the optimizer, with the companion's weights if it is trained."""
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        companion = self._ours.companion
+        if fresh and companion is not None and self._ours.trains_companion:
+            optimizer.add_param_group({"params": [w for w in companion.parameters() if w.requires_grad]})
+            optimizer.register_step_post_hook(lambda *_: companion.zero_grad())  # Trainer's are its own model's only
+        return optimizer
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self._ours.companion is not None and self.is_world_process_zero():
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            save_model(self.accelerator.unwrap_model(self._ours.companion), str(folder / COMPANION))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self._ours.companion is not None:
+            file = str(Path(resume_from_checkpoint) / COMPANION)
+            load_model(self.accelerator.unwrap_model(self._ours.companion), file)
+
+
+class _FirstIteration(GRPOTrainer):
+    """GRPO on rollouts of the reference, which is therefore the policy before the update."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        output["old_per_token_logps"] = output["ref_per_token_logps"]
+        return output
+
+
+@dataclass(frozen=True)
+class StoredGroups:
+    """The K rollouts of each prompt, in place of generation: prompt_ids, completion_ids and reward, by prompt_id."""
+
+    by_prompt: dict[str, Sequence[dict[str, Any]]]
+
+    @property
+    def k(self) -> int:
+        """Rollouts a prompt."""
+        return len(next(iter(self.by_prompt.values())))
+
+    def rollouts(self, prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
+        """Return the rollouts of ``prompts``, as a ``rollout_func`` of TRL does."""
+        first = trainer.accelerator.process_index * len(prompts)  # groups are whole across processes
+        rows = [self.by_prompt[prompt_id(p)][(first + i) % self.k] for i, p in enumerate(prompts)]
+        columns = ("prompt_ids", "completion_ids", "reward")
+        return {name: [row[name] for row in rows] for name in columns} | {"logprobs": None}
+
+    def shaped(self, shaping: Shaping) -> Callable[..., list[float]]:
+        """Return the reward function that shapes the stored rewards."""
+
+        def reward(
+            prompts: Any, completions: Any, reward: list[float], reference_rewards: list[list[float]], **_: Any
+        ) -> list[float]:
+            return [
+                float(shaping(r, np.asarray(reference, float)))
+                for r, reference in zip(reward, reference_rewards, strict=True)
+            ]
+
+        return reward
+
+
+class _StopAt(TrainerCallback):
+    """Ends training when the KL that was logged, a mean over the last steps, reaches the budget."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Stop once the budget is spent."""
+        if (logs or {}).get("kl", 0.0) >= self._budget:
+            control.should_training_stop = True

@@ -1,0 +1,144 @@
+"""bond: towards Best-of-2 of a moving anchor (J-BOND; Sessa et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from infalign.method.calibration import Array
+from infalign.method.procedures import Served
+from infalign.method.shapings import Ranked, Raw, Shaping
+from infalign.method.transforms import Log
+from infalign.theory.law import Law
+from infalign.training.advantages import Advantages, Batch, Loop
+from infalign.training.solvers.base import OnPolicy
+
+if TYPE_CHECKING:
+    import torch
+
+REGULARISER = 1.0  # γ, the weight of the KL to the moving anchor
+ANCHOR_RATE = 0.02  # of the anchor's moving average; the paper's
+JEFFREYS = 0.5  # weight of the backward KL; the paper's
+WORSE_THAN_BOTH = -float(np.log(16.0))  # the reward of a response that is worse than both of the anchor's
+BATCH_TOKENS = 16384  # tokens a forward pass
+TRAINED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
+
+
+class JBOND(Advantages):
+    """J-BOND (algorithm 2, with the sign of its regulariser corrected); the loop's reference model is the anchor.
+
+    Each response y of the policy comes with two of the anchor. The better one is fine-tuned on (forward KL), y is
+    rewarded −log 16 if it is worse than both, less log π/π_anchor (backward KL), less γ·log π/π_anchor (regulariser).
+    """
+
+    def __init__(self, start: torch.nn.Module) -> None:
+        self._start = start.eval().requires_grad_(False)
+        self._drawn: list[tuple[list[list[int]], torch.Tensor]] = []
+
+    def start(self, loop: Loop) -> None:
+        """Take the loop's reference for the anchor."""
+        self._start.to(loop.device)
+        self.companion = loop.reference_model()
+
+    def before(self, loop: Loop, prompts: list[Any]) -> None:
+        """Draw two responses of the anchor to each prompt."""
+        self._drawn = [loop.drawn_from(loop.reference_model(), prompts) for _ in range(2)]
+
+    def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
+        """Return the advantages of the policy's own responses."""
+        import torch
+
+        worst = torch.minimum(*(rewards for _, rewards in self._drawn))
+        reward = WORSE_THAN_BOTH * (batch.rewards_B < worst)
+        spent = batch.log_ratio_BT.sum(1)
+        return loop.less_others(JEFFREYS * (reward - spent) - loop.kl_weight * spent)
+
+    def spent(self, loop: Loop, batch: Batch) -> torch.Tensor:
+        """Return log π/π_start of each response: log-ratios are taken to the anchor, which moves."""
+        import torch
+
+        from infalign.models.logprobs import token_logprobs
+
+        found = batch.tensors
+        policy_B = ((batch.log_ratio_BT + found["ref_per_token_logps"]) * batch.mask).sum(1)
+        texts = (
+            [row[mask.bool()].tolist() for row, mask in zip(found[f"{kind}_ids"], found[f"{kind}_mask"], strict=True)]
+            for kind in ("prompt", "completion")
+        )
+        start_B = token_logprobs(self._start, *texts, pad_id=loop.pad_id, batch_tokens=BATCH_TOKENS)
+        return policy_B - torch.tensor(start_B, device=policy_B.device)
+
+    def trained_on(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch with the better of the anchor's responses below the policy's own."""
+        import torch
+
+        (first, first_rewards), (second, second_rewards) = self._drawn
+        better = [a if x >= y else b for a, b, x, y in zip(first, second, first_rewards, second_rewards, strict=True)]
+        length = max(output["completion_ids"].size(1), *map(len, better))
+        ids = torch.tensor([row + [loop.pad_id] * (length - len(row)) for row in better], device=loop.device)
+        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in better], device=loop.device)
+        wider = (0, length - output["completion_ids"].size(1))
+        pad = torch.nn.functional.pad
+        output["completion_ids"] = torch.cat([pad(output["completion_ids"], wider, value=loop.pad_id), ids])
+        output["completion_mask"] = torch.cat([pad(output["completion_mask"], wider), mask])
+        for name in ("prompt_ids", "prompt_mask"):
+            output[name] = output[name].repeat(2, 1)
+        forward = torch.full_like(output["advantages"], 1.0 - JEFFREYS)
+        output["advantages"] = torch.cat([output["advantages"], forward])
+        return {name: output[name] for name in TRAINED_ON if name in output}
+
+
+class Settings(OnPolicy):
+    """bond has no β: it goes on until it has spent the budget."""
+
+    own: ClassVar[Shaping] = Ranked(Log())
+    draws: ClassVar[int] = 3  # two responses of the anchor with each of its own
+
+    solver: Literal["bond"]
+
+    @model_validator(mode="after")
+    def _whole_model(self) -> Settings:
+        if self.beta is not None:
+            raise ValueError("bond has no beta: give kl_budget, at which it stops")
+        if self.fit.lora is not None:
+            raise ValueError("bond moves a whole model as its anchor, not an adapter: leave fit.lora out")
+        return self
+
+    def law(self, procedure: Served) -> Law | None:
+        """Return None: bond has no objective but its next step."""
+        return None
+
+    def law_at(self, procedure: Served, kl: float) -> Law | None:
+        """Return None: bond has no objective but its next step."""
+        return None
+
+    def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
+        """Return γ of J-BOND, the weight of the KL to its moving anchor."""
+        return REGULARISER
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The reference follows the policy as a moving average."""
+        return {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
+
+    @property
+    def stops_at(self) -> float | None:
+        """The KL at which it stops: its budget."""
+        return self.kl_budget
+
+    def reward_shaping(self, procedure: Served) -> Shaping:
+        """Return rewards as they are: only their order counts."""
+        return Raw()
+
+    def advantages(self, reference: str, procedure: Served) -> Advantages:
+        """Return J-BOND from the reference, which is where KL is counted from."""
+        from transformers import AutoModelForCausalLM
+
+        return JBOND(
+            AutoModelForCausalLM.from_pretrained(
+                reference, use_safetensors=True, trust_remote_code=False, dtype="float32"
+            )
+        )

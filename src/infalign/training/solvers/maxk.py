@@ -1,0 +1,101 @@
+"""maxk: the policy gradient of the served win rate itself, without a transformation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from infalign.display import COLOURS
+from infalign.errors import ConfigError
+from infalign.method.credit import credit, served_win_rate
+from infalign.method.procedures import Extreme, Served, is_extreme
+from infalign.method.shapings import Ranked, Shaping
+from infalign.method.transforms import Identity
+from infalign.theory.law import Law
+from infalign.theory.optimum import optimal
+from infalign.training.advantages import Advantages, Batch, Loop
+from infalign.training.solvers.base import OnPolicy, Surroundings
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class WinOverServed:
+    """The chance to beat what the base policy serves, as a shaping (`credit.served_win_rate`)."""
+
+    procedure: Extreme
+    scale = 1.0
+
+    @property
+    def name(self) -> str:
+        """``win against best-of-4``."""
+        return f"win against {self.procedure.name}"
+
+    def __call__(self, rewards: Any, reference_rewards_K: Any) -> Any:
+        """Return the win rates of ``rewards``."""
+        return served_win_rate(rewards, reference_rewards_K, self.procedure)
+
+
+class OrderStatisticCredit(Advantages):
+    """The gradient of W − β·KL itself: order-statistic credit for the rewards, leave-one-out for the KL."""
+
+    def __init__(self, procedure: Extreme) -> None:
+        self._procedure = procedure
+
+    def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
+        """Return the credit of each response less β times its log-ratio."""
+        import torch
+
+        groups = batch.every_reward.view(-1, loop.group).double().cpu().numpy()
+        found = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
+        return loop.local(found).float() - loop.kl_weight * loop.less_others(batch.log_ratio_BT.sum(1))
+
+
+class Settings(OnPolicy):
+    """maxk climbs W − β·KL of the recipe's procedure, best-of-N or worst-of-N; β goes with the win rate."""
+
+    own: ClassVar[Shaping] = Ranked(Identity())
+    depends_on: ClassVar[tuple[str, ...]] = ("procedure",)
+    colour: ClassVar[str] = COLOURS[5]
+
+    solver: Literal["maxk"]
+
+    @property
+    def aim(self) -> str:
+        """What theory's curve for it is called."""
+        return "optimum"
+
+    def law(self, procedure: Served) -> Law:
+        """Return the law of the procedure's optimum at the budget or β."""
+        return optimal(procedure, kl=self.kl_budget, beta=self.beta).law
+
+    def law_at(self, procedure: Served, kl: float) -> Law:
+        """Return the law of the procedure's optimum."""
+        return optimal(procedure, kl=kl).law
+
+    def check(self, around: Surroundings) -> None:
+        """Raise ValueError unless the gradient of the procedure can be estimated and its budget be spent."""
+        procedure = around.procedure
+        if not is_extreme(procedure):
+            raise ValueError(f"maxk climbs best-of-N and worst-of-N, and the procedure is {procedure.name}")
+        if min(self.generations, around.rollouts) < procedure.n:
+            raise ValueError(
+                f"{procedure.name} needs generations and rollout.k of at least {procedure.n}, found "
+                f"{self.generations} and {around.rollouts}"
+            )
+        if self.kl_budget is not None:
+            try:
+                optimal(procedure, kl=self.kl_budget)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+
+    def reward_shaping(self, procedure: Served) -> Shaping:
+        """Return the chance to beat what the base policy serves."""
+        assert is_extreme(procedure)
+        return WinOverServed(procedure)
+
+    def advantages(self, reference: str, procedure: Served) -> Advantages:
+        """Return the order-statistic credit of the procedure."""
+        assert is_extreme(procedure)
+        return OrderStatisticCredit(procedure)

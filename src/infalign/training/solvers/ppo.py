@@ -1,0 +1,87 @@
+"""PPO: E[reward] − β·KL with advantages from a learned value function (GAE)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from infalign.display import COLOURS
+from infalign.method.procedures import Served
+from infalign.training.advantages import Advantages, Batch, Loop
+from infalign.training.solvers.base import OnRanks
+
+if TYPE_CHECKING:
+    import torch
+
+GAE_LAMBDA = 0.95
+TOKENS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+def gae(rewards_BT: torch.Tensor, values_BT: torch.Tensor, lam: float) -> torch.Tensor:
+    """Return the advantages Σ_l λ^l·δ_{t+l}, δ_t = r_t + V_{t+1} − V_t, V = 0 after the end; shape (B, T)."""
+    import torch
+
+    advantages, last = torch.empty_like(rewards_BT), torch.zeros_like(rewards_BT[:, 0])
+    after = torch.zeros_like(last)
+    for t in reversed(range(rewards_BT.size(1))):
+        last = rewards_BT[:, t] + after - values_BT[:, t] + lam * last
+        advantages[:, t], after = last, values_BT[:, t]
+    return advantages
+
+
+class GeneralisedAdvantage(Advantages):
+    """Generalised advantage estimation on reward − β·log π/π_ref, with γ = 1 and a critic of its own."""
+
+    trains_companion = True
+
+    def __init__(self, critic: torch.nn.Module) -> None:
+        self._critic = critic
+
+    def start(self, loop: Loop) -> None:
+        """Bring the critic to where the policy is."""
+        self.companion = loop.prepared(self._critic)
+
+    def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
+        """Return the advantages of the tokens; the returns are kept for the critic's loss."""
+        import torch
+
+        mask_BT = batch.mask
+        rewards_BT = -loop.kl_weight * batch.log_ratio_BT
+        rewards_BT[torch.arange(len(mask_BT)), mask_BT.sum(1) - 1] += batch.rewards_B.to(rewards_BT.dtype)
+        size = loop.rows_at_once
+        rows = [{k: batch.tensors[k][i : i + size] for k in TOKENS} for i in range(0, len(mask_BT), size)]
+        with torch.no_grad():
+            values_BT = torch.cat([self._values(chunk) for chunk in rows])
+        advantage_BT = gae(rewards_BT, values_BT, GAE_LAMBDA)
+        batch.tensors["returns"] = (advantage_BT + values_BT) * mask_BT
+        return advantage_BT * mask_BT
+
+    def extra_loss(self, rows: dict[str, Any]) -> torch.Tensor:
+        """Return the critic's squared error; its parameters are its own, so its weight does not matter to Adam."""
+        mask = rows["completion_mask"]
+        error: torch.Tensor = ((self._values(rows) - rows["returns"]).square() * mask).sum() / mask.sum()
+        return error
+
+    def _values(self, rows: dict[str, Any]) -> torch.Tensor:
+        """Return the value before each token of the responses, (B, T), 0 after their end."""
+        import torch
+
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+        assert self.companion is not None
+        values = self.companion(input_ids=ids, attention_mask=mask).logits[:, :, 0].float()
+        found: torch.Tensor = values[:, -rows["completion_ids"].size(1) - 1 : -1] * rows["completion_mask"]
+        return found
+
+
+class Settings(OnRanks):
+    """PPO with a critic that starts from the reference policy."""
+
+    colour: ClassVar[str] = COLOURS[2]
+
+    solver: Literal["ppo"]
+
+    def advantages(self, reference: str, procedure: Served) -> Advantages:
+        """Return advantages from a critic that starts as a copy of the reference."""
+        from infalign.training.critic import critic_from
+
+        return GeneralisedAdvantage(critic_from(reference, self.fit))

@@ -1,0 +1,15 @@
+"""RLOO: E[reward] − β·KL with a leave-one-out baseline, by TRL's own trainer."""
+
+from typing import ClassVar, Literal
+
+from infalign.display import COLOURS
+from infalign.training.solvers.base import OnRanks
+
+
+class Settings(OnRanks):
+    """RLOO, with KL in the reward, where it belongs."""
+
+    carrier: ClassVar[Literal["rloo"]] = "rloo"
+    colour: ClassVar[str] = COLOURS[0]
+
+    solver: Literal["rloo"]

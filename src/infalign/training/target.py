@@ -1,0 +1,76 @@
+"""Where a training works, and what it leaves."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infalign.models.pretrained import conversation_ids
+from infalign.models.settings import Compute
+from infalign.progress import OnProgress
+from infalign.storage import fsync, writing
+
+if TYPE_CHECKING:
+    from infalign.training.common import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The folders of a training, of its checkpoints while it runs and of its model, and what every training shares."""
+
+    checkpoints: Path
+    model: Path
+    seed: int
+    compute: Compute
+    report_to: tuple[str, ...]
+
+    @contextmanager
+    def job(self, on_progress: OnProgress) -> Iterator[tuple["Job", Path]]:
+        """Yield the training job and a folder to save to, which gets its final name only when all went well."""
+        from transformers import set_seed
+
+        from infalign.training.common import Job
+
+        saved = self.model.with_name(f"{self.model.name}.unfinished")
+        shutil.rmtree(saved, ignore_errors=True)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        set_seed(self.seed)  # reward heads and adapters are drawn before the trainer sets it
+        yield (
+            Job(self.checkpoints, self.seed, self.compute.torch_device(), list(self.report_to), on_progress),
+            saved,
+        )
+        if not int(os.environ.get("RANK", "0")):
+            with writing(self.model):
+                shutil.rmtree(self.model, ignore_errors=True)
+                saved.replace(self.model)
+                fsync(saved.parent)  # before the checkpoints go
+            for left in (*self.checkpoints.glob("checkpoint-*"), self.checkpoints / "start"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def so_far(self) -> str:
+        """Return the last step that was saved: ``checkpoint at step 30 of 120``, "" for none."""
+        saved = dict[int, int]()
+        for path in self.checkpoints.glob("checkpoint-*/trainer_state.json"):
+            try:
+                state = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):  # a training that is under way writes or removes it at this moment
+                continue
+            saved[state["global_step"]] = state["max_steps"]
+        return f"checkpoint at step {max(saved):,} of {saved[max(saved)]:,}" if saved else ""
+
+
+def fitting(
+    rows: list[dict[str, Any]], tokenizer: Any, max_length: int, responses: Callable[[dict[str, Any]], list[str]]
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows that have at most ``max_length`` tokens with each response, and how many are longer."""
+
+    def tokens(row: dict[str, Any], response: str) -> int:
+        conversation = [*row["prompt"], {"role": "assistant", "content": response}]
+        return len(conversation_ids(tokenizer, conversation, add_generation_prompt=False))
+
+    short = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= max_length]
+    return short, len(rows) - len(short)
