@@ -27,7 +27,7 @@ def heading(console: "Console", title: str, *below: str) -> None:
 
 
 def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
-    """Return an empty table. Where space is short, cells break in the columns ``breaking`` only; numbers stay whole."""
+    """Return an empty table. In a narrow terminal, cells wrap in the columns ``breaking`` only."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=i not in breaking)
@@ -89,7 +89,7 @@ STYLE = {
     "ytick.labelcolor": INK,
     "figure.facecolor": PAPER,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "infalign",  # the same curves are the same bytes
+    "svg.hashsalt": "infalign",  # the same curves give the same bytes
     "savefig.dpi": 200,
 }
 

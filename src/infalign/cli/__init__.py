@@ -76,12 +76,12 @@ def main() -> None:
     debug = "--debug" in sys.argv[1:]
     words = [word for word in sys.argv[1:] if word != "--debug"]
     signal.signal(signal.SIGTERM, _stop)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as below a background job
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in a background job
         signal.signal(signal.SIGINT, _stop)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows ✓
+        sys.stdout.reconfigure(errors="replace")  # not every encoding has ✓
     app["run"].help_epilogue = f"{whole_run.list_recipes()}\n\n{EPILOGUE}"
-    if words[:1] == ["compare"]:  # only then the methods may be imported
+    if words[:1] == ["compare"]:  # listing the methods imports NumPy
         app["compare"].help_epilogue = methods.COMPARE_EPILOGUE + methods.list_methods()
     try:
         app(words, exit_on_error=False, print_error=False)
@@ -92,7 +92,7 @@ def main() -> None:
     except _StoppedError:
         _fail(f"stopped; {CONTINUES}", 143)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes in the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it exits
         _fail(f"stopped, since nobody reads the output any more; {CONTINUES}", 141)
     except Exception as error:
         if debug:
@@ -106,11 +106,11 @@ def main() -> None:
 
 
 class _StoppedError(BaseException):
-    """SIGTERM came; like KeyboardInterrupt no `except Exception` holds it up."""
+    """SIGTERM came; like KeyboardInterrupt it is not caught by `except Exception`."""
 
 
 def _stop(number: int, _: Any) -> NoReturn:
-    """End in one sentence, or at once if it is the second signal; workers end when this process does."""
+    """Raise, so that `main` ends in one sentence; exit at once on a second signal. Workers end with this process."""
     for second in (signal.SIGINT, signal.SIGTERM):
         signal.signal(second, lambda number, _: os._exit(128 + number))
     raise KeyboardInterrupt if number == signal.SIGINT else _StoppedError

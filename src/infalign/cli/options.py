@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they lead to."""
+"""Options that several commands share, and the functions that read them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -119,7 +119,7 @@ def choose(
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     ranking = rank(served, kl=kl, rollouts=rollouts, base=theirs)
     best = ranking.recommended
-    if not isinstance(best.transform, Log):  # −∞ at u = 0: a table has no room for it, and its name serves
+    if not isinstance(best.transform, Log):  # −∞ at u = 0, which a table cannot hold; recipes take log by name
         write_text(file, tabulated(best.transform, beta=best.beta).to_json())
     if as_json:
         print_json(ranking.as_dict())

@@ -260,7 +260,7 @@ def _numbers(column: "pa.ChunkedArray[Any]") -> Array:
 
 
 def _fault(path: Path) -> str | None:
-    """Return what is wrong with the first bad row, found by walking through them."""
+    """Return what is wrong with the first invalid row, found by reading row by row."""
     present: set[str] = set()
     absent: dict[str, str] = {}
     for where, row in read_rows(path):
@@ -336,7 +336,7 @@ def pair(policy: Rewards, base: Rewards, *, common_prompts: bool = False, seed: 
 
 
 def _codes(*columns: "pa.ChunkedArray[Any]") -> tuple[Any, list[NDArray[np.intp]]]:
-    """Return the different texts of all columns in the order of their first occurrence, and each column by number."""
+    """Return the distinct texts of all columns in the order of their first occurrence, and each column by number."""
     chunks = [chunk for column in columns for chunk in column.chunks]
     encoded: Any = pa.chunked_array(chunks).dictionary_encode().unify_dictionaries()
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]).astype(np.intp)

@@ -1,4 +1,4 @@
-"""What a run would do and what it would cost, checked as far as that goes without loading a model."""
+"""What a run would do and what it would cost, with every check that needs no weights."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def _origin(source: Source) -> str:
 
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check the tokenizer of each model that lies in a local folder; yield the others."""
+    """Check the tokenizer of each model in a local folder; yield the others."""
     named = [(name, model.model) for name, model in recipe.models.items()]
     named += [] if recipe.rank_model is None else [("rank_model", recipe.rank_model.model)]
     for name, path in named:
@@ -99,7 +99,7 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
     table = plain_table(*columns, *(f"{p.name}, %" for p in procedures), breaking=[1])
     for name, policy in recipe.policies.items():
         law = policy.law(recipe.procedure)
-        if law is None:  # of rewards that are no ranks the rollouts decide, and bond goes on until the budget is spent
+        if law is None:  # raw rewards have no law before the rollouts; bond trains until the budget is spent
             table.add_row(name, policy.method, f"{policy.budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
@@ -160,7 +160,7 @@ def _scratch_parameters(scratch: Scratch) -> int:
 
 
 def _elements(path: Path) -> int:
-    """Return how many numbers a safetensors file holds, from its header alone."""
+    """Return the number of elements in a safetensors file, from its header alone."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

@@ -26,7 +26,7 @@ CHANCE_DRAWS = 200
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure, the words below it and the words instead of it."""
+    """A figure with its caption and its alternative text."""
 
     name: str
     figure: Any  # matplotlib.figure.Figure
@@ -57,7 +57,7 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
     figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
     if judges == ["reward"]:
         most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
-        kls = most * np.linspace(0.01, 1, 60) ** 2  # the curves bend near 0
+        kls = most * np.linspace(0.01, 1, 60) ** 2  # denser near 0, where the curves bend
         drawn: set[str] = set()
         for look in looks.values():
             aim = look.solver.aim
@@ -142,7 +142,7 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
     figure, axes = axes_of("raw reward", "calibrated reward")
     order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
-    shown = np.unique(np.linspace(0, rewards_PK.shape[1] - 1, 100).astype(int))  # a thousand points a curve help nobody
+    shown = np.unique(np.linspace(0, rewards_PK.shape[1] - 1, 100).astype(int))  # enough for a smooth curve
     for i, prompt in enumerate(chosen):
         color = _shade(i / max(len(chosen) - 1, 1))
         rewards = rewards_PK[prompt]
@@ -268,7 +268,7 @@ def save_picture(picture: Picture, folder: Path) -> Numbers:
     save(picture.figure, path, salt=picture.name)
     save(picture.figure, path.with_suffix(".png"), stamped=True)
     svg = path.read_text(encoding="utf-8")
-    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # every figure has its axes_1
+    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # ids on a page are unique
     svg = re.sub(r"(<svg [^>]*?)(?: (?:width|height)=\"[^\"]*\")", r"\1", svg)
     svg = svg.replace(PAPER, "var(--paper)").replace(INK, "var(--ink)")
     return {"name": picture.name, "svg": Markup(svg), "caption": picture.caption, "alt": picture.alt}

@@ -98,7 +98,7 @@ def _gain_in_points(e: Mapping[str, float]) -> str:
 def comparison_rows(results: Numbers) -> list[Numbers]:
     """Return the rows of the comparison at one KL, judge by judge; none for a single method.
 
-    Theory speaks of the reward itself as the judge, so only those rows have it.
+    Theory's win rates are by the reward itself, so only the rows of that judge have them.
     """
     if results["matched"] is None:
         return []
