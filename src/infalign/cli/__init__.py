@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError, Group
 
 from infalign.cli import methods, paper, samples, theory, whole_run
-from infalign.cli.whole_run import STAGES
 from infalign.errors import InfalignError
+from infalign.runs import STAGES
 
-__all__ = ["STAGES", "app", "main"]
+__all__ = ["app", "main"]
 
 CONTINUES = "the same command continues where this one stopped"
 HELP = """\

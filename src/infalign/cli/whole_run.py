@@ -26,17 +26,6 @@ library is shown and undoes nothing.
 Exit codes: 0 if all is done, 4 if not. Nothing is written and nobody is held
 up; a run in progress may be looked at.
 """
-STAGES = {
-    "data": "Read and split the data, make the tokenizer.",
-    "sft": "Fine-tune the policy on demonstrations: the reference.",
-    "reward-model": "Fit the reward model and, on other rows, the judge.",
-    "rollout": "Draw K responses to every training prompt.",
-    "score": "Score the rollouts with the reward.",
-    "calibrate": "Give every training prompt its reference_rewards.",
-    "train": "Train the policies on calibrated, transformed rewards.",
-    "evaluate": "Measure win rates and KL on fresh samples.",
-    "report": "Write the report with its figures.",
-}
 
 
 def run(

@@ -47,6 +47,11 @@ def prompt_id(prompt: Sequence[Message]) -> str:
     return _digest([[turn["role"], turn["content"]] for turn in prompt])
 
 
+def reply(response: str) -> Message:
+    """Return a response as a turn of the assistant."""
+    return {"role": "assistant", "content": response}
+
+
 def _digest(value: object) -> str:
     return blake2b(json.dumps(value, separators=(",", ":")).encode(), digest_size=8).hexdigest()
 

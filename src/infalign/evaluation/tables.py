@@ -120,15 +120,8 @@ def compare_tables(
             notes.append(
                 "every prompt has the same win rate, so the interval has no width and says nothing about others"
             )
-        controlled = None
-        if lengths_missing := [str(table.path) for table in (policy, base) if "length" not in table.numbers]:
-            notes.append(f"no length-controlled win rate: no column length in {' and '.join(lengths_missing)}")
-        else:
-            try:
-                values = length_controlled([(block.policy, block.base) for block in blocks], procedure, served)
-                controlled = measured_share(values[_order(blocks)])
-            except DataError as error:
-                notes.append(f"no length-controlled win rate: {error}")
+        controlled, missing = _controlled(policy, base, blocks, procedure, served)
+        notes += [f"no length-controlled win rate: {missing}"] if missing else []
         rows.append(
             {
                 "procedure": procedure.name,
@@ -136,12 +129,25 @@ def compare_tables(
                 "win_rate": win_rate.pop("mean"),
                 **win_rate,
                 **shared,
-                "length_controlled": controlled,
+                "length_controlled": None if controlled is None else measured_share(controlled),
                 "draws": {model: measured(draws) for model, draws in _draws(blocks, procedure, served).items()},
                 "notes": notes,
             }
         )
     return rows
+
+
+def _controlled(
+    policy: Rewards, base: Rewards, blocks: Sequence[Block], procedure: Procedure, served: Procedure
+) -> tuple[Array | None, str]:
+    """Return values of prompts whose mean is the win rate at equal length, or why there is none."""
+    if lengths_missing := [str(table.path) for table in (policy, base) if "length" not in table.numbers]:
+        return None, f"no column length in {' and '.join(lengths_missing)}"
+    try:
+        values = length_controlled([(block.policy, block.base) for block in blocks], procedure, served)
+    except DataError as error:
+        return None, str(error)
+    return values[_order(blocks)], ""
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from infalign.errors import DataError
 from infalign.evaluation.samples import Samples, chunks
 from infalign.method.calibration import Array
-from infalign.method.procedures import Procedure, RewindAndRepeat, rewinds
+from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, rewinds
 
 
 def win_rates(policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None) -> Array:
@@ -47,7 +47,7 @@ def win_rates_of(
         raise DataError(f"the policy has {len(policy.selected)} prompts, the base {len(base.selected)}")
     pairs = list(zip(procedures, procedures if base_procedures is None else base_procedures, strict=True))
     # A procedure that only looks at ranks has one table of weights for all prompts; others need each prompt's rewards.
-    by_rank = [i for i, pair in enumerate(pairs) if not any(map(rewinds, pair))]
+    by_rank = [i for i, pair in enumerate(pairs) if all(map(looks_at_ranks, pair))]
     wins_RP = np.empty((len(pairs), len(policy.selected)))
     if by_rank:
         ours = _served_within([pairs[i][0] for i in by_rank], policy.selected.shape[1])

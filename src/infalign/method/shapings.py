@@ -5,6 +5,7 @@ standardised, PAR and LSC. Their spread depends on the reward model, so theory h
 :func:`budget_beta` finds it on the rollouts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -15,7 +16,7 @@ from scipy.special import expit, kl_div, log_expit, logsumexp
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array, calibrate
-from infalign.method.transforms import Transformation, at_ranks, parse_transform
+from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
 
 LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
 
@@ -136,21 +137,28 @@ def parse_shaping(name: str) -> Shaping:
 
     Raises ConfigError, with all spellings, for a name that is none.
     """
-    for shaping in (Raw(), RawPerPrompt(), PAR()):
-        if name == shaping.name:
-            return shaping
-    kind, _, argument = name.partition(":")
-    if kind == "lsc":
-        try:
-            return LSC(float(argument))
-        except ValueError:
-            pass
+    try:
+        if found := spelled_by(SPELLINGS, name):
+            return found
+    except ValueError:  # of a number
+        pass
     try:
         return Ranked(parse_transform(name))
     except ConfigError as error:
-        raise ConfigError(
-            f"{error}; or, not by the rank: raw, raw-prompt, par, lsc:Q (for example lsc:0.85)"
-        ) from error
+        raise ConfigError(f"{error}; or, not by the rank: {', '.join(SPELLINGS)}") from error
+
+
+SPELLINGS: dict[str, Callable[..., Shaping]] = {
+    "raw": Raw,
+    "raw-prompt": RawPerPrompt,
+    "par": PAR,
+    "lsc:Q (for example lsc:0.85)": LSC,
+}
+
+
+def rank_transform(shaping: Shaping) -> Transformation | None:
+    """Return the transformation of a shaping by the rank, None for another shaping."""
+    return shaping.transform if isinstance(shaping, Ranked) else None
 
 
 def as_shaping(shaping: Transformation | Shaping) -> Shaping:

@@ -5,11 +5,11 @@ read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalised; :func:`no
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +20,8 @@ from infalign.method.calibration import Array
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
 LARGEST_VALUE = 1e150  # the largest in a table, so that differences and products stay finite
+
+T = TypeVar("T")
 
 
 class Transformation(Protocol):
@@ -250,23 +252,34 @@ def parse_transform(name: str) -> Transformation:
 
     ``identity``, ``log``, ``exp:10``, ``exp:-10``, ``power:7``, ``power:-7``, ``some/table.json``.
     """
-    kind, _, argument = name.partition(":")
-    if name == "identity":
-        return Identity()
-    if name == "log":
-        return Log()
     if name.endswith(".json"):
         return _read_table(Path(name))
-    makers: dict[str, Callable[[float], Transformation]] = {"exp": Exponential, "power": Power}
-    if kind in makers:
-        try:
-            return makers[kind](float(argument))
-        except ValueError:
-            pass
-    raise ConfigError(
-        f"unknown transformation {name!r}; known: identity, log, exp:T (for example exp:10 or exp:-10), "
-        "power:M, and a table's FILE.json"
-    )
+    try:
+        if found := spelled_by(SPELLINGS, name):
+            return found
+    except ValueError:  # of a number
+        pass
+    raise ConfigError(f"unknown transformation {name!r}; known: {', '.join(SPELLINGS)}, and a table's FILE.json")
+
+
+SPELLINGS: dict[str, Callable[..., Transformation]] = {
+    "identity": Identity,
+    "log": Log,
+    "exp:T (for example exp:10 or exp:-10)": Exponential,
+    "power:M": Power,
+}
+
+
+def spelled_by(spellings: Mapping[str, Callable[..., T]], name: str) -> T | None:
+    """Return what ``name`` spells: a kind and, after a colon, the number that its spelling names; None if nothing does.
+
+    Raises ValueError for what is no number.
+    """
+    kind, colon, argument = name.partition(":")
+    for spelling, make in spellings.items():
+        if kind == spelling.partition(":")[0] and colon in spelling and bool(colon) == (":" in spelling):
+            return make(float(argument)) if colon else make()
+    return None
 
 
 def _read_table(path: Path) -> Tabulated:

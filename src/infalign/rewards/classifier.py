@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infalign.data.examples import Message, prompt_id
+from infalign.data.examples import Message, prompt_id, reply
 from infalign.errors import ConfigError, DataError
 from infalign.models.logprobs import length_batches, right_padded
 from infalign.models.pretrained import conversation_ids, why_unloadable
@@ -95,9 +95,7 @@ class ClassifierReward:
         Special tokens that a prompt or a response spells are text (`pretrained.conversation_ids`).
         """
         return [
-            conversation_ids(
-                self.tokenizer, [*prompt, {"role": "assistant", "content": response}], add_generation_prompt=False
-            )
+            conversation_ids(self.tokenizer, [*prompt, reply(response)], add_generation_prompt=False)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
 

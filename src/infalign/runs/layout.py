@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infalign.errors import ConfigError
-from infalign.runs.stages import STAGES
+from infalign.runs import STAGES
 from infalign.storage import read_record
 
 Summary = dict[str, Any]

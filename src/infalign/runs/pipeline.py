@@ -15,6 +15,7 @@ from rich.console import Console
 
 from infalign.errors import ConfigError
 from infalign.progress import OnProgress, ProgressDisplay
+from infalign.runs import STAGES
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import FORMAT, Layout, Summary, records
 from infalign.runs.lock import held
@@ -22,7 +23,6 @@ from infalign.runs.pending import check_outputs, holds, pending, reasons
 from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
-from infalign.runs.stages import STAGES
 from infalign.runs.units import Unit, bases, keys, needs
 from infalign.runs.workers import Task, run_tasks
 from infalign.storage import inventory, write_record, write_text, writing

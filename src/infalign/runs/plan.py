@@ -16,11 +16,11 @@ from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
+from infalign.runs import STAGES
 from infalign.runs.pending import pending, reasons
 from infalign.runs.pipeline import units
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
-from infalign.runs.stages import STAGES
 from infalign.runs.stages.train import coarse_ranks
 
 ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability

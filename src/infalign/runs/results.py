@@ -33,46 +33,16 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
     ``reward`` itself as the judge the numbers compare with the theory; the judge and the gold say what was gained.
     """
     sources, aim = evaluated.sources, evaluated.procedure
-    base = {source: evaluated.column("reference", source) for source in sources}
-    reference = Samples(base["reward"], base["reward"])
-    served, references = evaluated.procedures(), partial(reference_rewards, evaluated.layout)
+    selected, served = evaluated.column("reference", "reward"), evaluated.procedures()
+    reference = Samples(selected, selected)
     base_length = evaluated.column("reference", "length")
     policies: dict[str, Any] = {}
     aimed: dict[str, dict[str, Array]] = {}  # win rates under the recipe's procedure
     for step, (name, policy) in enumerate(solvers.items()):
         on_progress(step, len(solvers), name)
-        own = {source: evaluated.column(name, source) for source in sources}
         wins = evaluated.wins(name, served)
         aimed[name] = {source: by_procedure[aim.name] for source, by_procedure in wins.items()}
-        kl = evaluated.column(name, "kl")
-        length = evaluated.column(name, "length")
-        pairs = {
-            source: (
-                Samples(own["reward"], own[source], length),
-                Samples(base["reward"], base[source], base_length),
-            )
-            for source in sources
-        }
-        draws = rewind_draws(Samples(own["reward"], own["reward"]), reference, evaluated.rewind)
-        policies[name] = {
-            "method": policy.method,
-            "transform": policy.shaping.name,
-            "solver": policy.solver,
-            "kl_budget": policy.budget,
-            "beta": policy.raw_beta(aim, references),
-            "kl": evaluated.estimated(kl.mean(axis=1)),
-            "kl_per_token": float(kl.sum() / length.sum()),
-            "length": evaluated.estimated(length.mean(axis=1)),
-            "rewind_draws": evaluated.estimated(draws),
-            "win_rates": {
-                source: {procedure: evaluated.estimated(values) for procedure, values in by_procedure.items()}
-                for source, by_procedure in wins.items()
-            },
-            "at_equal_length": {source: _at_equal_length(evaluated, *pairs[source], aim) for source in sources},
-            "ties": {source: evaluated.estimated(tie_rate(*pairs[source])) for source in sources},
-            "theory": _theory(policy, aim, float(kl.mean())),
-        }
-    selected = base["reward"]
+        policies[name] = _policy_numbers(evaluated, name, policy, wins)
     half = selected.shape[1] // 2
     check = calibrate(selected[:, half:], np.sort(selected[:, :half], axis=1))
     results = {
@@ -96,6 +66,43 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
     }
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"]["judge"][aim.name] for name, p in policies.items()}
+
+
+def _policy_numbers(
+    evaluated: Evaluated, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
+) -> dict[str, Any]:
+    """Return the numbers of one policy."""
+    aim = evaluated.procedure
+    own, base = (
+        {source: evaluated.column(model, source) for source in (*evaluated.sources, "length")}
+        for model in (name, "reference")
+    )
+    kl, length = evaluated.column(name, "kl"), own["length"]
+    pairs = {
+        source: (
+            Samples(own["reward"], own[source], length),
+            Samples(base["reward"], base[source], base["length"]),
+        )
+        for source in evaluated.sources
+    }
+    return {
+        "method": policy.method,
+        "transform": policy.shaping.name,
+        "solver": policy.solver,
+        "kl_budget": policy.budget,
+        "beta": policy.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
+        "kl": evaluated.estimated(kl.mean(axis=1)),
+        "kl_per_token": float(kl.sum() / length.sum()),
+        "length": evaluated.estimated(length.mean(axis=1)),
+        "rewind_draws": evaluated.estimated(rewind_draws(*pairs["reward"], evaluated.rewind)),
+        "win_rates": {
+            source: {procedure: evaluated.estimated(values) for procedure, values in by_procedure.items()}
+            for source, by_procedure in wins.items()
+        },
+        "at_equal_length": {source: _at_equal_length(evaluated, *pairs[source], aim) for source in evaluated.sources},
+        "ties": {source: evaluated.estimated(tie_rate(*pairs[source])) for source in evaluated.sources},
+        "theory": _theory(policy, aim, float(kl.mean())),
+    }
 
 
 def _at_equal_length(

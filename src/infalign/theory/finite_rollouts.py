@@ -1,5 +1,6 @@
 """What calibration on a finite number of rollouts costs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,12 +86,7 @@ def finite_rollouts(
         kls_P: Array = mean / total - np.log(total)
         return kls_P
 
-    largest = float(kls(LOG_BETAS[0]).mean())
-    if not 0 < kl < largest:
-        raise ConfigError(
-            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below {largest:.4g}"
-        )
-    log_beta = float(brentq(lambda x: float(kls(x).mean()) - kl, *LOG_BETAS, xtol=1e-13))
+    log_beta = _spending(kls, kl, rollouts)
 
     def win_rates(lengths: Array, log_beta: float, nodes: int) -> Array:
         masses = lengths * np.exp(phi_C * np.exp(-log_beta))
@@ -116,6 +112,16 @@ def finite_rollouts(
         win_rates_P - price * (kls_P - kl),
         law_at_kl(transform, kl=kl).win_rate(procedure, base),
     )
+
+
+def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
+    """Return log β at which ``kl`` nats are spent on average. Raises ConfigError where none does."""
+    largest = float(kls(LOG_BETAS[0]).mean())
+    if not 0 < kl < largest:
+        raise ConfigError(
+            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below {largest:.4g}"
+        )
+    return float(brentq(lambda x: float(kls(x).mean()) - kl, *LOG_BETAS, xtol=1e-13))
 
 
 def _step_win_rates(

@@ -3,6 +3,7 @@
 The formulas are in docs/theory.md, optimum of Rewind-and-Repeat.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,9 +132,16 @@ def rewind_optimum(
     ranks = np.where(fails, np.minimum(panels.integral_to(np.exp(log_density), u), s * (1.0 - 1e-15)), 1.0)
     slope = -served.density(ranks) * theirs.density(u)
     table = as_table(f"optimal:{procedure.name}", v, beta * (log_f - log_f[0]), slope)
+    extra = threshold_pull(procedure, base, price)
+    return certified(procedure, base, table, beta, spent, wins, stationary=count, extra=extra)
+
+
+def threshold_pull(procedure: RewindAndRepeat, base: Served, price: float = 0.0) -> Callable[[Law], Array]:
+    """Return what Φ[F] has besides ∫ h′(F; s)·h₀′: below the quantile F also moves s, the probability of failing."""
+    theirs, q = distortion(base, at_base), procedure.quantile
 
     def pull(law: Law) -> Array:
         below, problem = law.chance_below(q), _Rewinding(procedure, theirs, price, law.panels)
         return -np.where(law.v <= 1.0 - q, 0.0, problem.pull(law.cdf.reshape(law.panels.weight.shape), below))
 
-    return certified(procedure, base, table, beta, spent, wins, stationary=count, extra=pull)
+    return pull

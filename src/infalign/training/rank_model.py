@@ -9,7 +9,7 @@ from peft import TaskType, get_peft_model
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from infalign.data.examples import Message
+from infalign.data.examples import Message, reply
 from infalign.models.pretrained import classifier_from, conversation_ids
 from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
@@ -50,14 +50,9 @@ def fit_calibrated(
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[list[Message], str, float]]) -> Dataset:
-    conversations = ([*prompt, reply_turn(response)] for prompt, response, _ in rows)
+    conversations = ([*prompt, reply(response)] for prompt, response, _ in rows)
     token_ids = [conversation_ids(tokenizer, row, add_generation_prompt=False) for row in conversations]
     return Dataset.from_dict({"input_ids": token_ids, "rank": [rank for _, _, rank in rows]})
-
-
-def reply_turn(text: str) -> Message:
-    """Return a response as a turn of the assistant."""
-    return {"role": "assistant", "content": text}
 
 
 class _RankRegression(Trainer):

@@ -9,11 +9,10 @@ from peft import TaskType
 from transformers import PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 
-from infalign.data.examples import Message
+from infalign.data.examples import Message, reply
 from infalign.models.pretrained import AS_TEXT, classifier_from
 from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
-from infalign.training.sft import reply
 
 
 def fit_reward_model(
@@ -52,5 +51,8 @@ def fit_reward_model(
 
 def _preferences(pairs: list[tuple[list[Message], str, str]]) -> Dataset:
     return Dataset.from_list(
-        [{"prompt": p, "chosen": reply(c), "rejected": reply(r), "chat_template_kwargs": AS_TEXT} for p, c, r in pairs]
+        [
+            {"prompt": p, "chosen": [reply(c)], "rejected": [reply(r)], "chat_template_kwargs": AS_TEXT}
+            for p, c, r in pairs
+        ]
     )

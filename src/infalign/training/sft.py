@@ -8,7 +8,7 @@ from peft import TaskType
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from infalign.data.examples import Message
+from infalign.data.examples import Message, reply
 from infalign.models.pretrained import AS_TEXT
 from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
@@ -27,7 +27,7 @@ def fine_tune(
     The loss covers the responses only.
     """
     dataset = Dataset.from_list(
-        [{"prompt": p, "completion": reply(text), "chat_template_kwargs": AS_TEXT} for p, text in rows]
+        [{"prompt": p, "completion": [reply(text)], "chat_template_kwargs": AS_TEXT} for p, text in rows]
     )
     trainer = SFTTrainer(
         model=model,
@@ -43,8 +43,3 @@ def fine_tune(
     lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
     trainer.train_dataset = trainer.train_dataset.select(training_order(lengths, fit.epochs, fit.batch_size, job.seed))
     return fit_and_save(trainer, tokenizer, job, model_dir)
-
-
-def reply(text: str) -> list[Message]:
-    """Return a response as a conversation of one turn, the assistant's."""
-    return [{"role": "assistant", "content": text}]

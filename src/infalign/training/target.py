@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infalign.data.examples import reply
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
 from infalign.progress import OnProgress
@@ -69,7 +70,7 @@ def fitting(
     """Return the rows that have at most ``max_length`` tokens with each response, and how many are longer."""
 
     def tokens(row: dict[str, Any], response: str) -> int:
-        conversation = [*row["prompt"], {"role": "assistant", "content": response}]
+        conversation = [*row["prompt"], reply(response)]
         return len(conversation_ids(tokenizer, conversation, add_generation_prompt=False))
 
     short = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= max_length]

@@ -8,7 +8,7 @@ in `FAMILIES`.
 
 from infalign.errors import ConfigError
 from infalign.method.procedures import extremes, order_statistics, poisson, rewind, standard
-from infalign.method.procedures.base import Distortion, Procedure, RankProcedure
+from infalign.method.procedures.base import Distortion, Procedure, RankProcedure, looks_at_ranks
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
 from infalign.method.procedures.mixture import Mixture, ranked
 from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, of_best, top_k
@@ -35,6 +35,7 @@ __all__ = [
     "distortion",
     "is_extreme",
     "kth_best",
+    "looks_at_ranks",
     "of_best",
     "parse_procedure",
     "rewinds",

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import gammaln
 from scipy.stats import rankdata
+from typing_extensions import TypeIs
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
@@ -34,6 +35,11 @@ class Distortion(Protocol):
 
 class RankProcedure(Procedure, Distortion, Protocol):
     """A procedure that only looks at ranks."""
+
+
+def looks_at_ranks(procedure: Procedure) -> TypeIs[RankProcedure]:
+    """Return whether a procedure is a distortion of CDFs, so that it only looks at ranks."""
+    return hasattr(procedure, "distortion")
 
 
 def check_n(n: int) -> None:

@@ -20,6 +20,7 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.report.pictures import (
     STYLE,
     Look,
+    Picture,
     rank_histogram,
     reward_by_rank,
     save_picture,
@@ -30,6 +31,8 @@ from infalign.runs.report.pictures import (
 from infalign.runs.report.words import SPOKEN, Numbers, comparison_rows, verdict
 from infalign.runs.results import read_results
 from infalign.storage import read_table, write_text
+
+SHOWN_EXAMPLES = 4
 
 
 def write(recipe: Recipe, layout: Layout) -> None:
@@ -50,26 +53,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         for i, (name, policy) in enumerate(recipe.policies.items())
     }
     with matplotlib.rc_context(STYLE):
-        pictures = {
-            "kl": [
-                win_rate_by_kl(results, procedure, judges, looks)
-                for procedure in evaluated.drawn_procedures()
-                for judges in (["reward"], results["judges"][1:])
-            ],
-            "n": [
-                win_rate_by_n(results, judge, kind, looks)
-                for judge in ("judge", "reward")
-                for kind in ("best", "worst")
-            ],
-            "calibration": [reward_by_rank(reference_rewards(layout)), rank_histogram(evaluated, results)],
-            "training": [
-                training_curves(name, record["summary"]["history"], looks.get(name.removeprefix("train-")))
-                for name, record in made.items()
-                if "history" in record["summary"]
-            ],
-        }
-        if "gold" in results["judges"]:
-            pictures["n"] += [win_rate_by_n(results, "gold", kind, looks) for kind in ("best", "worst")]
+        pictures = _pictures(evaluated, results, made, looks)
         figures = {section: [save_picture(p, root / "figures") for p in found] for section, found in pictures.items()}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("infalign.runs.report", "."),
@@ -100,7 +84,25 @@ def write(recipe: Recipe, layout: Layout) -> None:
     write_text(layout.report, html)
 
 
-SHOWN_EXAMPLES = 4
+def _pictures(
+    evaluated: Evaluated, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
+) -> dict[str, list[Picture]]:
+    """Return the figures of each section."""
+    judges = ("judge", "reward", *(["gold"] if "gold" in results["judges"] else []))
+    return {
+        "kl": [
+            win_rate_by_kl(results, procedure, by, looks)
+            for procedure in evaluated.drawn_procedures()
+            for by in (["reward"], results["judges"][1:])
+        ],
+        "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
+        "calibration": [reward_by_rank(reference_rewards(evaluated.layout)), rank_histogram(evaluated, results)],
+        "training": [
+            training_curves(name, record["summary"]["history"], looks.get(name.removeprefix("train-")))
+            for name, record in made.items()
+            if "history" in record["summary"]
+        ],
+    }
 
 
 def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[str, float]]:

@@ -23,7 +23,7 @@ from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, PredictedRankReward
-from infalign.method.shapings import Ranked, Shaping
+from infalign.method.shapings import Shaping, rank_transform
 from infalign.models.pretrained import AS_TEXT
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
@@ -99,8 +99,9 @@ def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedR
     """Return the shaped reward as TRL calls it."""
     shaping = solver.reward_shaping(problem.procedure)
     if solver.predicts_ranks:
-        assert isinstance(shaping, Ranked)
-        return PredictedRankReward(problem.reward, shaping.transform)
+        transform = rank_transform(shaping)
+        assert transform is not None
+        return PredictedRankReward(problem.reward, transform)
     return CalibratedReward(problem.reward, shaping)
 
 

@@ -19,7 +19,7 @@ from infalign.display import INK
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
-from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping
+from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.settings import Fit
 from infalign.settings import Draws, Kind, Positive, spelled
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 def read_shaping(name: str) -> Shaping:
     """Return the shaping that a recipe spells; one that is read from a file has the file's name."""
     shaping = parse_shaping(name)
-    if isinstance(shaping, Ranked) and isinstance(shaping.transform, Tabulated):
-        return Ranked(replace(shaping.transform, name=name))
-    return shaping
+    table = rank_transform(shaping)
+    return Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping
 
 
 ShapingSetting = Annotated[Shaping, *spelled(read_shaping)]
@@ -128,7 +127,8 @@ class Solver(Kind):
 
     def law_at(self, procedure: Served, kl: float) -> Law | None:
         """Return the law that theory gives for the same method at a KL of ``kl`` nats; None where there is none."""
-        return law_at_kl(self.shaping.transform, kl=kl) if isinstance(self.shaping, Ranked) else None
+        transform = rank_transform(self.shaping)
+        return None if transform is None else law_at_kl(transform, kl=kl)
 
     @abstractmethod
     def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
@@ -153,9 +153,10 @@ class ToBudget(Solver):
     def _one_weight(self) -> ToBudget:
         if (self.kl_budget is None) == (self.beta is None):
             raise ValueError("give exactly one of kl_budget, beta")
-        if self.kl_budget is not None and isinstance(self.shaping, Ranked):
+        transform = rank_transform(self.shaping)
+        if self.kl_budget is not None and transform is not None:
             try:
-                law_at_kl(self.shaping.transform, kl=self.kl_budget)
+                law_at_kl(transform, kl=self.kl_budget)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
         return self
@@ -169,8 +170,8 @@ class ToBudget(Solver):
         """Return the law that theory gives at its budget or β; None for rewards that are no ranks."""
         if self.kl_budget is not None:
             return self.law_at(procedure, self.kl_budget)
-        assert self.beta is not None
-        return aligned_law(self.shaping.transform, beta=self.beta) if isinstance(self.shaping, Ranked) else None
+        transform = rank_transform(self.shaping)
+        return None if transform is None else aligned_law(transform, beta=self.beta or 0.0)
 
     def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
         """Return the paper's β; without a law it is the one that spends the budget on the stored rollouts."""
@@ -203,7 +204,7 @@ class Shaped(ToBudget):
     @property
     def ranked(self) -> Transformation | None:
         """The transformation of ranks that it is trained on, unless rewards are shaped otherwise or predicted."""
-        return self.transform.transform if isinstance(self.transform, Ranked) and not self.predicts_ranks else None
+        return None if self.predicts_ranks else rank_transform(self.transform)
 
 
 class ToBestOfN(Solver):
@@ -337,7 +338,7 @@ class OnRanks(Shaped, OnPolicy):
         if self.predicts_ranks:
             if not self.generates:
                 raise ValueError(f"ranks: model is for fresh responses, found stored rollouts ({self.solver})")
-            if not isinstance(self.transform, Ranked):
+            if rank_transform(self.transform) is None:
                 raise ValueError(f"ranks: model needs a transformation of the rank, and {self.transform.name} is none")
         return self
 

@@ -48,7 +48,7 @@ class Settings(ToBudget, Offline):
     own: ClassVar[Shaping] = Ranked(Identity())
     colour: ClassVar[str] = COLOURS[4]
 
-    solver: Literal["ipo"] = "ipo"
+    solver: Literal["ipo"]
     length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them")
 
     def objective(self, beta: float) -> IPO:

@@ -42,7 +42,7 @@ class Settings(Shaped, Offline):
 
     colour: ClassVar[str] = QUIET
 
-    solver: Literal["resample"] = "resample"
+    solver: Literal["resample"]
 
     def objective(self, beta: float) -> Resample:
         """Return what it learns, with ``beta`` for the paper's raw Φ."""
