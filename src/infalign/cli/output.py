@@ -1,10 +1,11 @@
 """Where commands write to: a console, or JSON on stdout."""
 
 import json
-import os
 from typing import Any
 
 from rich.console import Console
+
+from infalign.distributed import is_first
 
 
 class _Piped(Console):
@@ -14,7 +15,7 @@ class _Piped(Console):
 
 def open_console() -> Console:
     """Return the console for stdout, silent in all but the first process of a distributed training."""
-    quiet = os.environ.get("RANK", "0") != "0"
+    quiet = not is_first()
     return _Piped(quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
 
 

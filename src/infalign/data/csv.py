@@ -8,8 +8,10 @@ from typing import Any
 from infalign.data.lines import check_once, lines
 from infalign.errors import DataError
 
+ENDINGS = (".csv",)
 
-def read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+
+def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row with the number of its last line."""
     with path.open("rb") as file:
         reader = csv.DictReader((line for _, line in lines(file, path)), strict=True)

@@ -1,24 +1,25 @@
-"""Rows of a file, with the place of each."""
+"""Rows of a file, each with its place. A format is a module with ``ENDINGS`` and ``read``, and a line in `FORMATS`."""
 
 import csv
 import zlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from infalign.data.csv import read_csv
-from infalign.data.jsonl import read_jsonl
-from infalign.data.parquet import read_parquet
 from infalign.errors import DataError
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
-    ".jsonl": read_jsonl,
-    ".jsonl.gz": read_jsonl,
-    ".parquet": read_parquet,
-    ".csv": read_csv,
-}
+Reader = Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]
+
+FORMATS = (
+    "jsonl",
+    "parquet",
+    "csv",
+)
+_MODULES = [import_module(f"infalign.data.{name}") for name in FORMATS]
+READERS: dict[str, Reader] = {ending: module.read for module in _MODULES for ending in module.ENDINGS}
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

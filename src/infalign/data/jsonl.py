@@ -10,8 +10,10 @@ from infalign.data.examples import kind_of
 from infalign.data.lines import check_once, lines
 from infalign.errors import DataError
 
+ENDINGS = (".jsonl", ".jsonl.gz")
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+
+def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the object of each line that is not blank."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for where, line in lines(file, path):

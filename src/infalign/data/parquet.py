@@ -8,8 +8,10 @@ import pyarrow.parquet as pq
 
 from infalign.data.lines import check_once
 
+ENDINGS = (".parquet",)
 
-def read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+
+def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row with its number, from 0."""
     number = 0
     with pq.ParquetFile(path, page_checksum_verification=True) as file:

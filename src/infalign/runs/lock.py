@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from infalign.distributed import is_first
 from infalign.errors import ConfigError, InfalignError
 from infalign.storage import write_text
 
@@ -29,7 +30,7 @@ def held(root: Path) -> Iterator[None]:
 
     Raises InfalignError that names the holder, and ConfigError if the directory cannot be made or written to.
     """
-    if int(os.environ.get("RANK", "0")):
+    if not is_first():
         yield
         return
     lock = FileLock(root / LOCK, timeout=0, is_singleton=True)

@@ -1,7 +1,6 @@
 """Doing the work of a run that is left: units with a key of all that made them, as soon as their inputs are done."""
 
 import importlib.metadata
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from infalign.distributed import is_first, processes
 from infalign.errors import ConfigError
 from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import STAGES
@@ -56,7 +56,7 @@ def opened(recipe: Recipe) -> Iterator[Run]:
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         digests = Digests(layout.digests)
         found = Run.of(recipe, digests)
-        if not int(os.environ.get("RANK", "0")):
+        if is_first():
             digests.save()
         yield found
 
@@ -67,7 +67,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     needed, base_of = needs(wanted), bases(wanted)
     todo = pending(wanted, layout)
     check_outputs(wanted, todo, layout.root)
-    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    distributed = processes() > 1
     if distributed and (waiting := [name for name in todo if by_name[name].stage != until]):
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {until}; run them without it first")
     if done := len(wanted) - len(todo):
@@ -93,8 +93,9 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         for name in sorted(todo, key=lambda name: -stages.index(by_name[name].stage))
     ]
     with ProgressDisplay(console) as display:
-        processes, threads = run.recipe.compute.processes, run.recipe.compute.threads
-        run_tasks(tasks, processes=1 if distributed else processes, threads=threads, display=display, on_done=finish)
+        compute = run.recipe.compute
+        at_once = 1 if distributed else compute.processes
+        run_tasks(tasks, processes=at_once, threads=compute.threads, display=display, on_done=finish)
 
 
 def _record(
@@ -118,7 +119,7 @@ def _record(
 def _begin(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
     """Do a unit; what an earlier attempt with another ``base`` made is removed first."""
     started = layout.started(unit.name)
-    if int(os.environ.get("RANK", "0")):
+    if not is_first():
         while not holds(started, base):  # the first process tidies up
             time.sleep(0.1)
     else:

@@ -1,7 +1,6 @@
 """What every training job shares: arguments, progress, checkpoints and the saved model."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
+from infalign.distributed import processes
 from infalign.errors import ConfigError, InfalignError
 from infalign.models.memory import PeakMemory
 from infalign.models.settings import Fit
@@ -40,11 +40,11 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
 
     A trainer takes its rows once and as they lie: all epochs of them, see `training_order`.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    per_device = fit.device_batch_size or fit.batch_size // processes
-    if per_device == 0 or fit.batch_size % (per_device * processes):
+    at_once = processes()
+    per_device = fit.device_batch_size or fit.batch_size // at_once
+    if per_device == 0 or fit.batch_size % (per_device * at_once):
         raise ConfigError(
-            f"fit.batch_size {fit.batch_size} is no multiple of {processes} processes × {per_device} sequences each; "
+            f"fit.batch_size {fit.batch_size} is no multiple of {at_once} processes × {per_device} sequences each; "
             "change fit.batch_size or fit.device_batch_size"
         )
     return {
@@ -55,7 +55,7 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "per_device_train_batch_size": per_device,
         "per_device_eval_batch_size": per_device,
-        "gradient_accumulation_steps": fit.batch_size // (per_device * processes),
+        "gradient_accumulation_steps": fit.batch_size // (per_device * at_once),
         "learning_rate": fit.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,

@@ -1,7 +1,6 @@
 """Where a training works, and what it leaves."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.examples import reply
+from infalign.distributed import is_first
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
 from infalign.progress import OnProgress
@@ -44,7 +44,7 @@ class Target:
             Job(self.checkpoints, self.seed, self.compute.torch_device(), list(self.report_to), on_progress),
             saved,
         )
-        if not int(os.environ.get("RANK", "0")):
+        if is_first():
             with writing(self.model):
                 shutil.rmtree(self.model, ignore_errors=True)
                 saved.replace(self.model)

@@ -6,8 +6,9 @@ weighted law is an unbiased estimate of what would be served. A family is a modu
 in `FAMILIES`.
 """
 
+from importlib import import_module
+
 from infalign.errors import ConfigError
-from infalign.method.procedures import extremes, order_statistics, poisson, rewind, standard
 from infalign.method.procedures.base import Distortion, Procedure, RankProcedure, looks_at_ranks
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
 from infalign.method.procedures.mixture import Mixture, ranked
@@ -43,12 +44,13 @@ __all__ = [
 ]
 
 FAMILIES = (
-    standard,
-    extremes,
-    order_statistics,
-    poisson,
-    rewind,
+    "standard",
+    "extremes",
+    "order_statistics",
+    "poisson",
+    "rewind",
 )
+_MODULES = [import_module(f"{__name__}.{family}") for family in FAMILIES]
 
 
 def parse_procedure(name: str) -> Served:
@@ -61,11 +63,11 @@ def parse_procedure(name: str) -> Served:
         if "*" in name:
             parts = [part.split("*") for part in name.split("+")]
             return Mixture(tuple((float(weight), ranked(parse_procedure(part))) for weight, part in parts))
-        for family in FAMILIES:
+        for family in _MODULES:
             found: Served | None = family.parse(name)
             if found is not None:
                 return found
     except ValueError:  # a number in the name is none
         pass
-    known = ", ".join(family.SPELLINGS for family in FAMILIES)
+    known = ", ".join(family.SPELLINGS for family in _MODULES)
     raise ConfigError(f"unknown procedure {name!r}; known: {known}, and mixtures like 0.5*best-of-2+0.5*standard")

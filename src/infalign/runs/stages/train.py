@@ -1,6 +1,5 @@
 """The stage train: each policy by its solver, from the stored rollouts or on-policy."""
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from infalign.distributed import is_first
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served, rewinds
 from infalign.models.pretrained import load_policy, load_tokenizer
@@ -107,7 +107,7 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
         else:
             assert isinstance(policy, Offline)
             history = _train_offline(policy, beta, material, target, job, folder)
-        if policy.shaping.name.endswith(".json") and not int(os.environ.get("RANK", "0")):
+        if policy.shaping.name.endswith(".json") and is_first():
             shutil.copyfile(
                 policy.shaping.name, folder / "transformation.json"
             )  # a policy keeps what it was trained on
