@@ -1,8 +1,9 @@
 """The base of all settings: an unknown key is an error, values do not change, and text becomes a value on reading."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, Protocol, Union
 
 from pydantic import (
@@ -103,6 +104,11 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
 
     union = Union[tuple(Annotated[kind, Tag(name)] for name, kind in kinds.items())]  # type: ignore[valid-type] # noqa: UP007
     return Annotated[union, Discriminator(kind_of), BeforeValidator(cleaned), OneOf(key, default, kinds)]
+
+
+def kinds_in(package: str, modules: Sequence[str]) -> dict[str, Any]:
+    """Return the class ``Settings`` of each module of a package, by the module's name with hyphens."""
+    return {module.replace("_", "-"): import_module(f"{package}.{module}").Settings for module in modules}
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def unwritable(path: Path, why: str) -> InfalignError:
     folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free
     return InfalignError(
-        f"{path} cannot be written ({why}; {free / 1e9:.1f} GB are free); what was there is kept, so make room or mend "
+        f"{path} cannot be written ({why}; {free / 1e9:.1f} GB are free); what was there is kept, so make room or fix "
         "the disk and run the same command again"
     )
 

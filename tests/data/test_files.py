@@ -87,8 +87,8 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
         ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is no CSV"),
         ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is no CSV .*field limit"),
         ("rows.csv", b"a,b\r1,2\r", "is no CSV"),
-        ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' stands there twice"),
-        ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON .the name 'a' stands there twice"),
+        ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' occurs twice"),
+        ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON .the name 'a' occurs twice"),
         ("rows.jsonl", b'{"a": "\0"}\n', "line 1: not JSON .Invalid control character"),
         ("rows.jsonl", b'{"a": 1}\n\xef\xbb\xbf{"a": 1}\n', "line 2: not JSON .*BOM"),
         ("rows.jsonl", b'{"a": 1}\n{"a": 1}\r{"a": 1}\n', "line 2: not JSON .Extra data"),
@@ -144,7 +144,7 @@ def test_parquet_of_other_types_is_refused(tmp_path, column, message):
     with pytest.raises(DataError, match=message):
         load_examples(read_rows(path))
     pq.write_table(pa.Table.from_arrays([pa.array(["Hi"])] * 2, ["prompt", "prompt"]), path)
-    with pytest.raises(DataError, match="the name 'prompt' stands there twice"):
+    with pytest.raises(DataError, match="the name 'prompt' occurs twice"):
         list(read_rows(path))
 
 

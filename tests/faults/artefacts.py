@@ -1,4 +1,4 @@
-"""What strangers made: model folders, checkpoints and texts that try to run code or to pass for something else."""
+"""Untrusted model folders, checkpoints and texts that try to run code or to pass for something else."""
 
 import io
 import json
@@ -45,7 +45,7 @@ class Marks:
 
 
 def refused(lab: Lab, work: Callable[[], object]) -> Seen:
-    """Return what is said when ``work`` is refused; nothing of a stranger may have run, and nobody may be asked."""
+    """Return what is said when ``work`` is refused; no untrusted code may have run, and no question may be asked."""
     with patch("builtins.input", side_effect=AssertionError("a question on the terminal")):
         seen = told(work)
     assert not (lab.folder / "mark").exists()

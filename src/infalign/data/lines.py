@@ -28,4 +28,4 @@ def check_once(names: Sequence[str]) -> None:
     """Raise ValueError for a duplicate name, whose value would be ambiguous."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r} stands there twice")
+        raise ValueError(f"the name {twice!r} occurs twice")

@@ -90,7 +90,7 @@ class PredictedRankReward:
         if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
             raise DataError(
                 f"response {bad[0]}: the rank model's output is {outputs[bad[0]]} and {self.transform.name} of its "
-                f"sigmoid {values[bad[0]]}; both must be finite: mend the model, or choose a transformation that is "
+                f"sigmoid {values[bad[0]]}; both must be finite: fix the model, or choose a transformation that is "
                 "finite on [0, 1]"
             )
         if log_metric is not None:
@@ -135,7 +135,7 @@ def ask(
         place = traceback.extract_tb(error.__traceback__)[:2][-1]  # after this function's own line, if there is one
         raise InfalignError(
             f"{name} raised {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: "
-            f"{' '.join(str(error).split())[:300]}; mend it and run the same command again"
+            f"{' '.join(str(error).split())[:300]}; fix it and run the same command again"
         ) from error
 
 

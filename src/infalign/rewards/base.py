@@ -74,5 +74,5 @@ def _problem(value: object) -> str | None:
     except OverflowError:  # of an integer
         found = math.inf
     if not math.isfinite(found):
-        return f"found {found}; a rank needs finite rewards, so mend the reward or drop the row"
+        return f"found {found}; a rank needs finite rewards, so fix the reward or drop the row"
     return None

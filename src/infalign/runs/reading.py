@@ -26,7 +26,7 @@ MOST_VALUES = 100_000  # of a recipe with its aliases written out
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe and apply ``key.sub=value`` overrides (values are YAML).
 
-    Raises ConfigError naming the file, the line of what is no YAML or stands there twice, the dotted key and, for an
+    Raises ConfigError naming the file, the line of invalid YAML or of a duplicate key, the dotted key and, for an
     unknown key, the nearest known one.
     """
     path = Path(path)
@@ -124,7 +124,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
-                raise ComposerError(None, None, f"the key {shown(key.value)} stands there twice", key.start_mark)
+                raise ComposerError(None, None, f"the key {shown(key.value)} is given twice", key.start_mark)
             seen.add(key.value)
 
 

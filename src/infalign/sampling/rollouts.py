@@ -104,7 +104,7 @@ def read_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> pa.Tabl
 def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn":
     """Return rollouts 0 … k-1 of ``prompt_ids`` (P·k rows), ordered by prompt as given and then by index.
 
-    Raises DataError naming a rollout that is missing, or there twice.
+    Raises DataError naming a rollout that is missing or duplicated.
     """
     place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
     shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
@@ -114,7 +114,7 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
         np.add.at(count_R, keys, 1)
     for wrong, what in (
         (count_R == 0, "missing; remove this folder and run the same command again"),
-        (count_R > 1, "there twice; delete one of the shards"),
+        (count_R > 1, "duplicated; delete one of the shards"),
     ):
         if wrong.any():
             first = int(wrong.argmax())

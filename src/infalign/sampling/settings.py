@@ -1,12 +1,11 @@
 """What draws the rollouts, and how many."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from infalign.sampling.engine import EngineSettings
-from infalign.settings import Count, Draws, Settings, one_of
+from infalign.settings import Count, Draws, Settings, kinds_in, one_of
 
 ENGINES = (
     "shared_prefix",
@@ -15,12 +14,7 @@ ENGINES = (
 )
 
 
-def _settings(module: str) -> type[EngineSettings]:
-    found: type[EngineSettings] = import_module(f"infalign.sampling.{module}").Settings
-    return found
-
-
-KINDS = {module.replace("_", "-"): _settings(module) for module in ENGINES}
+KINDS: dict[str, type[EngineSettings]] = kinds_in("infalign.sampling", ENGINES)
 if TYPE_CHECKING:
     AnyEngine = EngineSettings
 else:

@@ -1,11 +1,10 @@
 """Solvers: one file each, with its settings and its loss or advantages. `SOLVERS` names the files."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from infalign.settings import one_of
+from infalign.settings import kinds_in, one_of
 from infalign.training.solvers.base import Solver
 
 SOLVERS = (
@@ -22,12 +21,7 @@ SOLVERS = (
 )
 
 
-def _settings(module: str) -> type[Solver]:
-    found: type[Solver] = import_module(f"{__name__}.{module}").Settings
-    return found
-
-
-KINDS = {module.replace("_", "-"): _settings(module) for module in SOLVERS}
+KINDS: dict[str, type[Solver]] = kinds_in(__name__, SOLVERS)
 if TYPE_CHECKING:
     AnySolver = Solver
 else:
