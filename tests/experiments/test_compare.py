@@ -22,10 +22,15 @@ from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Identity, parse_transform
 from infalign.runs import pipeline
+from infalign.runs.evaluated import Evaluated
+from infalign.runs.layout import Layout
+from infalign.runs.pending import pending
 from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Policy, Recipe
+from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.training.solvers import read_solver
 
 FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
 
@@ -102,9 +107,8 @@ def test_a_later_comparison_trains_only_what_is_new(finished: dict[str, Any]) ->
 def test_the_run_itself_does_not_change(finished: dict[str, Any]) -> None:
     """Results, report, recipe and every record of the run are as before, and the run has nothing left to do."""
     assert {path: Path(path).read_bytes() for path in finished["before"]} == finished["before"]
-    settings = recipe(finished["root"])
-    root = Path(settings.run_dir)
-    assert pipeline.pending(pipeline.units(settings, root), root) == {}
+    run = Run.of(recipe(finished["root"]))
+    assert pending(pipeline.units(run), run.layout) == {}
 
 
 @pytest.mark.parametrize("judge", ["reward", "judge"])
@@ -228,7 +232,7 @@ def test_numbers_tables_and_figures_are_kept(finished: dict[str, Any]) -> None:
     """The folder holds every number as JSON and CSV, the tables as Markdown and a figure by each judge."""
     folder, results = finished["root"] / "run" / "compare", finished["results"]
     assert json.loads((folder / "comparison.json").read_text()) == results
-    rows = list(csv.DictReader((folder / "comparison.csv").open()))
+    rows = list(csv.DictReader((folder / "comparison.csv").read_text().splitlines()))
     assert len(rows) == len(results["policies"]) * len(results["judges"]) * 3
     for row in rows:
         policy = results["policies"][row["policy"]]
@@ -253,7 +257,8 @@ def test_a_method_that_spends_far_less_or_far_more_is_left_out(tmp_path: Path) -
     spent = {"qrpo-0.5": 0.1, "qrpo-identity-0.5": 0.5, "ipo-0.5": 0.5, "resample-0.5": 1.9, "ipo-averaged-0.5": 2.1}
     kls = {name: np.full(4, kl) for name, kl in spent.items()}
     wins = {name: {"reward": {procedure.name: np.full(4, 0.6)}} for name in spent}
-    at = _matched(compared, [procedure], 0.5, kls, wins)
+    evaluated = Evaluated.of(compared.recipe, Layout(tmp_path))
+    at = _matched(compared, evaluated, [procedure], 0.5, kls, wins)
     assert at["left_out"] == pytest.approx({"qrpo": 0.1, "ipo-averaged": 2.1})
     assert at["kl"] == at["median"] == 0.5
     assert at["win_rates"]["reward"]["standard"].keys() == {"qrpo-identity", "ipo", "resample"}
@@ -288,7 +293,7 @@ def test_every_method_is_a_policy_of_the_recipe(tmp_path: Path, served: str) -> 
     methods = dict(zip(trained, compared.policies.values(), strict=True))
     procedure = parse_procedure(served)
     assert isinstance(procedure, (BestOfN, WorstOfN))
-    aware = {name for name, policy in methods.items() if policy.transform == aware_transform(procedure)}
+    aware = {name for name, policy in methods.items() if policy.shaping.name == aware_transform(procedure)}
     assert aware == {"qrpo", "resample", "rloo", "ppo", "grpo"}
     assert methods["rloo"].fit == methods["bond"].fit == changed.policies["online"].fit
     assert methods["ipo"].fit == methods["grpo-once"].fit == changed.policies["aware"].fit
@@ -342,7 +347,7 @@ def test_mistakes_are_one_sentence_before_any_work(main: Any, tmp_path: Path, wo
 def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:
     """A name that the recipe gave to something else is refused."""
     own = recipe(tmp_path)
-    taken = own.model_copy(update={"policies": own.policies | {"qrpo-1": Policy(kl_budget=0.3)}})
+    taken = own.model_copy(update={"policies": own.policies | {"qrpo-1": read_solver(kl_budget=0.3)}})
     with pytest.raises(ConfigError, match="another policy of the name qrpo-1; rename it"):
         Compared(taken, ["qrpo"], [1.0])
 

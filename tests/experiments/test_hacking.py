@@ -28,7 +28,7 @@ from infalign.experiments.hacking_figure import plot_hacking as draw
 from infalign.experiments.hacking_figure import print_hacking
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Fit, Scratch
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
@@ -36,7 +36,6 @@ from infalign.runs.recipe import Recipe
 from infalign.storage import read_table
 from infalign.training.common import Job, save_model
 from infalign.training.rank_model import fit_calibrated
-from infalign.models.settings import Fit
 
 PAIRS = [([{"role": "user", "content": f"question {i}"}], f"good {i}", f"bad {i}") for i in range(400)]
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import micro
 import pyarrow as pa
+from infalign.runs.stages.models import training_to
 from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
@@ -24,7 +25,6 @@ from infalign.runs import pipeline
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import FORMAT, Layout, records
 from infalign.runs.reading import load_recipe
-from infalign.runs.stages.models import training_to
 from infalign.runs.stages.train import train_policy
 from infalign.runs.status import status
 from infalign.storage import hash_file, read_record, read_table, write_record, write_table

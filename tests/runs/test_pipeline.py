@@ -25,7 +25,7 @@ from infalign.runs import pipeline
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
-from infalign.runs.stages.sampling import train_prompts
+from infalign.runs.run import rollout_parts
 from infalign.theory.optimum import optimal
 
 POLICIES = ["aware", "plain", "online"]
@@ -113,8 +113,9 @@ def test_the_parts_share_out_the_training_prompts(finished: Path) -> None:
     """Each of the first prompts is in one part."""
     recipe = recipe_of(finished)
     table = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()
-    parts = [i for part in range(4) for i in train_prompts(recipe, finished, part).prompt_ids]
-    assert sorted(parts) == sorted(table[: recipe.rollout.prompts])
+    parts = rollout_parts(recipe, Layout(finished))
+    assert len(parts) == 4
+    assert sorted(i for part in parts for i in part.read().prompt_ids) == sorted(table[: recipe.rollout.prompts])
 
 
 @pytest.mark.parametrize("judge", ["reward", "judge", "gold"])

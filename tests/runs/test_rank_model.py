@@ -21,8 +21,10 @@ from infalign.runs import pipeline
 from infalign.runs.layout import Layout, records
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run, rollout_parts
 from infalign.runs.stages.rank_model import rank_correlations, rank_model_start
-from infalign.runs.stages.sampling import train_prompts
+from infalign.runs.units import Unit
+from infalign.runs.units import keys as keys_of
 from infalign.sampling.rollouts import read_rollouts
 from infalign.storage import read_table
 
@@ -87,8 +89,8 @@ def test_the_held_out_quality_is_that_of_the_saved_model(finished: Path) -> None
     said: list[list[str]] = []
     prompts: list[Any] = []
     rewards: list[Any] = []
-    for part in range(4):
-        of_part = train_prompts(asked, root, part)
+    for part, table in enumerate(rollout_parts(asked, Layout(root))):
+        of_part = table.read()
         texts = read_rollouts(Layout(root).rollouts(part), of_part.prompt_ids, k)["text"].to_pylist()
         prompts += of_part.conversations
         said += [texts[i : i + k] for i in range(0, len(texts), k)]
@@ -132,17 +134,19 @@ def test_a_policy_is_trained_on_prompts_without_rollouts(finished: Path, policy:
 def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) -> None:
     """Another rank model costs its training and that of the policies that ask it, and nothing of the others."""
     plain = "policies.plain={kl_budget: 0.5}"
-    root = finished / "run"
+
+    def units(*overrides: str) -> list[Unit]:
+        return pipeline.units(Run.of(recipe(finished, *overrides)))
 
     def keys(*overrides: str) -> dict[str, str]:
-        return pipeline._keys(pipeline.units(recipe(finished, plain, *overrides), root))
+        return keys_of(units(plain, *overrides))
 
     before, after = keys(), keys("rank_model.fit.epochs=2")
     assert {name for name in before if before[name] != after[name]} == {
         *("rank-model", "results", "report"),
         *(f"{work}-{name}" for work in ("train", "evaluate") for name in SOLVERS),
     }
-    assert not any("ranks" in unit.settings.get("policy", {}) for unit in pipeline.units(recipe(finished), root))
+    assert not any("ranks" in unit.settings.get("policy", {}) for unit in units())
     alone = keys("policies={plain: {kl_budget: 0.5}}", "rank_model=null")
     assert {name for name in alone if before[name] != alone[name]} == {"results", "report"}
     assert trained(recipe(finished)) == []
@@ -159,8 +163,7 @@ def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) ->
 )
 def test_the_rank_model_starts_from_the_nearest_model(tmp_path: Path, override: str, start: str) -> None:
     """That is its own, else the reward model, trained or ready; where the reward is a function the reference policy."""
-    found = rank_model_start(recipe(tmp_path, override), Path("run"))
-    assert found == start
+    assert rank_model_start(Run.of(recipe(tmp_path, override, "run_dir=run"))) == start
 
 
 def test_too_few_prompts_with_an_order_are_said_before_training(finished: Path, tmp_path: Path) -> None:
@@ -218,11 +221,20 @@ def test_what_is_not_finite_is_no_reward(output: float, transform: Any, said: st
         (["policies.fast.transform=par"], "ranks: model needs a transformation of the rank, and par is none"),
         (
             ["policies.fast.solver=bond", "policies.fast.transform=log"],
-            "ranks: model is for rloo, ppo, grpo on fresh responses, found bond",
+            "`policies.fast`: ranks is for the solver rloo or ppo or grpo, found bond",
         ),
-        (["policies.fast.solver=maxk", "policies.fast.transform=identity"], "on fresh responses, found maxk"),
-        (["policies.fast.solver=qrpo"], "on fresh responses, found qrpo"),
-        (["policies.fast.solver=grpo", "policies.fast.stored=true"], "on fresh responses, found stored rollouts"),
+        (
+            ["policies.fast.solver=maxk", "policies.fast.transform=identity"],
+            "ranks is for the solver rloo or ppo or grpo, found maxk",
+        ),
+        (
+            ["policies.fast={solver: qrpo, kl_budget: 0.5, ranks: model}"],
+            "`policies.fast`: ranks is for the solver rloo or ppo or grpo, found qrpo",
+        ),
+        (
+            ["policies.fast.solver=grpo", "policies.fast.stored=true"],
+            "ranks: model is for fresh responses, found stored rollouts (grpo)",
+        ),
         (["policies.rank={kl_budget: 1}"], "a policy cannot be called rank"),
     ],
 )

@@ -87,7 +87,11 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: 
         ("procedure=rewind:0.5:4", "evaluate.rewind is rewind:0.75:4; it must be the procedure, rewind:0.5:4"),
         ("procedure=top-2-of-200", "evaluate.samples: top-2-of-200 cannot be estimated from"),
         ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
-        ("rollout.engine.command='vllm \"serve'", "`rollout.engine.command`: No closing quotation"),
+        (
+            "rollout.engine={kind: server, command: 'vllm \"serve'}",
+            "`rollout.engine.command`: No closing quotation",
+        ),
+        ("rollout.engine.command=vllm", "`rollout.engine`: command is for the engine server, found shared-prefix"),
         ("reward={}", "`reward`: a reward model that is no `function` and no ready `model` needs `fit`"),
     ],
 )
@@ -149,7 +153,7 @@ def test_set_changes_one_of_the_places_of_a_yaml_alias(tmp_path: Path) -> None:
         (f"data.sources.{'9' * 5000}.world=3", f"--set data.sources.{'9' * 5000}.world: data.sources is a list of 1"),
         (
             "rollout={k: 3, k: 4}",
-            "--set rollout: '{k: 3, k: 4}' is not a YAML value: line 1: the key 'k' stands there twice",
+            "--set rollout: '{k: 3, k: 4}' is not a YAML value: line 1: the key 'k' is given twice",
         ),
         ("seed.x=3", "--set seed.x: seed has no keys"),
         ("rollout.k=[1", "--set rollout.k: '[1' is not a YAML value"),
@@ -173,7 +177,7 @@ def test_an_override_that_fits_nowhere_is_refused(path: str, override: str, said
         (b"- 1", "holds no settings"),
         (b"", "holds no settings"),
         (b"1: 2", "`1`: Keys should be strings"),
-        (b"a: 1\nb: {c: 1, 'c': 2}", "is not valid YAML: line 2: the key 'c' stands there twice"),
+        (b"a: 1\nb: {c: 1, 'c': 2}", "is not valid YAML: line 2: the key 'c' is given twice"),
         (b"a:\n\tb: 1", "line 2: while scanning for the next token found character '\\t'"),
         (b"a: !!bool x", "line 1: 'x' is no bool"),
         (b"a: !!timestamp x", "line 1: 'x' is no timestamp"),

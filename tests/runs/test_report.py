@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pytest
+from infalign.runs.stages.models import reward_names
 from rich.console import Console
 
 from infalign import display as report
@@ -19,7 +20,6 @@ from infalign.runs.layout import FORMAT, Layout
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import read_results
 from infalign.runs.results import write_results as summarise
-from infalign.runs.stages.models import reward_names
 from infalign.storage import write_record, write_table
 from infalign.theory.law import law_at_kl
 

@@ -16,9 +16,10 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs import pipeline
 from infalign.runs.fingerprints import Digests, changes, settings_of
-from infalign.runs.pipeline import Pending
+from infalign.runs.pending import Pending, pending, reasons
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
 from infalign.runs.status import UnitStatus, status
 from infalign.storage import read_record, write_record
 
@@ -66,10 +67,8 @@ def run(asked: Recipe, *, until: str) -> str:
 
 def why(folder: Path, *overrides: str) -> dict[str, str]:
     """Return the units before the evaluation that are stale or partial, and why."""
-    asked = recipe(folder, *overrides)
-    root = Path(asked.run_dir)
-    wanted = [unit for unit in pipeline.units(asked, root) if unit.stage not in ("evaluate", "report")]
-    todo = pipeline.pending(wanted, root)
+    asked = Run.of(recipe(folder, *overrides))
+    todo = pending(pipeline.units(asked, until="train"), asked.layout)
     return {name: found.because for name, found in todo.items() if found.state != "missing"}
 
 
@@ -250,4 +249,4 @@ def test_a_change_is_one_clause(before: Any, now: Any, said: list[str]) -> None:
 def test_reasons_that_are_shared_are_one_line() -> None:
     """Missing units have no reason; what was begun is continued."""
     todo = {"a": Pending("stale", "x"), "b": Pending("missing", ""), "c": Pending("stale", "x")}
-    assert pipeline.reasons(todo | {"d": Pending("partial", "y")}) == ["again: a, c (x)", "continued: d (y)"]
+    assert reasons(todo | {"d": Pending("partial", "y")}) == ["again: a, c (x)", "continued: d (y)"]

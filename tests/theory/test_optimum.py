@@ -23,6 +23,7 @@ from infalign.method.procedures import (
     WorstOfN,
     kth_best,
     parse_procedure,
+    rewinds,
     top_k,
 )
 from infalign.method.transforms import Exponential, Identity, Power, Tabulated, parse_transform
@@ -30,6 +31,7 @@ from infalign.theory.certificate import Optimum
 from infalign.theory.certificate import certified as _certified
 from infalign.theory.law import Served, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.theory.rewinding import threshold_pull
 
 # Known answers
 
@@ -513,13 +515,14 @@ def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served,
     optimum = optimal(procedure, base=base, beta=0.2)
     table = optimum.transform
     before = optimum.residual
+    extra = threshold_pull(procedure, optimum.base) if rewinds(procedure) else None
     assert before < 1e-6
     for size in (1e-5, 1e-3, 0.1):
         waves = replace(
             table, phi=table.phi + size * np.sin(9 * table.v), slope=table.slope + 9 * size * np.cos(9 * table.v)
         )
         assert isinstance(waves, Tabulated)
-        disturbed = _certified(procedure, optimum.base, waves, 0.2, optimum.kl, optimum.win_rate)
+        disturbed = _certified(procedure, optimum.base, waves, 0.2, optimum.kl, optimum.win_rate, extra=extra)
         assert 0.1 * size / 0.2 < disturbed.residual < 10 * size / 0.2 + before
         assert disturbed.self_check > optimum.self_check
         law = aligned_law(waves, beta=0.2)
