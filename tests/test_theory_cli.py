@@ -164,7 +164,7 @@ def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure
         assert np.abs(named.cdf_at(u) - read.cdf_at(u)).max() < 1e-8
     settings = given(tmp_path / "run", str(tmp_path)) | {"policies": {"aware": {"transform": str(file), "beta": beta}}}
     policy = load_recipe(write(tmp_path / "recipe.yaml", settings)).policies["aware"]
-    assert (policy.transform, policy.beta) == (str(file), beta)
+    assert (policy.shaping.name, policy.beta) == (str(file), beta)
 
 
 def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from infalign.rewards.settings import RewardSource
 from infalign.runs import pipeline
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
-from infalign.runs.stages.evaluate import evaluate_model, samples_so_far
+from infalign.runs.run import Run
 from infalign.world import gold
 
 PROMPTS = [
@@ -372,16 +372,17 @@ def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Re
     root = Path(shutil.copytree(sampled / "run", tmp_path / "run"))
     sources = {"reward": {"url": f"{server.url}?reward"}, "judge": {"url": server.url}}
     recipe = Recipe.model_validate(micro.given(root, str(sampled / "policy")) | sources)
+    (unit,) = (unit for unit in pipeline.units(Run.of(recipe)) if unit.name == "evaluate-reference")
     server.broken_after = 1
     with pytest.raises(PartialError, match="no rewards within"):
-        evaluate_model(recipe, root, "reference", report=lambda *_: None)
+        unit.work(on_progress=lambda *_: None)
     assert not (root / "evaluation" / "reference" / "scores.parquet").exists()
     distinct = len({(row["prompt_id"], row["text"]) for row in samples(root)})
     said = f"48 of 48 responses, {distinct} responses scored by reward"
-    assert samples_so_far(recipe, root, "reference", "test") == said
+    assert unit.so_far() == said
     server.broken_after = None
     server.bodies.clear()
-    evaluate_model(recipe, root, "reference", report=lambda *_: None)
+    unit.work(on_progress=lambda *_: None)
     table = pq.read_table(root / "evaluation" / "reference" / "scores.parquet")
     assert table["reward"].equals(table["gold"])
     assert table["judge"].equals(table["gold"])

@@ -9,17 +9,19 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pytest
-from infalign.runs.stages.models import reward_names
 from rich.console import Console
 
-from infalign import display as report
 from infalign.data.examples import MESSAGES, prompt_id
+from infalign.display import amount, gain, share
 from infalign.errors import ConfigError
+from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
+from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import FORMAT, Layout
 from infalign.runs.recipe import Recipe
-from infalign.runs.results import read_results
-from infalign.runs.results import write_results as summarise
+from infalign.runs.report.page import examples, saturated, write
+from infalign.runs.report.words import comparison_rows, print_table, verdict
+from infalign.runs.results import read_results, write_results
 from infalign.storage import write_record, write_table
 from infalign.theory.law import law_at_kl
 
@@ -70,7 +72,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None
     for name in ("reference", *recipe.policies):
         ranks = rng.random((PROMPTS, SAMPLES))
         if name != "reference":
-            law = law_at_kl(parse_transform(recipe.policies[name].transform), kl=0.5)
+            law = law_at_kl(parse_transform(recipe.policies[name].shaping.name), kl=0.5)
             ranks = np.interp(ranks, law.cdf.ravel(), law.u.ravel())
         columns = {"prompt_id": np.repeat(ids, SAMPLES), "index": np.tile(np.arange(SAMPLES, dtype=np.int32), PROMPTS)}
         texts = [f"{name} says {ATTACK} {i}" for i in range(PROMPTS * SAMPLES)]
@@ -78,12 +80,12 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None
         samples.mkdir(parents=True)
         finish = ["length"] * len(texts)
         write_table(samples / "part-00000.parquet", pa.table(columns | {"text": texts, "finish": finish}))
-        noisy = {source: (ranks + rng.normal(size=ranks.shape)).ravel() for source in reward_names(recipe)}
+        noisy = {source: (ranks + rng.normal(size=ranks.shape)).ravel() for source in recipe.rewards}
         scores = noisy | {"reward": rewards(ranks).ravel(), "length": rng.integers(1, 9, PROMPTS * SAMPLES)}
         if name != "reference":
             scores["kl"] = rng.gamma(5, 0.1, PROMPTS * SAMPLES)
         write_table(layout.evaluation(name) / "scores.parquet", pa.table(columns | scores))
-    summarise(recipe, root, report=lambda *_: None)
+    write_results(Evaluated.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
 
     steps = [{"step": step, "loss": 1 / step} for step in range(1, 6)]
     online = [row | {"win_rate": 0.5 + 0.05 * row["step"], "kl": 0.01, "reward": 0.1} for row in steps]
@@ -113,7 +115,7 @@ def run(tmp_path_factory):
     recipe = make_recipe(root, policies={"aware": QRPO, "plain": RLOO})
     finish_run(root, recipe)
     record(root, "train-gone", "train", {"history": [{"step": 1, "loss": 1.0}]})
-    report.write(recipe, root)
+    write(recipe, Layout(root))
     return recipe, root
 
 
@@ -127,10 +129,10 @@ def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
     recipe, root = run
     text = re.sub(r"<[^>]+>", "", html_of(root))
     for policy in read_results(root)["policies"].values():
-        assert report.amount(policy["kl"]) in text
+        assert amount(policy["kl"]) in text
         for judge in ("reward", "judge", "gold"):
-            for procedure in ("standard", recipe.procedure, recipe.evaluate.rewind):
-                assert report.share(policy["win_rates"][judge][procedure]) in text
+            for procedure in ("standard", recipe.procedure.name, recipe.evaluate.rewind.name):
+                assert share(policy["win_rates"][judge][procedure]) in text
 
 
 def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):
@@ -159,14 +161,12 @@ def test_length_control_says_what_it_found_or_why_not(run):
 def test_policies_that_follow_the_law_lie_on_the_theory(run):
     """The gain by the reward agrees with the gain that theory gives at the KL where the samples were drawn."""
     matched = read_results(run[1])["matched"]
-    wins = {
-        name: law_at_kl(parse_transform(name), kl=0.5).win_rate(report.BestOfN(4)) for name in ("exp:10", "identity")
-    }
+    wins = {name: law_at_kl(parse_transform(name), kl=0.5).win_rate(BestOfN(4)) for name in ("exp:10", "identity")}
     measured = matched["judges"]["reward"]["gain_over"]["identity (rloo)"]
     assert measured["low"] - 0.01 < wins["exp:10"] - wins["identity"] < measured["high"] + 0.01
-    rows = [row for row in report.compare(read_results(run[1])) if row["judge"] == "reward"]
+    rows = [row for row in comparison_rows(read_results(run[1])) if row["judge"] == "reward"]
     assert [row["method"] for row in rows] == ["exp:10 (qrpo)", "identity (rloo)"]
-    assert rows[1]["gain"] == report.gain(measured)
+    assert rows[1]["gain"] == gain(measured)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_verdict_follows_the_interval(run, low, high, said):
     results = read_results(run[1])
     gains = {"mean": (low + high) / 2, "low": low, "high": high}
     results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"] = gains
-    assert f"The judge {said}." in report.verdict(results)
+    assert f"The judge {said}." in verdict(results)
 
 
 def test_model_text_is_text(run):
@@ -199,8 +199,9 @@ def test_model_text_is_text(run):
 def test_served_example_is_the_best_of_the_first_n(run):
     """An example's response has the highest reward of the model's first four samples for that prompt."""
     recipe, root = run
-    rewards = report.samples_of(recipe, root, "aware", "reward")
-    for p, example in enumerate(report.examples(recipe, root)):
+    evaluated = Evaluated.of(recipe, Layout(root))
+    rewards = evaluated.column("aware", "reward")
+    for p, example in enumerate(examples(evaluated, recipe.policies)):
         served = next(r for r in example["responses"] if r["model"] == "aware")
         assert served["rewards"]["reward"] == rewards[p, :4].max()
         index = p * SAMPLES + int(rewards[p, :4].argmax())
@@ -209,7 +210,8 @@ def test_served_example_is_the_best_of_the_first_n(run):
 
 def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
     """Fresh base samples beat all K calibrating ones with probability 1/(K + 1), which the interval covers."""
-    found = report.saturated(*run)
+    recipe, root = run
+    found = saturated(Evaluated.of(recipe, Layout(root)), recipe.policies)
     assert found["reference"]["low"] <= 1 / (SAMPLES // 2 + 1) <= found["reference"]["high"]
     assert found["aware"]["low"] > found["reference"]["high"]
 
@@ -230,7 +232,7 @@ def test_the_same_run_gives_the_same_report(run):
     """Writing again changes no byte of the page."""
     recipe, root = run
     before = html_of(root)
-    report.write(recipe, root)
+    write(recipe, Layout(root))
     assert html_of(root) == before
 
 
@@ -245,7 +247,7 @@ def test_smaller_runs_have_a_report(tmp_path, policies, gold, levels):
     """Without a second method there is no comparison, without gold no gold, and ties are no obstacle."""
     recipe = make_recipe(tmp_path, policies=policies, gold=gold)
     finish_run(tmp_path, recipe, levels=levels)
-    report.write(recipe, tmp_path)
+    write(recipe, Layout(tmp_path))
     html = html_of(tmp_path)
     assert "At the same KL" not in html
     assert ("the gold" in html) == gold
@@ -256,7 +258,7 @@ def printed(root: Path, width: int) -> str:
     """Return what the terminal shows."""
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
-        report.print_table(root, console)
+        print_table(root, console)
     return capture.get()
 
 
@@ -267,16 +269,17 @@ def test_table_fits_the_terminal(run):
     assert max(map(len, lines)) <= 80
     for policy in results["policies"].values():
         for wins in policy["win_rates"].values():
-            assert report.share(wins["best-of-4"]) in shown
-    assert report.gain(results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"]) in shown
+            assert share(wins["best-of-4"]) in shown
+    assert gain(results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"]) in shown
     assert path == f"Report: {run[1] / 'report.html'}"
 
 
 def test_missing_libraries_are_named(run, monkeypatch):
     """Without jinja2 the error says what to install."""
+    recipe, root = run
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ConfigError, match=r"pip install 'infalign\[report\]'"):
-        report.write(*run)
+        write(recipe, Layout(root))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from infalign.runs.stages.laws import coarse_ranks
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -26,14 +25,18 @@ from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
 from infalign.models.settings import Fit
 from infalign.runs import pipeline
+from infalign.runs.calibrated import check_calibrated
 from infalign.runs.layout import Layout
 from infalign.runs.plan import print_plan
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
-from infalign.runs.stages.calibrate import check_calibrated, made_with
+from infalign.runs.run import Run
+from infalign.runs.stages.train import coarse_ranks
 from infalign.storage import write_table
 from infalign.training.common import Job, arguments, fit_and_save
-from infalign.training.offline import QRPO, Examples, fit_offline
+from infalign.training.offline import fit_offline
+from infalign.training.solvers.base import Examples
+from infalign.training.solvers.qrpo import QRPO
 
 
 def quiet(done: int, total: int, note: str) -> None:
@@ -76,6 +79,12 @@ def recipe_of(root: Path) -> Recipe:
     return load_recipe(micro.write(root.parent / "recipe.yaml", settings(root)))
 
 
+def check(root: Path) -> None:
+    """Check the calibrated rewards of the run."""
+    run = Run.of(recipe_of(root))
+    check_calibrated(run.layout, run.provenance)
+
+
 def exchange(folder: Path) -> None:
     """Put other weights into a model folder."""
     weights = load_file(folder / "model.safetensors")
@@ -93,7 +102,7 @@ def test_an_exchanged_model_is_noticed(name: str, stale: str, root: Path) -> Non
     """Neither a run nor a training alone takes rewards of other weights; what the run says to do helps."""
     exchange(Layout(root).model(name))
     with pytest.raises(DataError, match=f"made with another {name} model .* remove the folder {root / stale} and run"):
-        check_calibrated(recipe_of(root), root)
+        check(root)
     weights = f"models/{name}/model.safetensors"
     with pytest.raises(DataError, match=f"{weights} is damaged, so it is not what .* made; delete it and run"):
         train(root)
@@ -115,7 +124,7 @@ def test_calibrated_rewards_of_unknown_origin_are_refused(change: Any, said: str
     path = Layout(root).calibrated
     write_table(path, change(pq.read_table(path)))
     with pytest.raises(DataError, match=f"calibrated.parquet {said}; remove it and run"):
-        check_calibrated(recipe_of(root), root)
+        check(root)
     path.unlink()
     train(root)
 
@@ -130,7 +139,8 @@ def test_a_digest_is_of_what_a_model_computes(root: Path, tmp_path: Path) -> Non
     tokenizer.write_text(tokenizer.read_text().replace("0", "1", 1))
     assert model_digest(str(elsewhere)) != model_digest(str(folder))
     path = micro.write(tmp_path / "hub.yaml", micro.given(tmp_path, "owner/name"))
-    assert made_with(load_recipe(path), tmp_path) == {"reference": "owner/name", "reward": "infalign.world:gold"}
+    digests = Run.of(load_recipe(path)).provenance.digests()
+    assert digests == {"reference": "owner/name", "reward": "infalign.world:gold"}
 
 
 # A loss that is no number
@@ -229,7 +239,8 @@ def test_too_few_rollouts_are_said_before_they_are_drawn(
     """A policy that loses more than two points to coarse ranks has a warning, where theory knows; others have none."""
     rollout = {"prompts": 12, "k": 16, "max_new_tokens": 12}
     path = micro.write(tmp_path / "recipe.yaml", settings(tmp_path) | {"rollout": rollout})
-    warnings = coarse_ranks(load_recipe(path, [f"{key}={value}" for key, value in changes.items()]))
+    recipe = load_recipe(path, [f"{key}={value}" for key, value in changes.items()])
+    warnings = [warning for name in recipe.policies for warning in coarse_ranks(recipe, name)]
     assert len(warnings) == len(said)
     assert all(warning.startswith(start) for warning, start in zip(warnings, said, strict=True))
     assert all("raise rollout.k" in warning for warning in warnings)

@@ -49,7 +49,7 @@ def stopped_at(step: int) -> OnProgress:
 
 
 def quiet(done: int, total: int, note: str) -> None:
-    """OnProgress to nobody."""
+    """Report to nobody."""
 
 
 def asked(text: str) -> list[Message]:
