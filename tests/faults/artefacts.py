@@ -17,12 +17,14 @@ from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.rewards import told
-from infalign import display as report
 from infalign.data.hub import hub_rows
 from infalign.errors import InfalignError
 from infalign.models.pretrained import classifier_from, conversation_ids, load_policy, load_tokenizer
 from infalign.rewards.classifier import ClassifierReward
+from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
+from infalign.runs.report.page import write
+from infalign.runs.report.words import print_table
 from infalign.storage import write_table
 from infalign.training.checkpoints import SEAL, Seals, seal
 
@@ -204,7 +206,7 @@ def script_in_response(lab: Lab) -> Seen:
         table = pq.read_table(shard)
         texts = pa.array([attack] * table.num_rows)
         write_table(shard, table.set_column(table.column_names.index("text"), "text", texts))
-    report.write(load_recipe(root / "recipe.yaml"), root)
+    write(load_recipe(root / "recipe.yaml"), Layout(root))
     html = (root / "report.html").read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<img src=x" not in html
@@ -217,6 +219,6 @@ def markup_in_name(lab: Lab) -> Seen:
     """It is shown as it is."""
     root = lab.copy("[red]run[")
     console = Console(file=io.StringIO(), width=200)
-    report.print_table(root, console)
+    print_table(root, console)
     assert f"Report: {root / 'report.html'}\n" in console.file.getvalue()
     return Seen(0, "Report: …/[red]run[/report.html")

@@ -21,15 +21,13 @@ from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, refused, undo
-from infalign.progress import OnProgress as Report
-from infalign.progress import ProgressDisplay as Display
-from infalign.runs.layout import STAGES, records
+from infalign.progress import OnProgress, ProgressDisplay
+from infalign.runs import STAGES
+from infalign.runs.layout import records
 from infalign.runs.lock import HOLDER, held, holder
 from infalign.runs.reading import load_recipe
 from infalign.runs.status import status
-from infalign.runs.workers import STOP_WITHIN
-from infalign.runs.workers import Task as Job
-from infalign.runs.workers import run_tasks as run_jobs
+from infalign.runs.workers import STOP_WITHIN, Task, run_tasks
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most
@@ -165,14 +163,14 @@ def worker_killed(lab: Lab) -> Seen:
     return Seen(seen.code, said)
 
 
-def do(work: list[Job], processes: int) -> None:
-    """Run jobs."""
-    with Display(Console(file=StringIO())) as display:
-        run_jobs(work, processes=processes, threads=1, display=display, on_done=lambda *_: None)
+def do(work: list[Task], processes: int) -> None:
+    """Run tasks."""
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        run_tasks(work, processes=processes, threads=1, display=display, on_done=lambda *_: None)
 
 
-def give_pid(*, report: Report) -> int:
-    """Return the process that does this job."""
+def give_pid(*, on_progress: OnProgress) -> int:
+    """Return the process that does this task."""
     return os.getpid()
 
 
@@ -187,9 +185,9 @@ def idle_worker_killed(lab: Lab) -> Seen:
             time.sleep(0.01)
         pids.append(result)
 
-    work = [Job("rollout-0", give_pid), Job("score-0", give_pid, frozenset(["rollout-0"]))]
-    with Display(Console(file=StringIO())) as display:
-        said = refused(lambda: run_jobs(work, processes=2, threads=1, display=display, on_done=done))
+    work = [Task("rollout-0", give_pid), Task("score-0", give_pid, frozenset(["rollout-0"]))]
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        said = refused(lambda: run_tasks(work, processes=2, threads=1, display=display, on_done=done))
     assert len(pids) == 1
     return Seen(said.exit_code, str(said))
 
@@ -197,12 +195,12 @@ def idle_worker_killed(lab: Lab) -> Seen:
 # Memory
 
 
-def take(bytes_: int, *, report: Report) -> None:
+def take(bytes_: int, *, on_progress: OnProgress) -> None:
     """Ask torch for memory."""
     torch.empty(bytes_, dtype=torch.uint8)
 
 
-def out(*, report: Report) -> None:
+def out(*, on_progress: OnProgress) -> None:
     """Ask Python for memory."""
     bytearray(1 << 60)
 
@@ -210,9 +208,9 @@ def out(*, report: Report) -> None:
 @fault("a job asks for more memory than there is", brief=True)
 def memory(lab: Lab) -> Seen:
     """Torch raises a RuntimeError, Python a MemoryError; both are said alike."""
-    said = refused(lambda: do([Job("rollout-0", out)], 1))
+    said = refused(lambda: do([Task("rollout-0", out)], 1))
     assert "rollout-0 ran out of memory (MemoryError" in str(said)
-    said = refused(lambda: do([Job("rollout-0", partial(take, 1 << 50))], 1))
+    said = refused(lambda: do([Task("rollout-0", partial(take, 1 << 50))], 1))
     return Seen(said.exit_code, str(said))
 
 

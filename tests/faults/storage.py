@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import micro
 import pyarrow as pa
-from infalign.runs.stages.models import training_to
 from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
@@ -23,9 +22,10 @@ from infalign.errors import InfalignError
 from infalign.models.pretrained import load_policy
 from infalign.runs import pipeline
 from infalign.runs.fingerprints import Digests
-from infalign.runs.layout import FORMAT, Layout, records
+from infalign.runs.layout import FORMAT, records
+from infalign.runs.pending import pending, reasons
 from infalign.runs.reading import load_recipe
-from infalign.runs.stages.train import train_policy
+from infalign.runs.run import Run
 from infalign.runs.status import status
 from infalign.storage import hash_file, read_record, read_table, write_record, write_table
 from infalign.training.checkpoints import SEAL
@@ -315,12 +315,13 @@ def quiet(done: int, total: int, note: str) -> None:
 def model_harmed(lab: Lab, harm: Harm, *, first: int = 1) -> str:
     """Save a model as a training does, under a harm: the folder has its final name when all of it is there."""
     root = lab.copy()
-    layout, recipe = Layout(root), load_recipe(root / "recipe.yaml", [f"run_dir={root}"])
+    run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
+    layout, target = run.layout, run.target("plain")
     model, tokenizer = load_policy(layout.model("plain"))
     names = {path.name for path in layout.model("plain").iterdir()}
 
     def work() -> None:
-        with training_to(recipe, layout, "plain", quiet) as (_, folder):
+        with target.job(quiet) as (_, folder):
             save_model(model, tokenizer, folder)
 
     def whole() -> None:
@@ -357,8 +358,9 @@ def stopped_training(lab: Lab) -> tuple[Path, Path]:
     """Return the root of a run that was stopped while it trained a policy, and the newer of two checkpoints."""
     root = lab.copy()
     undo(root, "train-plain")
-    recipe = load_recipe(root / "recipe.yaml", [f"run_dir={root}"])
-    folder, kept = Layout(root).checkpoints("plain"), lab.folder / "kept"
+    run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
+    (training,) = (unit for unit in pipeline.units(run) if unit.name == "train-plain")
+    folder, kept = run.layout.checkpoints("plain"), lab.folder / "kept"
 
     def stop_after_two(done: int, total: int, note: str) -> None:
         for checkpoint in folder.glob("checkpoint-*"):
@@ -367,7 +369,7 @@ def stopped_training(lab: Lab) -> tuple[Path, Path]:
             raise StoppedError
 
     with suppress(StoppedError):
-        train_policy(recipe, root, "plain", report=stop_after_two)
+        training.work(on_progress=stop_after_two)
     shutil.copytree(kept, folder, dirs_exist_ok=True)
     started = "stages/train-plain.started"
     shutil.copyfile(lab.finished / started, root / started)
@@ -501,8 +503,8 @@ def model_file_missing(lab: Lab) -> Seen:
     """The folder alone is no sign that a model is there: it is made again, and the run says why."""
     root = lab.copy()
     (root / "models" / "plain" / "model.safetensors").unlink()
-    recipe = load_recipe(root / "recipe.yaml", [f"run_dir={root}"])
-    said = pipeline.reasons(pipeline.pending(pipeline.units(recipe, root), root))[0]
+    run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
+    said = reasons(pending(pipeline.units(run), run.layout))[0]
     again(root, until="evaluate")
     assert tables(root) == tables(lab.finished)
     return Seen(0, said)
