@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,10 @@ def write_rows(folder: Path, prompts: int) -> None:
                 file.write(f"{json.dumps(row)}\n")
 
 
-def recipe(folder: Path, prompts: int, k: int) -> Any:
-    """Return the recipe of a run on the rows in ``folder``."""
+def run(folder: Path, prompts: int, k: int) -> Any:
+    """Return a run on the rows in ``folder``."""
     from infalign.runs.reading import load_recipe
+    from infalign.runs.run import Run
 
     settings = {
         "run_dir": str(folder / "run"),
@@ -94,7 +96,7 @@ def recipe(folder: Path, prompts: int, k: int) -> Any:
         "compute": {"device": "cpu", "threads": 1},
     }
     (folder / "recipe.yaml").write_text(json.dumps(settings))  # JSON is YAML
-    return load_recipe(folder / "recipe.yaml")
+    return Run.of(load_recipe(folder / "recipe.yaml"))
 
 
 # Stages
@@ -105,94 +107,57 @@ def quiet(done: int, total: int, note: str) -> None:
 
 
 @contextmanager
-def synthetic_engine(*_: object) -> Iterator[Synthetic]:
+def synthetic_engine(*_: object, **__: object) -> Iterator[Synthetic]:
     """Yield the engine in place of the one that the recipe names."""
     yield Synthetic()
 
 
-def data(recipe: Any, root: Path) -> None:
-    """Rows to tables."""
-    from infalign.runs.stages.prepare import prepare_data
+def do(which: str, run: Any) -> None:
+    """Do the unit ``which`` of a run, or all units of that stage."""
+    from infalign.runs import pipeline
 
-    prepare_data(recipe, root, report=quiet)
-
-
-def rollout(recipe: Any, root: Path) -> None:
-    """Draw all parts."""
-    from infalign.runs.layout import PARTS
-    from infalign.runs.stages.sampling import draw_rollouts
-
-    for part in range(PARTS):
-        draw_rollouts(recipe, root, part, report=quiet)
+    for unit in pipeline.units(run):
+        if which in (unit.name, unit.stage):
+            unit.work(on_progress=quiet)
 
 
-def score(recipe: Any, root: Path) -> None:
-    """Score all parts."""
-    from infalign.runs.layout import PARTS
-    from infalign.runs.stages.sampling import score_rollouts
-
-    for part in range(PARTS):
-        score_rollouts(recipe, root, part, report=quiet)
-
-
-def calibrate(recipe: Any, root: Path) -> None:
-    """Give the prompts their reference rewards."""
-    from infalign.runs.stages.calibrate import calibrate_prompts
-
-    calibrate_prompts(recipe, root, report=quiet)
-
-
-def read_for_training(recipe: Any, root: Path) -> None:
+def read_for_training(run: Any) -> None:
     """Read the rollouts as the offline solvers get them, each once."""
-    from infalign.runs.stages import train
+    from infalign.runs.rollouts import StoredRollouts
 
-    rows = train._rewarded_rollouts(recipe, root, recipe.policies[POLICIES[0]], None, None)
-    assert sum(len(row["prompt_ids"]) > 0 for row in rows) == recipe.rollout.prompts * recipe.rollout.k
-
-
-def evaluate(recipe: Any, root: Path) -> None:
-    """Draw the reference's samples on the test prompts and score them by two rewards."""
-    from infalign.runs.stages.evaluate import evaluate_model
-
-    evaluate_model(recipe, root, "reference", report=quiet)
+    rollout = run.recipe.rollout
+    rows = StoredRollouts(run.layout, tuple(run.rollout_parts), rollout.k).rows()
+    assert sum(len(row["prompt_ids"]) > 0 for row in rows) == rollout.prompts * rollout.k
 
 
-def results(recipe: Any, root: Path) -> None:
-    """Compute all numbers of two policies."""
-    from infalign.runs import results
-
-    results.summarise(recipe, root, report=quiet)
-
-
-def write_policies(recipe: Any, root: Path) -> None:
+def write_policies(run: Any) -> None:
     """Write the scores of policies, which are the reference's but for noise, in place of evaluating models."""
     import pyarrow as pa
 
-    from infalign.runs.layout import Layout
     from infalign.storage import read_table, write_table
 
     rng = np.random.default_rng(1)
-    table = read_table(Layout(root).evaluation("reference") / "scores.parquet")
+    table = read_table(run.layout.evaluation("reference") / "scores.parquet")
     for name in POLICIES:
         changed = table
         for column in ("reward", "judge"):
             noisy = table[column].to_numpy() + rng.normal(50, 100, table.num_rows)
             changed = changed.set_column(changed.column_names.index(column), column, pa.array(noisy))
         changed = changed.append_column("kl", pa.array(rng.gamma(2.0, 0.25, table.num_rows)))
-        folder = Layout(root).evaluation(name)
+        folder = run.layout.evaluation(name)
         folder.mkdir(parents=True)
         write_table(folder / "scores.parquet", changed)
 
 
-STAGES: dict[str, Callable[[Any, Path], None]] = {
-    "data": data,
-    "rollout": rollout,
-    "score": score,
-    "calibrate": calibrate,
+STAGES: dict[str, Callable[[Any], None]] = {
+    "data": partial(do, "data"),
+    "rollout": partial(do, "rollout"),
+    "score": partial(do, "score"),
+    "calibrate": partial(do, "calibrate"),
     "train: read the rollouts": read_for_training,
-    "evaluate": evaluate,
+    "evaluate": partial(do, "evaluate-reference"),
     "policies": write_policies,
-    "results": results,
+    "results": partial(do, "results"),
 }
 NOT_SHOWN = "policies"
 WARM = "warm"  # folder of the run that a process does first
@@ -208,13 +173,13 @@ def peak() -> int:
 
 def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float, float]:
     """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
-    from infalign.runs.stages import sampling
+    from infalign.sampling.prompts import Sampler
 
-    sampling.open_engine = synthetic_engine
+    Sampler.opened = synthetic_engine
     for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once
-        asked = recipe(folder / name, count, k)
+        asked = run(folder / name, count, k)
         before, start, computing = peak(), time.perf_counter(), time.process_time()
-        STAGES[stage](asked, folder / name / "run")
+        STAGES[stage](asked)
     return peak() - before, time.perf_counter() - start, time.process_time() - computing
 
 
