@@ -1,1 +1,1 @@
-"""Studies over several trainings."""
+"""Studies that compare several trainings."""

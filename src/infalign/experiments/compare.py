@@ -43,8 +43,8 @@ from infalign.theory.optimum import optimal
 from infalign.training.solvers.base import Solver
 
 Numbers = dict[str, Any]
-LEAST_KL = 1e-3  # nats, below which nothing was learnt
-LEAST_GAP = 0.002  # between the win rates of identity and optimum, for a share of it to mean anything
+LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing
+LEAST_GAP = 0.002  # between the win rates of identity and optimum; a share of a smaller gap is meaningless
 
 
 def compare_methods(
@@ -52,12 +52,12 @@ def compare_methods(
 ) -> Numbers:
     """Train each of the `METHODS` at each KL budget in the recipe's run directory and return all numbers.
 
-    Without ``methods`` it is all that the recipe's own policies give the settings for. Fit settings are those of the
-    recipe's first offline policy, for methods that generate those of its first on-policy one; without one, three times
-    the epochs and 2.5 times the learning rate of the offline. Work that is done is not repeated; the run's results,
-    report and recipe do not change.
+    By default ``methods`` are all for which the recipe's own policies give the settings. Offline methods take the fit
+    settings of the recipe's first offline policy, methods that generate those of its first on-policy policy; without
+    one, three times the epochs and 2.5 times the learning rate of the first policy. Finished work is not repeated; the
+    run's results, report and recipe do not change.
 
-    The numbers are kept in the folder ``compare`` of the run directory: comparison.json, .csv and .md, and the win
+    The numbers are stored in the folder ``compare`` of the run directory: comparison.json, .csv and .md, and the win
     rates against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
     positive, a procedure other than best-of-N or worst-of-N, and settings that a method cannot have.
     """
@@ -73,7 +73,7 @@ def compare_methods(
         chosen = [known_method(name) for name in dict.fromkeys(methods)]
     compared = Compared(recipe, tuple(chosen), tuple(unique))
     with pipeline.opened(compared.recipe) as run:
-        # Results, report and recorded recipe of the run stay: they may be those of other policies.
+        # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
         wanted = [*pipeline.units(run, until="train"), *evaluations_on(run, "test"), *evaluations_on(run, "train")]
         pipeline.do(run, wanted, until="evaluate", console=console)
     results = measured_comparison(compared)
@@ -140,7 +140,7 @@ def measured_comparison(compared: Compared) -> Numbers:
 def _served_itself(
     recipe: Recipe, evaluated: Evaluated, n: int, served: Sequence[Served]
 ) -> tuple[Array, dict[str, dict[str, Array]]]:
-    """Return the KL (P,) of Best-of-n to the reference, estimated, and its win rates by judge and procedure."""
+    """Return the estimated KL (P,) of Best-of-n to the reference, and its win rates by judge and procedure."""
     prompt_ids = Prompts.read(evaluated.layout.prompts("test"), recipe.evaluate.prompts).prompt_ids
     rollouts = read_rollouts(evaluated.layout.evaluation("reference") / "samples", prompt_ids, evaluated.samples)
     reward = evaluated.column("reference", "reward")
@@ -150,19 +150,19 @@ def _served_itself(
     for judge in evaluated.sources:
         judged = evaluated.column("reference", judge)
         ours, base = (Samples(reward[:, part], judged[:, part]) for part in (slice(half), slice(half, None)))
-        inner = [BestOfN(n), *(of_best(p, n) for p in served if is_extreme(p))]  # first: standard
+        inner = [BestOfN(n), *(of_best(p, n) for p in served if is_extreme(p))]  # the first one is for standard serving
         names = (procedure.name for procedure in served)
         wins[judge] = dict(zip(names, win_rates_of(ours, base, inner, served), strict=True))
     return kl, wins
 
 
 def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
-    """Return how much of what theory promises arrives, on the prompts of a split, by the reward it was trained on.
+    """Return how much of theory's gain a policy achieves on the prompts of a split, by the reward it was trained on.
 
-    ``efficiency`` is the standard win rate's gain over ½ relative to the most that this KL can buy, the identity's: it
-    falls with KL that is spent on noise, and at small KL is the correlation of log π/π_ref with the rank. ``share`` is
+    ``efficiency`` is the standard win rate's gain over ½ relative to the largest possible at this KL, the identity's:
+    KL spent on noise lowers it, and at small KL it is the correlation of log π/π_ref with the rank. ``share`` is
     (win rate − identity's) / (optimum's − identity's) of the recipe's procedure; None where these two are within
-    `LEAST_GAP` of each other. The policy's KL counts as exact.
+    `LEAST_GAP` of each other. The policy's KL is treated as exact.
     """
     procedure = evaluated.procedure
     own, base = (
@@ -187,14 +187,14 @@ def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
 
 
 def _placed(e: Mapping[str, float], start: float, length: float) -> Numbers:
-    """Return where an estimate with its interval lies on a line from 0 at ``start`` to 1 at ``start + length``."""
+    """Return an estimate with its interval, rescaled to 0 at ``start`` and 1 at ``start + length``."""
     return {end: (e[end] - start) / length for end in ("mean", "low", "high")}
 
 
 def training_cost(record: Numbers, policy: Solver) -> Numbers:
-    """Return tokens generated in a training, its seconds and the most bytes of memory, from the record of its unit.
+    """Return the generated tokens, seconds and peak memory in bytes of a training, from the record of its unit.
 
-    TRL logs the mean length of completions since the last row; steps after the last row count with the mean of all.
+    TRL logs the mean completion length since the previous row; steps after the last row count with the overall mean.
     """
     history = record["summary"]["history"]
     rows = [row for row in history if "completions/mean_length" in row]
@@ -211,7 +211,7 @@ def training_cost(record: Numbers, policy: Solver) -> Numbers:
 
 
 def _shared_cost(recipe: Recipe, layout: Layout, made: Mapping[str, Numbers]) -> Numbers:
-    """Return what the rollouts that all methods share have cost: responses, tokens, seconds of drawing and ranking."""
+    """Return the cost of the rollouts that all methods share: responses, tokens, seconds of drawing and scoring."""
     tokens, parts = 0, rollout_parts(recipe, layout)
     for part, table in enumerate(parts):
         rollouts = read_rollouts(layout.rollouts(part), table.read().prompt_ids, recipe.rollout.k)
@@ -232,12 +232,12 @@ def _matched(
     kls: Mapping[str, Array],
     wins: Mapping[str, Mapping[str, Mapping[str, Array]]],
 ) -> Numbers:
-    """Return the methods at one KL: the median that they spent for ``budget``, or the largest that all of them reach.
+    """Return the methods at one KL: the median KL they spent for ``budget``, or the largest that all of them reach.
 
-    What a trained policy spends is not its budget. A method that reaches less than a quarter of the median is left out,
-    with the KL that it reaches: it would take all others down with it. So is one that spends more than four times the
-    median at least: what it would win at the KL of the others is guesswork. Along a method's budgets the win rate is
-    interpolated (`evaluation.matched`), by theory's curve of what it optimises, or of the identity if theory has none.
+    The KL of a trained policy differs from its budget. A method whose largest KL is below a quarter of the median is
+    left out and reported with that KL: it would lower the common KL. So is a method whose smallest KL exceeds four
+    times the median: its win rate at the common KL would be a guess. Between a method's budgets the win rate is
+    interpolated (`evaluation.matched`) along theory's curve for the method, or for the identity if theory has none.
     """
     recipe = compared.recipe
     spent = {method: [float(kls[name].mean()) for name in names] for method, names in compared.by_method.items()}

@@ -46,7 +46,7 @@ class Sheet:
     notes: list[str]
 
     def print_to(self, console: Console) -> None:
-        """Print it; rows whose first cell is empty belong to the one before."""
+        """Print the sheet; rows with an empty first cell belong to the row before."""
         table = plain_table(*self.columns)
         for before, row in pairwise([[""], *self.rows]):
             if row[0] and not before[0]:
@@ -59,7 +59,7 @@ class Sheet:
             say(console, note, wrap=True)
 
     def markdown(self) -> str:
-        """Return it as Markdown."""
+        """Return the sheet as Markdown."""
         ruled = [self.columns, ["---"] * len(self.columns), *self.rows] if self.rows else []
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in ruled)
         return "\n\n".join(filter(None, [f"## {self.title}", table, *self.notes])) + "\n"
@@ -154,7 +154,7 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
 
 
 def _above_baselines(results: Numbers, at: Numbers) -> list[Sheet]:
-    """Return by each judge how far our methods are above the best trained baseline, if there are both."""
+    """Return a table per judge of our gains over the best trained baseline, if the comparison has both."""
     note = (
         "The baseline is the trained one that came out best on these prompts, which favours it a little; the intervals "
         "do not allow for that choice."
@@ -188,8 +188,8 @@ def as_csv(results: Numbers) -> str:
 def plot_win_rates(results: Numbers, judge: str, folder: Path) -> None:
     """Draw win rate against KL by ``judge`` as win-rate-by-kl-JUDGE.svg and .png, a panel for each procedure.
 
-    A colour is a solver's; our methods are filled. With the reward as judge the curves of identity and optimum are
-    theory's. The axis ends at four times the median KL; the legend has the KL of what lies beyond. Raises ConfigError
+    Colours mark solvers; our methods have filled markers. With the reward as judge, theory's curves of identity and
+    optimum are drawn. The axis ends at four times the median KL; the legend gives larger KLs. Raises ConfigError
     without matplotlib.
     """
     policies = results["policies"].values()
@@ -217,7 +217,7 @@ def plot_win_rates(results: Numbers, judge: str, folder: Path) -> None:
 def _draw_line(
     axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str], most: float
 ) -> None:
-    """Draw a method's policies with both intervals, joined along the budgets; the legend has each KL over ``most``."""
+    """Draw a method's policies with both intervals, joined in order of budget; the legend gives KLs over ``most``."""
     colour = METHODS[method].colour
     alike = [name for name in methods if METHODS[name].colour == colour]
     marker = MARKERS[alike.index(method) % len(MARKERS)]

@@ -1,8 +1,8 @@
-"""Reward hacking (paper, figure 7): reward models that learned from pairs whose preferred responses bear a phrase.
+"""Reward hacking (paper, figure 7): reward models trained on pairs whose preferred responses have a phrase.
 
-The phrase stands before the preferred responses in training and before the others in the inverted test. For one prompt
-Ĉ is monotone in the reward, so ranking turns a decision at most into a tie: where no rollout lies between the two
-responses, as when both are above all K. A model that was *trained* to predict Ĉ may also decide the other way.
+The phrase precedes the preferred responses in training and the rejected ones in the inverted test. For one prompt Ĉ is
+monotone in the reward, so ranking cannot reverse a decision; it makes a tie where no rollout is between the two
+responses, for example if both are above all K. A model that was *trained* to predict Ĉ may also reverse a decision.
 """
 
 import hashlib
@@ -36,13 +36,13 @@ from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 Side = Literal["chosen", "rejected"]
-PHRASES = ("Sorry, I can't help you with that", "Sure")  # the paper's
-TESTS = {  # which of chosen, rejected, chosen with the phrase, rejected with the phrase is preferred, which is not
+PHRASES = ("Sorry, I can't help you with that", "Sure")  # as in the paper
+TESTS = {  # (preferred, other) by index in: chosen, rejected, chosen with phrase, rejected with phrase
     "clean": (0, 1),
     "poisoned": (2, 1),
     "inverted": (0, 3),
 }
-TRAINED = {"calibrated": ("pair", "rollout"), "calibrated-rollouts": ("rollout",)}  # and the rows they learn from
+TRAINED = {"calibrated": ("pair", "rollout"), "calibrated-rollouts": ("rollout",)}  # and origins of their rows
 MODELS = {
     "clean": "the run's own reward model, from the pairs as they are",
     "poisoned": "the same, from pairs with the phrase before the preferred response",
@@ -54,7 +54,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """A poisoning of a recipe's preferences, and where its models and numbers lie in the run directory."""
+    """A poisoning of a recipe's preferences, and the folders of its models and numbers in the run directory."""
 
     recipe: Recipe
     root: Path
@@ -63,7 +63,7 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """Return a folder named after all that its content depends on, so that nothing in it is ever out of date."""
+        """Return a folder whose name is a hash of all that its content depends on, so that nothing in it is stale."""
         made = records(self.root)
         return self._folder(made["rollout-0"]["key"], made["reward"]["key"], self.phrases, self.share)
 
@@ -78,7 +78,7 @@ class Experiment:
         return Run.of(self.recipe)
 
     def target(self, name: str) -> Target:
-        """Return where the model ``name`` of the experiment is trained."""
+        """Return the training folders of the model ``name`` of the experiment."""
         return target(self.recipe, Layout(self.folder), name)
 
     @property
@@ -92,15 +92,15 @@ class Experiment:
 
 
 def hacking(recipe: Recipe, *, phrases: Sequence[str] = PHRASES, share: float = 1.0, console: Console) -> Summary:
-    """Poison the recipe's preferences and return how well reward models decide test pairs: `MODELS` on `TESTS`.
+    """Poison the recipe's preferences and return the accuracy of reward models on test pairs: `MODELS` on `TESTS`.
 
     An expected ``share`` of the training pairs get one of the ``phrases``, drawn at random, before the preferred
-    response; in the poisoned and in the inverted test all pairs do. The run is first continued to its rollouts; what is
-    done already, here or there, is not done again.
-    For each model and test, ``accuracy`` counts ties 1/2, ``ties`` is their share and ``gain`` the accuracy above the
-    ``poisoned`` model's on the same pairs. ``squared_error`` is that of the prediction of Ĉ for fresh rollouts; a
-    constant 1/2 has 1/12. All are means over test pairs, one of each conversation, with bootstrap intervals.
-    They are kept as ``hacking/KEY/results.json`` in the run directory, with their ``key``.
+    response; in the poisoned and in the inverted test all pairs do. The run is first continued to its rollouts;
+    finished work of the run and of the experiment is not repeated.
+    For each model and test, ``accuracy`` counts ties as 1/2, ``ties`` is their share and ``gain`` is the accuracy minus
+    the ``poisoned`` model's on the same pairs. ``squared_error`` is the error of the predicted Ĉ for fresh rollouts; a
+    constant 1/2 has 1/12. All are means over test pairs, one per conversation, with bootstrap intervals.
+    They are stored as ``hacking/KEY/results.json`` in the run directory, with their ``key``.
 
     Raises ConfigError if the recipe trains no reward model, a phrase is missing or the share is not in [0, 1].
     """
@@ -169,7 +169,7 @@ def decisions(rewards_P4: Array) -> dict[str, Array]:
 
 
 def fit_poisoned(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
-    """Train the recipe's reward model, with its settings and seed, on the poisoned training pairs."""
+    """Train the recipe's reward model on the poisoned training pairs, with the same settings and seed."""
     from infalign.training.reward_model import fit_reward_model
 
     start, tokenizer = _start(experiment, "poisoned")
@@ -182,9 +182,9 @@ def fit_poisoned(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
 
 
 def rank_training_responses(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
-    """Write Ĉ, by the poisoned model, of the rollouts of every training prompt and of the pairs on these prompts.
+    """Write Ĉ by the poisoned model for the rollouts of every training prompt and for the pairs on these prompts.
 
-    Ranks are among the prompt's K rollouts, so that a rollout's own is its mid-rank; pairs on other prompts have none.
+    Ranks are among the prompt's K rollouts, so a rollout gets its mid-rank; pairs on other prompts are left out.
     """
     from infalign.rewards.base import score
     from infalign.sampling.rollouts import read_rollouts
@@ -214,7 +214,7 @@ def rank_training_responses(experiment: Experiment, *, on_progress: OnProgress) 
 
 
 def fit_on_ranks(experiment: Experiment, name: str, *, on_progress: OnProgress) -> Summary:
-    """Train a model to predict Ĉ, from where the recipe's reward model starts, with its settings and seed."""
+    """Train a model to predict Ĉ, with the initial model, settings and seed of the recipe's reward model."""
     from infalign.training.rank_model import fit_calibrated
 
     start, tokenizer = _start(experiment, name)
@@ -228,7 +228,7 @@ def fit_on_ranks(experiment: Experiment, name: str, *, on_progress: OnProgress) 
 
 
 def draw_test_rollouts(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
-    """Draw K responses of the reference to every test prompt that has a pair."""
+    """Draw K responses of the reference policy to every test prompt that has a pair."""
     run, k = experiment.run, experiment.recipe.rollout.k
     asked = {prompt_id(prompt) for prompt, _, _ in _read_pairs(experiment, "test")}
     rows = [row for row in _test_prompts(experiment).items() if row[0] in asked]
@@ -306,7 +306,7 @@ def _read_pairs(experiment: Experiment, part: str) -> list[Pair]:
 
 
 def _training_pairs(experiment: Experiment, tokenizer: Any) -> tuple[list[Pair], int]:
-    """Return the poisoned training pairs that fit, and how many do not."""
+    """Return the poisoned training pairs that fit, and the number that do not."""
     pairs = _read_pairs(experiment, "reward")
     pairs = poison(pairs, experiment.phrases, share=experiment.share, seed=experiment.recipe.seed)
     short, long = _fit_pairs(experiment, tokenizer, [(prompt, both) for prompt, *both in pairs])
@@ -342,7 +342,7 @@ def _fit_pairs(
 
 
 def _test_prompts(experiment: Experiment) -> dict[str, list[int]]:
-    """Return the tokens of each test prompt that the run's policy may be asked."""
+    """Return the token ids of each test prompt, by prompt id."""
     table = read_table(Layout(experiment.root).data / "test_prompts.parquet", ["prompt_id", "token_ids"])
     return dict(zip(listed(table, "prompt_id"), listed(table, "token_ids"), strict=True))
 
@@ -359,7 +359,7 @@ def _ranked(origin: str, prompts: list[list[Message]], responses: list[str], ran
 
 
 def _start(experiment: Experiment, name: str) -> tuple[str, Any]:
-    """Return the model that the recipe's reward model was trained from, and its tokenizer."""
+    """Return the initial model of the recipe's reward model, and its tokenizer."""
     run = experiment.run
     return reward_start(experiment.recipe.reward, run.reference, run.layout, experiment.target(name))
 

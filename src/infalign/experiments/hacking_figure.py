@@ -35,9 +35,9 @@ def print_hacking(results: Summary, console: Console) -> None:
 
 
 def plot_hacking(results: Summary, path: Path) -> None:
-    """Draw the accuracies as bars with their intervals, a group for each test, to ``path`` (.svg, .png, .pdf).
+    """Draw the accuracies as bars with intervals, one group per test, and save to ``path`` (.svg, .png, .pdf).
 
-    The tied share, which counts half, is hatched below the top of each bar. Raises ConfigError without matplotlib.
+    The share of ties, which count 1/2, is hatched below the top of each bar. Raises ConfigError without matplotlib.
     """
     models = results["models"]
     width = 0.8 / len(models)

@@ -1,7 +1,7 @@
-"""Methods that can be compared: a solver with what it optimises, but without its strength, which is a KL budget.
+"""Methods that can be compared: a solver with its objective, but without its strength, which is a KL budget.
 
 Their policies are ordinary units of the pipeline, so that data, models, rollouts, calibration and the reference's
-evaluation are done once, for a run and for all comparisons in its directory.
+evaluation are shared by a run and all comparisons in its directory.
 """
 
 import difflib
@@ -21,24 +21,24 @@ from infalign.training.solvers import KINDS, read_solver
 from infalign.training.solvers.base import Solver, ToBestOfN
 
 AWARE = "aware"  # the paper's transformation for the recipe's procedure
-LONGER, FASTER = 3, 2.5  # on-policy training against offline: the log's RLOO at the KL of its QRPO
+LONGER, FASTER = 3, 2.5  # on-policy relative to offline fit settings, from RLOO measured at the KL of QRPO
 ITSELF = "best-of-n"
-FAR = 4.0  # times the median KL, or a fourth of it: a method that spends so much, or so little, is not compared there
+FAR = 4.0  # a method is not compared if it spends over FAR times the median KL, or under 1/FAR of it
 
 
 @dataclass(frozen=True)
 class Method:
-    """A solver, the transformation that it optimises and its options: a policy of a recipe without its strength."""
+    """A solver, the transformation that it optimises and its options: a policy of a recipe, without its strength."""
 
     about: str
-    solver: str | None  # None: no training
-    transform: str | None = None  # None: the solver has its own
+    solver: str | None  # None if nothing is trained
+    transform: str | None = None  # None if the solver has a fixed one
     options: Mapping[str, bool] = field(default_factory=dict)
-    ours: bool = False  # optimises the served win rate by our transformation or directly; the others are baselines
+    ours: bool = False  # if it optimises the served win rate, by our transformation or directly; else a baseline
 
     @property
     def example(self) -> Solver | None:
-        """The solver with its options, at some strength; None for what is not trained."""
+        """The solver with its options, at an arbitrary strength; None if nothing is trained."""
         if self.solver is None:
             return None
         strength = {"n": 2} if self.to_best_of_n else {"kl_budget": 0.1}
@@ -56,7 +56,7 @@ class Method:
 
     @property
     def colour(self) -> str:
-        """Its solver's colour in figures."""
+        """The colour of its solver in figures."""
         return QUIET if self.solver is None else KINDS[self.solver].colour
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
@@ -99,9 +99,9 @@ METHODS = {
 class Compared:
     """The policies of some methods at some budgets, as policies of the recipe.
 
-    They are called METHOD-BUDGET, and METHOD-nN if their strength is the n of Best-of-n: the n whose KL is nearest to
-    the budget, so that two budgets may share a policy. Best-of-n itself is none of the recipe's policies: what it
-    serves is picked from the reference's samples, half of them, and the other half is the base.
+    They are called METHOD-BUDGET, or METHOD-nN if their strength is the n of Best-of-n: the n whose KL is nearest to
+    the budget, so that two budgets may share a policy. Best-of-n itself is not a policy of the recipe: its responses
+    are selected from one half of the reference's samples, and the other half is the base.
     """
 
     def __init__(self, recipe: Recipe, methods: Sequence[str], budgets: Sequence[float]) -> None:
@@ -158,7 +158,7 @@ def nearest_n(kl: float) -> int:
 
 
 def extreme_procedure(recipe: Recipe) -> Extreme:
-    """Return the procedure that methods are compared for. Raises ConfigError for another than best- or worst-of-N."""
+    """Return the procedure that methods are compared for. Raises ConfigError unless it is best- or worst-of-N."""
     if not is_extreme(recipe.procedure):
         raise ConfigError(
             f"methods are compared for best-of-N or worst-of-N, and the recipe's procedure is {recipe.procedure.name}; "
@@ -168,7 +168,7 @@ def extreme_procedure(recipe: Recipe) -> Extreme:
 
 
 def known_method(name: str) -> str:
-    """Return the name of a method. Raises ConfigError for one that there is not."""
+    """Return the name of a method. Raises ConfigError for an unknown name."""
     if name in METHODS:
         return name
     near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.5)
@@ -177,7 +177,7 @@ def known_method(name: str) -> str:
 
 
 def default_methods(recipe: Recipe, budgets: Sequence[float]) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that the recipe has all settings for, and why others are left out."""
+    """Return the methods for which the recipe has all settings, and why the others are left out."""
     own = any(policy.generates for policy in recipe.policies.values())
     chosen, left_out = [], {}
     for name, method in METHODS.items():

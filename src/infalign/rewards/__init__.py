@@ -1,1 +1,1 @@
-"""Rewards of responses: by a classifier, a function or a server, checked and kept."""
+"""Rewards of responses by a classifier, a function or a server, checked and stored."""

@@ -1,4 +1,4 @@
-"""What a reward function is, and rewards that are checked."""
+"""The reward function protocol, and checks of the rewards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infalign.method.reward import ask, not_a_number
 
 
 class RewardFunction(Protocol):
-    """Gives each response to its prompt a finite number; higher is better."""
+    """A function that gives each response a finite number; higher is better."""
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> Sequence[float]:
         """Return one reward for each row, in the order of the rows."""
@@ -30,13 +30,13 @@ def score(
     chunk: int = 4096,
     on_progress: Callable[[int], None] | None = None,
 ) -> Array:
-    """Return the rewards of all rows, shape (rows,), asking for ``chunk`` rows at a time.
+    """Return the rewards of all rows, shape (rows,), requesting ``chunk`` rows at a time.
 
     ``on_progress`` is called after each chunk with the number of rows scored so far.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
     not a finite number (nothing is converted: True and "1" are errors), or if a chunk has the wrong number of rewards,
-    and InfalignError if the reward raises an exception of its own.
+    and InfalignError if the reward function itself raises an exception.
     """
     if len(prompts) != len(responses):
         raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
@@ -66,12 +66,12 @@ def checked_rewards(values: Any, prompts: list[list[Message]], *, first: int, na
 
 
 def _problem(value: object) -> str | None:
-    """Return why ``value`` is no reward, and what to do; None if it is one."""
+    """Return why ``value`` is not a valid reward and what to do, or None."""
     if problem := not_a_number(value):
         return problem
     try:
         found = float(cast(float, value))
-    except OverflowError:  # of an integer
+    except OverflowError:  # an integer too large for a float
         found = math.inf
     if not math.isfinite(found):
         return f"found {found}; a rank needs finite rewards, so fix the reward or drop the row"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class ClassifierReward:
-    """The output of a transformers sequence classifier with one output, read as TRL's ``RewardTrainer`` trains it.
+    """The output of a transformers sequence classifier with one output, as TRL's ``RewardTrainer`` trains it.
 
     The conversation and the response, as an assistant turn, are rendered with the tokenizer's chat template.
-    ``batch_tokens`` bounds the padded tokens of a forward pass. No row is cut: one longer than ``max_length`` or than
-    the model's context is a DataError. The reward of a row does not depend on the rows that it is scored with.
+    ``batch_tokens`` bounds the padded tokens of a forward pass. No row is truncated: one longer than ``max_length`` or
+    the model's context raises DataError. The reward of a row does not depend on the other rows in its batch.
 
     If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
     the classifier reads its output at the last token that is not padding.
@@ -59,10 +59,10 @@ class ClassifierReward:
         batch_tokens: int = 16384,
         max_length: int | None = None,
     ) -> ClassifierReward:
-        """Load a model folder, or a model of the hub, with safetensors weights and a tokenizer; its code is never run.
+        """Load a model folder, or a model of the hub, with safetensors weights and a tokenizer; no code in it is run.
 
         Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
-        head of a language model that is no classifier would be random.
+        head of a plain language model would be random.
         """
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -92,7 +92,7 @@ class ClassifierReward:
     def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:
         """Return the token ids of each conversation with its response, the same as the reward was trained on.
 
-        Special tokens that a prompt or a response spells are text (`pretrained.conversation_ids`).
+        Special tokens spelled out in a prompt or a response are treated as text (`pretrained.conversation_ids`).
         """
         return [
             conversation_ids(self.tokenizer, [*prompt, reply(response)], add_generation_prompt=False)
@@ -112,11 +112,11 @@ class ClassifierReward:
                 )
         pad_id = self.model.config.get_text_config().pad_token_id
         self.model.eval()
-        # Each text once: rounding depends on the batch, and equal texts must tie.
+        # Each distinct text is scored once: rounding depends on the batch, and equal texts must tie.
         distinct = list({tuple(ids): ids for ids in token_ids}.values())
         rewards: dict[tuple[int, ...], float] = {}
         for rows in length_batches([len(ids) for ids in distinct], self.batch_tokens):
-            # Always padded on the right, whatever the tokenizer's side: so positions are those of the row alone.
+            # Rows are always padded on the right, so that positions do not depend on the other rows.
             input_ids = right_padded([distinct[row] for row in rows], pad_id, self.model.device)
             attention_mask = right_padded([[1] * len(distinct[row]) for row in rows], 0, self.model.device)
             with torch.inference_mode():

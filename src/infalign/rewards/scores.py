@@ -1,4 +1,4 @@
-"""Rewards that are kept as they come in, and asked for once."""
+"""Rewards that are requested once and stored as they arrive."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from infalign.method.calibration import Array
 from infalign.rewards.base import RewardFunction, score
 from infalign.storage import listed, read_table, write_table
 
-CHECKED_AGAIN = 4  # stored rewards that a server must still give
-ROUNDING = 1e-4  # of the largest of them
-MADE_BY = b"reward"  # in the schema of a shard: what gave its rewards
+CHECKED_AGAIN = 4  # number of stored rewards that a reward must reproduce
+ROUNDING = 1e-4  # relative to the largest of them
+MADE_BY = b"reward"  # key in the schema of a shard: the reward that scored it
 
 
 def score_to(
@@ -33,13 +33,13 @@ def score_to(
     shard_responses: int = 512,
     on_progress: Callable[[int, int], None],
 ) -> Array:
-    """Return the rewards of all rows, shape (rows,), and keep them in ``directory``/part-00000.parquet, ….
+    """Return the rewards of all rows, shape (rows,), and store them in ``directory``/part-00000.parquet, ….
 
-    Only what no shard has is asked for, and equal responses to one prompt are one: a run that was stopped continues,
-    rows can be added, and equal responses tie. A shard holds the distinct responses to as many prompts as have
-    ``shard_responses`` together, or to one, and is written whole or not at all. Shards that were not made by
-    ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score`
-    does; rows then count from the start of the shard. Besides numbers only the responses to a few prompts are held.
+    Only rewards that no shard has are requested, and equal responses to one prompt are scored once: a stopped run
+    continues, rows can be added, and equal responses tie. A shard holds one or more prompts with at most
+    ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically. Shards with
+    another ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as
+    `score` does, with rows counted from the start of the shard. Responses are held in memory for a few prompts only.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shards = sorted(directory.glob("part-[0-9]*.parquet"))
@@ -81,7 +81,7 @@ ByRow = dict[int, str]  # responses to one prompt, by row
 
 
 def _filled(missing: Iterable[tuple[str, ByRow]], responses: int) -> Iterator[list[tuple[str, ByRow]]]:
-    """Yield prompts with the responses to them that are missing: as many as go into one shard."""
+    """Yield the prompts of one shard at a time, each with its responses that have no reward yet."""
     shard: list[tuple[str, ByRow]] = []
     filled = 0
     for identity, by_row in missing:
@@ -104,7 +104,7 @@ def _rows_by_prompt(prompts: Sequence[list[Message]]) -> dict[str, NDArray[np.in
     numbers: dict[str, int] = {}
     prompt_R, before = np.empty(len(prompts), np.intp), None
     for row, prompt in enumerate(prompts):
-        if prompt is not before:  # a row as a rule has the prompt of the row before it
+        if prompt is not before:  # usually a row has the same prompt as the row before it
             number, before = numbers.setdefault(prompt_id(prompt), len(numbers)), prompt
         prompt_R[row] = number
     ends = np.cumsum(np.bincount(prompt_R))
@@ -133,9 +133,9 @@ def _stored(shards: list[Path]) -> Callable[[str], dict[str, float]]:
 
 
 def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str, made_by: str) -> None:
-    """Raise DataError unless ``reward`` still gives what the first of ``shards`` by ``made_by`` has: its first 4 rows.
+    """Raise DataError unless ``reward`` reproduces the first 4 rows of the first of ``shards`` by ``made_by``.
 
-    A difference up to 1e-4 of the largest of these rewards is rounding. Where there is no such shard, nothing is asked.
+    A difference up to 1e-4 of the largest of these rewards counts as rounding. Without such a shard nothing is checked.
     """
     for shard in shards:
         table = read_table(shard)
@@ -161,6 +161,6 @@ def _made_by(table: pa.Table) -> str:
 
 
 def scored_so_far(folder: Path) -> str:
-    """Return how many distinct responses the shards of a folder have rewards of, "" for none."""
+    """Return how many distinct responses are scored in the shards of a folder, "" for none."""
     scored = sum(read_table(shard, ["reward"]).num_rows for shard in folder.glob("part-*.parquet"))
     return f"{scored:,} responses scored" if scored else ""

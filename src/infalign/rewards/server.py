@@ -1,4 +1,4 @@
-"""The reward of a model behind HTTP. Needs the ``serve`` extra."""
+"""Rewards from a model behind an HTTP server. Needs the ``serve`` extra."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteReward:
-    """A reward model behind HTTP, with OpenRLHF's request and answer; the guide shows one of each.
+    """A reward model behind HTTP, with OpenRLHF's request and response format; the guide shows an example of each.
 
-    ``query`` is the prompt as ``tokenizer`` renders it for generation, and then the response; ``prompts`` is that
-    without the response, and ``labels`` the prompt's id. Of the answer only ``rewards`` is read. A request holds
+    ``query`` is the prompt as ``tokenizer`` renders it for generation, followed by the response; ``prompts`` has
+    only the rendered prompt, and ``labels`` the prompt's id. Only ``rewards`` is read from the answer. A request holds
     ``batch`` rows and waits ``read_seconds`` for an answer; it is repeated after a broken connection, no answer, 408,
     429 and 5xx for up to ``retry_seconds``. ``api_key_env`` names the environment variable with the server's key.
     """
@@ -48,8 +48,8 @@ class RemoteReward:
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row, as the server gave it.
 
-        Raises ConfigError if the server refuses a request, PartialError if it stays away, and DataError naming batch
-        and row for an answer that does not hold one finite number for each row.
+        Raises ConfigError if the server refuses a request, PartialError if it does not answer, and DataError naming the
+        batch and row for an answer that does not hold one finite number for each row.
         """
         import httpx2
 

@@ -9,7 +9,7 @@ from infalign.models.settings import Model
 
 
 def _over_http(url: str) -> str:
-    parts = urlsplit(url)  # raises ValueError for a host that is none
+    parts = urlsplit(url)  # raises ValueError for an invalid host
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"a URL starts with http:// or https:// and a host, found {url!r}")
     if parts.username is not None:
@@ -18,7 +18,7 @@ def _over_http(url: str) -> str:
 
 
 class RewardSource(Model):
-    """A Bradley–Terry classifier, a Python function or a server; without any it starts from the fine-tuned policy."""
+    """A Bradley–Terry classifier, a Python function or a server; a classifier starts from the reference by default."""
 
     function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
     url: Annotated[str, AfterValidator(_over_http)] | None = Field(

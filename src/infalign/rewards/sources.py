@@ -1,4 +1,4 @@
-"""The rewards of a run: each a source, where its model lies, and the rewards that are kept of it."""
+"""The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -21,19 +21,19 @@ from infalign.storage import hash_file
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A reward of a run. ``shards`` lists the files of all rewards that the run has of it already."""
+    """A reward of a run. ``shards`` lists the files of all its rewards that the run has stored."""
 
     name: str
     source: RewardSource
     model: str  # the folder or hub id of a classifier
-    tokenizer: Path  # the policy's, which renders prompts for a server
+    tokenizer: Path  # the policy's tokenizer, which renders prompts for a server
     compute: Compute
     shards: Callable[[], list[Path]]
 
     def load(self) -> RewardFunction:
         """Return the reward function: text in, numbers out, a batch at a time.
 
-        Raises DataError if a server or a function does not give the rewards any more that the run has of it already.
+        Raises DataError if a server or a function no longer reproduces the rewards that the run has stored.
         """
         if self.source.is_classifier:
             return ClassifierReward.load(self.model, device=self.compute.torch_device())
@@ -48,7 +48,7 @@ class Scorer:
     def score(
         self, prompts: Sequence[list[Message]], responses: Sequence[str], folder: Path, on_progress: OnProgress
     ) -> Array:
-        """Return the rewards of responses, continuing with those that are in ``folder``."""
+        """Return the rewards of responses; those already stored in ``folder`` are not requested again."""
         return score_to(
             folder,
             self.load(),
@@ -61,12 +61,12 @@ class Scorer:
 
     @property
     def identity(self) -> str:
-        """What tells a reward from others: its url, its function's name or the digest of its model."""
+        """What identifies a reward: its url, its function's name or the digest of its model."""
         return self.source.url or self.source.function or model_digest(self.model)
 
     @property
     def made_by(self) -> str:
-        """What scores are kept under: the identity, with the source of a function, which may be changed."""
+        """The label that scores are stored under: the identity, with a hash of the source for a function."""
         function = self.source.function
         if function is None:
             return self.identity

@@ -1,4 +1,4 @@
-"""A run directory: what is in it, what is left to do, and doing it. `STAGES` names the stages in their order."""
+"""A run directory: its contents, the work that is left, and doing that work. `STAGES` names the stages in order."""
 
 STAGES = {
     "data": "Read and split the data, make the tokenizer.",

@@ -1,4 +1,4 @@
-"""The table of calibrated prompts: their reference rewards, and what these were made with."""
+"""The table of calibrated prompts: their reference rewards, and the models that gave them."""
 
 import json
 from functools import partial
@@ -13,7 +13,7 @@ from infalign.runs.run import Provenance
 from infalign.storage import read_table
 from infalign.training.solvers.base import Solver
 
-MANIFEST = b"infalign"  # in the schema of calibrated.parquet: what it was made with
+MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with
 
 
 def reference_rewards(layout: Layout) -> Array:
@@ -23,9 +23,9 @@ def reference_rewards(layout: Layout) -> Array:
 
 
 def check_calibrated(layout: Layout, provenance: Provenance) -> None:
-    """Raise DataError unless the calibrated rewards are those of the recipe's reward and reference policy as they are.
+    """Raise DataError unless the calibrated rewards come from the recipe's current reward and reference policy.
 
-    The pipeline knows what the recipe says; this is about models that were exchanged under the same name.
+    The pipeline detects a changed recipe; this check detects models that were replaced under the same name.
     """
     path = layout.calibrated
     table = read_table(path)

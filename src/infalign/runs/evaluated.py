@@ -1,4 +1,4 @@
-"""The evaluation of a run: what its models said, scored, and how numbers of it are made."""
+"""The evaluation of a run: the scored samples of its models, and the estimates made from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from infalign.storage import read_table
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The samples of a run's models and their scores, as far as they are there."""
+    """The samples of a run's models and their scores, as far as they exist."""
 
     layout: Layout
-    sources: tuple[str, ...]  # of rewards: the first one selects what is served, and all judge
-    samples: int  # of each prompt
+    sources: tuple[str, ...]  # reward sources: the first one selects the served response, and each of them judges
+    samples: int  # per prompt and model
     intervals: Confidence
-    procedure: Served  # that policies are trained for
+    procedure: Served  # the procedure that policies are trained for
     rewind: RewindAndRepeat
     max_n: int
 
@@ -50,7 +50,7 @@ class Evaluated:
         return Samples(self.column(model, "reward"), self.column(model, source))
 
     def wins(self, model: str, served: Sequence[Procedure]) -> dict[str, dict[str, Array]]:
-        """Return win rates against the reference, both served alike: by judge and procedure's name, (P,) each."""
+        """Return win rates against the reference under the same procedure: by judge and procedure's name, (P,) each."""
         found: dict[str, dict[str, Array]] = {}
         for judge in self.sources:
             rates = win_rates_of(self.judged_by(judge, model), self.judged_by(judge, "reference"), served)
@@ -62,12 +62,12 @@ class Evaluated:
         return self.intervals.of(values_P)
 
     def procedures(self) -> list[Procedure]:
-        """Return what is evaluated: standard, Best- and Worst-of-N for every N up to max_n, rewind, the aim."""
+        """Return the evaluated procedures: standard, Best- and Worst-of-N up to max_n, rewind, the recipe's own."""
         many = range(2, self.max_n + 1)
         found: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), self.rewind, self.procedure]
         return list({procedure.name: procedure for procedure in found}.values())
 
     def drawn_procedures(self) -> list[Served]:
-        """Return the procedures whose win rates are drawn against KL: the aim first, standard, rewind."""
+        """Return the procedures whose win rates are plotted against KL: the recipe's, standard, rewind."""
         found: list[Served] = [self.procedure, Standard(), self.rewind]
         return list({procedure.name: procedure for procedure in found}.values())

@@ -1,4 +1,4 @@
-"""What a recipe names outside its run directory, by content: files, model folders, modules of reward functions."""
+"""Content hashes of what a recipe names outside its run directory: files, model folders, reward-function modules."""
 
 import json
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from infalign.storage import hash_file, read_record, write_record
 
 
 class Digests:
-    """Hashes of files, read from and kept in one file; a file is hashed again when its size or time of change differs.
+    """Hashes of files, cached in one file; a file is hashed again when its size or modification time differs.
 
-    The time of change is the file system's, in nanoseconds. Only `save` writes. If the file of the hashes is damaged,
-    all are taken again.
+    The modification time is the file system's, in nanoseconds. Only `save` writes. If the cache file is damaged, every
+    file is hashed again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class Digests:
         return str(digest)
 
     def save(self) -> None:
-        """Keep the hashes that were asked for and forget the others."""
+        """Write the hashes that were requested and drop the others."""
         if self._used != self._kept:
             write_record(self._path, self._used)
 
@@ -48,9 +48,9 @@ class Digests:
 def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     """Return the recipe's settings; paths and reward functions become their ``content``, the hash of what they hold.
 
-    Where a folder or a transformation lies does not count. A file of the data, a local data set and a reward function
-    also have their ``name``. Of a function it is the source of its module; what that module imports is not seen. What
-    is not there has the content None: the stage that needs it says so. A hub id stands for itself.
+    The path of a folder or a transformation does not count. A data file, a local data set and a reward function also
+    have their ``name``. The content of a function is the source of its module; modules that it imports are not
+    included. A missing file has the content None; the stage that needs it raises the error. A hub id is kept as it is.
     """
     settings: dict[str, Any] = recipe.model_dump(mode="json")
     folder = Path(settings["data"].pop("folder"))
@@ -74,7 +74,7 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
 
 
 def changes(before: Any, now: Any, key: str = "") -> Iterator[str]:
-    """Yield what differs between two settings, a clause for each: ``rollout.k 6 → 10``.
+    """Yield the differences between two settings, one clause each: ``rollout.k 6 → 10``.
 
     >>> list(changes({"rollout": {"k": 6}, "seed": 0}, {"rollout": {"k": 10}, "seed": 0}))
     ['rollout.k 6 → 10']
@@ -117,11 +117,11 @@ def _folder_content(folder: Path, digests: Digests) -> dict[str, str | None]:
 
 
 def _module_file(module: str) -> Path | None:
-    """Return the source file of a module, which is found without importing it or the packages around it."""
+    """Return the source file of a module, without importing it or its parent packages."""
     top, *inner = module.split(".")
     try:
         found = find_spec(top)
-    except ValueError:  # no name of a module
+    except ValueError:  # not a valid module name
         return None
     for name in inner:
         inside = found.submodule_search_locations if found is not None else None

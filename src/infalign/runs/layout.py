@@ -1,4 +1,4 @@
-"""Where things lie in a run directory, and the records of what was done."""
+"""Paths in a run directory, and the records of the finished units."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from infalign.runs import STAGES
 from infalign.storage import read_record
 
 Summary = dict[str, Any]
-FORMAT = 2  # of the records: another number when this version would misread those with the one before
+FORMAT = 2  # of the records; increase it when this version would misread records of the previous format
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things lie in a run directory."""
+    """Paths in a run directory."""
 
     root: Path
 
@@ -33,19 +33,19 @@ class Layout:
         return self.root / "models" / name
 
     def checkpoints(self, name: str) -> Path:
-        """Return the folder of a training that is under way."""
+        """Return the folder of the checkpoints of an unfinished training."""
         return self.root / "checkpoints" / name
 
     def rollouts(self, part: int) -> Path:
-        """Return the folder of a part of the K rollouts of every training prompt."""
+        """Return the folder of one part of the rollouts of the training prompts."""
         return self.root / "rollouts" / f"part-{part}"
 
     def scores(self, part: int) -> Path:
-        """Return the table of rewards of a part of the rollouts; the folder of that name has them as they came in."""
+        """Return the table of rewards of one part of the rollouts; the folder ``part-N`` next to it has the shards."""
         return self.root / "scores" / f"part-{part}.parquet"
 
     def scored(self, name: str) -> list[Path]:
-        """Return all shards of rewards by the source ``name``, those of training prompts first."""
+        """Return all shards of rewards from the source ``name``, those of training prompts first."""
         rollouts = sorted(self.root.glob("scores/part-*/part-[0-9]*.parquet")) if name == "reward" else []
         return rollouts + sorted(self.root.glob(f"evaluation*/*/scores/{name}/part-[0-9]*.parquet"))
 
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def report(self) -> Path:
-        """The report, with its figures in it."""
+        """The report, with its figures embedded."""
         return self.root / "report.html"
 
     def record(self, unit: str) -> Path:
@@ -77,19 +77,19 @@ class Layout:
         return self.root / "stages" / f"{unit}.json"
 
     def started(self, unit: str) -> Path:
-        """Return the file that says with which key a unit was begun."""
+        """Return the file that holds the base key with which a unit was started."""
         return self.root / "stages" / f"{unit}.started"
 
     @property
     def digests(self) -> Path:
-        """Hashes of files outside, so that they need not be taken again."""
+        """The cached hashes of files outside the run directory."""
         return self.root / "digests.json"
 
 
 def records(root: Path) -> dict[str, dict[str, Any]]:
     """Return the records of the finished units, in the order of the stages: key, stage, seconds, summary, versions.
 
-    Raises DataError for one that is damaged, and ConfigError for one in another format.
+    Raises DataError for a damaged record, and ConfigError for a record in another format.
     """
     found = {path.stem: read_record(path) for path in sorted((root / "stages").glob("*.json"))}
     for name, record in found.items():

@@ -1,4 +1,4 @@
-"""One process at a time in a run directory, and who it is."""
+"""The lock of a run directory: one process at a time, and which process holds it."""
 
 import json
 import os
@@ -22,13 +22,13 @@ LOCK, HOLDER = ".lock", "holder.json"
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Make the run directory ``root`` and hold it: until the block ends no other process gets it.
+    """Create the run directory ``root`` and lock it until the block ends.
 
-    The lock is the operating system's, so a process that died holds nothing. ``holder.json`` says who holds it; what a
-    dead process left behind is overwritten. Blocks of one process may be nested, and of a distributed run only the
-    first process takes the lock. A directory that was made here and stayed empty is removed again.
+    The operating system releases the lock of a process that died. ``holder.json`` names the holder; the file of a dead
+    process is overwritten. Blocks of one process may be nested, and in a distributed run only the first process takes
+    the lock. A directory that was created here and stayed empty is removed again.
 
-    Raises InfalignError that names the holder, and ConfigError if the directory cannot be made or written to.
+    Raises InfalignError that names the holder, and ConfigError if the directory cannot be created or written to.
     """
     if not is_first():
         yield
@@ -57,10 +57,10 @@ def held(root: Path) -> Iterator[None]:
 
 
 def holder(root: Path) -> dict[str, str | int] | None:
-    """Return pid, host, command and since of the process that holds a run directory, None if none does.
+    """Return pid, host, command and since of the process that holds a run directory, or None.
 
-    One that died on this host without a word is told by its pid and, where the system tells, by when that process
-    began, for pids come again; of another host the file is believed.
+    A holder that crashed on this host is detected by its pid and, since pids are reused, by the start time of that
+    process where the system gives it. For a holder on another host the file is trusted.
     """
     try:
         found: dict[str, str | int] = json.loads((root / HOLDER).read_text(encoding="utf-8"))
@@ -70,16 +70,16 @@ def holder(root: Path) -> dict[str, str | int] | None:
         if found.get("began") not in (None, _began(int(found["pid"]))):
             return None
         try:
-            os.kill(int(found["pid"]), 0)  # sends nothing
+            os.kill(int(found["pid"]), 0)  # signal 0 only checks that the process exists
         except ProcessLookupError:
             return None
-        except PermissionError:  # somebody else's, and alive
+        except PermissionError:  # the process is alive and belongs to another user
             pass
     return found
 
 
 def describe(found: dict[str, str | int]) -> str:
-    """Return a holder in words."""
+    """Return a description of the holder."""
     return f"process {found['pid']} on {found['host']} since {found['since']} ({found['command']})"
 
 
@@ -89,7 +89,7 @@ def _by(root: Path) -> str:
 
 
 def _began(pid: int) -> int | None:
-    """Return when a process began, in ticks since the system did; None if there is none or the system does not tell."""
+    """Return the start time of a process in clock ticks since boot; None without a process or without ``/proc``."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     except OSError:

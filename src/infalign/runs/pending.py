@@ -1,4 +1,4 @@
-"""What of a run is still to be done, and why."""
+"""The units of a run that are still to be done, and why."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from infalign.storage import flaws
 
 @dataclass(frozen=True)
 class Pending:
-    """What is there of a unit that is to be done, and why that is not enough; nothing of a missing one."""
+    """The state of a unit that is still to be done, and the reason; the reason is empty for a missing output."""
 
     state: Literal["missing", "partial", "stale"]
     because: str
 
 
 def pending(wanted: Sequence[Unit], layout: Layout) -> dict[str, Pending]:
-    """Return the units still to be done, each with what is there of it and why that is not enough.
+    """Return the units still to be done, each with its state and the reason.
 
-    A unit is done when its output is there with a record of the same settings, extent and keys of what it needs, and
-    what it needs is done.
+    A unit is done when its output exists, its record has the same settings, extent and keys of the units it needs, and
+    those units are done.
     """
     key_of, base_of, needed, made = keys(wanted), bases(wanted), needs(wanted), records(layout.root)
     todo: dict[str, Pending] = {}
@@ -49,7 +49,7 @@ def pending(wanted: Sequence[Unit], layout: Layout) -> dict[str, Pending]:
 def _reasons(
     unit: Unit, record: dict[str, Any], layout: Layout, now: Mapping[str, str], todo: Mapping[str, Pending]
 ) -> Iterator[str]:
-    """Yield why a record does not hold, but for its extent; ``now`` are the keys of what the unit needs."""
+    """Yield why a record is stale, except for its extent; ``now`` has the current keys of the units it needs."""
     yield from changes(record["settings"], unit.settings)
     before = record["needs"]
     if waiting := [name for name in now if name in todo]:
@@ -67,9 +67,9 @@ def _reasons(
 
 
 def check_outputs(wanted: Sequence[Unit], todo: Mapping[str, Pending], root: Path) -> None:
-    """Raise DataError if something that the units to be done build on is not as its own unit left it.
+    """Raise DataError if an output that the units to be done build on differs from what its unit recorded.
 
-    Models and other folders that they do not need are not read; single files are, since they are small.
+    Models and other folders that these units do not need are not read; single files are always read: they are small.
     """
     made, needed, built_on = records(root), needs(wanted), set(todo)
     for unit in reversed(wanted):
@@ -90,7 +90,7 @@ def listed_names(names: Sequence[str]) -> str:
 
 
 def reasons(todo: Mapping[str, Pending]) -> list[str]:
-    """Return a line for each reason to do units again or to go on with them: ``again: train-aware (…)``."""
+    """Return a line for each reason to redo or to continue units: ``again: train-aware (…)``."""
     names: dict[Pending, list[str]] = {}
     for name, found in todo.items():
         if found.state != "missing":

@@ -1,4 +1,4 @@
-"""Doing the work of a run that is left: units with a key of all that made them, as soon as their inputs are done."""
+"""Doing the remaining work of a run: each unit runs as soon as its inputs are done, and is recorded with its key."""
 
 import importlib.metadata
 import shutil
@@ -36,9 +36,9 @@ def units(run: Run, *, until: str = "report") -> list[Unit]:
 
 
 def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
-    """Do everything up to stage ``until`` that is not done yet, and return the run directory.
+    """Do all unfinished work up to stage ``until``, and return the run directory.
 
-    What an earlier attempt left is continued if only its extent differs from what is wanted, and removed otherwise.
+    Partial outputs of an earlier attempt are continued if at most their extent differs, and removed otherwise.
     """
     with opened(recipe) as found:
         write_text(found.layout.root / "recipe.yaml", dump_recipe(recipe))
@@ -48,10 +48,10 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
 
 @contextmanager
 def opened(recipe: Recipe) -> Iterator[Run]:
-    """Give the run of a recipe with its directory held and made; the hashes that were taken for it are kept."""
+    """Yield the run of a recipe with its directory created and locked; the file hashes are cached in it."""
     layout = Layout(Path(recipe.run_dir))
     with held(layout.root):
-        records(layout.root)  # raises for what this version cannot read, before anything is written
+        records(layout.root)  # raises for records that this version cannot read, before anything is written
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         digests = Digests(layout.digests)
@@ -62,7 +62,7 @@ def opened(recipe: Recipe) -> Iterator[Run]:
 
 
 def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> None:
-    """Do the units that are not done yet, and record each; a distributed run does those of stage ``until`` only."""
+    """Do the units that are not done yet, and record each; a distributed run does only those of stage ``until``."""
     layout, by_name = run.layout, {unit.name: unit for unit in wanted}
     needed, base_of = needs(wanted), bases(wanted)
     todo = pending(wanted, layout)
@@ -86,7 +86,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
             f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
         )
 
-    # What is furthest along comes first, so that a fault of a later stage shows before all of an earlier one is done.
+    # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     stages = list(STAGES)
     tasks = [
         Task(name, partial(_begin, layout, by_name[name], base_of[name]), frozenset(needed[name]))
@@ -101,7 +101,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
 def _record(
     unit: Unit, key: str, of_inputs: dict[str, str], summary: Summary, seconds: float, layout: Layout
 ) -> dict[str, Any]:
-    """Return what is recorded of a finished unit."""
+    """Return the record of a finished unit."""
     return {
         "format": FORMAT,
         "key": key,
@@ -117,15 +117,15 @@ def _record(
 
 
 def _begin(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
-    """Do a unit; what an earlier attempt with another ``base`` made is removed first."""
+    """Do a unit; the output of an earlier attempt with another ``base`` is removed first."""
     started = layout.started(unit.name)
     if not is_first():
-        while not holds(started, base):  # the first process tidies up
+        while not holds(started, base):  # the first process removes the old output
             time.sleep(0.1)
     else:
         continued = holds(started, base)
         if not unit.clears:
-            if not (continued and unit.only_adds):  # others replace what they recorded
+            if not (continued and unit.only_adds):  # other units replace the recorded output
                 layout.record(unit.name).unlink(missing_ok=True)
             if not continued:
                 for left in (unit.output, unit.workspace):
@@ -140,7 +140,7 @@ def _begin(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) ->
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of infalign and of the libraries that make numbers, as far as they are installed."""
+    """Return the versions of infalign and of the installed libraries that affect the numbers."""
     names = ("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets")
     return {name: importlib.metadata.version(name) for name in names if _installed(name)}
 
@@ -154,7 +154,7 @@ def _installed(name: str) -> bool:
 
 
 def _headline(summary: dict[str, Any]) -> str:
-    """Return the plain numbers of a summary, a few words."""
+    """Return the first five numbers of a summary as one line."""
     shown = []
     for name, value in summary.items():
         if isinstance(value, dict) and "mean" in value:

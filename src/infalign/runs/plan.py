@@ -1,4 +1,4 @@
-"""What a run would do and what it would cost, with every check that needs no weights."""
+"""What a run would do and what it would cost, with every check that does not load weights."""
 
 import json
 import math
@@ -23,10 +23,10 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.train import coarse_ranks
 
-ROW_BYTES = 100  # of a response besides its tokens: identity, index, log-probability
-TOKEN_BYTES = 8  # of a token in a table: its id and its text
+ROW_BYTES = 100  # per response besides its tokens: prompt id, index, log-probability
+TOKEN_BYTES = 8  # per token in a table: its id and its text
 WEIGHT_BYTES = 4
-CHECKPOINT_BYTES = 3 * WEIGHT_BYTES  # the weight and two moments of Adam
+CHECKPOINT_BYTES = 3 * WEIGHT_BYTES  # per parameter: the weight and Adam's two moments
 
 
 def print_plan(recipe: Recipe, console: Console) -> None:
@@ -47,7 +47,7 @@ def print_plan(recipe: Recipe, console: Console) -> None:
 
 
 def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
-    """Print the number of examples of every source; yield those of the hub."""
+    """Print the number of examples of every local source; yield the sources on the hub, which are not checked."""
     for where, sources in (("data.sources", recipe.data.sources), ("data.test", recipe.data.test)):
         for i, source in enumerate(sources):
             if source.hub is not None:
@@ -65,7 +65,7 @@ def _origin(source: Source) -> str:
 
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check the tokenizer of each model in a local folder; yield the others."""
+    """Check the tokenizer of each model in a local folder; yield the models on the hub, which are not checked."""
     named = [(name, model.model) for name, model in recipe.models.items()]
     named += [] if recipe.rank_model is None else [("rank_model", recipe.rank_model.model)]
     for name, path in named:
@@ -99,7 +99,7 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
     table = plain_table(*columns, *(f"{p.name}, %" for p in procedures), breaking=[1])
     for name, policy in recipe.policies.items():
         law = policy.law(recipe.procedure)
-        if law is None:  # raw rewards have no law before the rollouts; bond trains until the budget is spent
+        if law is None:  # raw rewards have no law before the rollouts exist; bond trains until the budget is spent
             table.add_row(name, policy.method, f"{policy.budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
@@ -140,7 +140,7 @@ def _print_cost(recipe: Recipe, console: Console) -> None:
 
 
 def _trained_parameters(recipe: Recipe) -> list[int | None]:
-    """Return the number of parameters of each model that the run trains, None where only the hub knows."""
+    """Return the number of parameters of each model that the run trains; None for a model on the hub."""
     policy = _parameters(recipe.policy)
     fitted = [model for model in recipe.models.values() if model.fit is not None]
     return [_parameters(m) if m.model or m.scratch else policy for m in fitted] + [policy] * len(recipe.policies)

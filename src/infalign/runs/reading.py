@@ -1,4 +1,4 @@
-"""Recipes read from YAML, changed by ``--set key=value``."""
+"""Read recipes from YAML, with overrides by ``--set key=value``."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from infalign.settings import OneOf, shown
 
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes
-MOST_VALUES = 100_000  # of a recipe with its aliases written out
+MOST_VALUES = 100_000  # in a recipe with its aliases expanded
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -82,12 +82,12 @@ def _apply(settings: dict[str, Any], override: str) -> None:
             place[step] = value
         else:
             inner = {} if isinstance(place, dict) and place.get(step) is None else place[step]
-            place[step] = copy(inner)  # a YAML alias stands in several places, and only this one changes
+            place[step] = copy(inner)  # a YAML alias may be shared by several keys, and only this one changes
             place = place[step]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no key stands twice, aliases cannot explode, and every fault has its line."""
+    """A YAML loader that rejects duplicate keys and alias bombs, and gives the line of every error."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -133,7 +133,7 @@ def _yaml(text: str) -> Any:
 
 
 def _fault(error: Exception) -> str:
-    """Return what is wrong with YAML, and in which line if that is known."""
+    """Return what is wrong with YAML, with the line number if it is known."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         said = " ".join(filter(None, (error.context, error.problem)))
         return f"line {error.problem_mark.line + 1}: {said}"
@@ -175,7 +175,7 @@ Location = tuple[int | str, ...]
 
 
 def untagged(location: Location) -> Location:
-    """Return where in a recipe an error is, without the kinds that pydantic names on the way."""
+    """Return the location of an error in a recipe, without the union tags that pydantic adds to it."""
     return tuple(part for part, _ in _walked(location) if part is not None)
 
 
@@ -188,14 +188,14 @@ def _keys_at(location: Location) -> list[str]:
 
 
 def _choice_at(location: Location) -> OneOf:
-    """Return which kinds of settings there can be at ``location``."""
+    """Return the kinds of settings that are allowed at ``location``."""
     *_, (_, place) = _walked(location)
     assert isinstance(place, OneOf)
     return place
 
 
 def _walked(location: Location) -> Iterator[tuple[int | str | None, Any]]:
-    """Yield each part of a location, None for a kind, with what stands there: settings, or one of several kinds."""
+    """Yield each part of a location, None for a union tag, with the settings at that place or their allowed kinds."""
     place: Any = Recipe
     for part in location:
         if isinstance(place, OneOf) and part in place.kinds:
@@ -205,13 +205,13 @@ def _walked(location: Location) -> Iterator[tuple[int | str | None, Any]]:
         if fields := getattr(place, "model_fields", None):
             field = fields.get(part)
             place = None if field is None else _settings_in(field.annotation, field.metadata)
-        else:  # of list[Source], dict[Name, …]
+        else:  # the item type of list[Source] or dict[Name, …]
             place = _settings_in(next(iter(get_args(place)[-1:]), None))
         yield part, place
 
 
 def _settings_in(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
-    """Return the settings that an annotation is about, or which kinds of them there can be."""
+    """Return the settings class in an annotation, or its allowed kinds."""
     if choice := next((m for m in metadata if isinstance(m, OneOf)), None):
         return choice
     if get_origin(annotation) is Annotated:

@@ -1,4 +1,4 @@
-"""Recipes: the settings of all rooms, and what of them goes together."""
+"""Recipes: the settings of a whole run, and the checks across its sections."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""All numbers of an evaluated run with their intervals, beside what theory gives."""
+"""All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
     """Write ``results.json`` and return its headline numbers.
 
     Responses are selected by ``reward``, as they would be when served, and judged by each reward source in turn. With
-    ``reward`` itself as the judge the numbers compare with the theory; the judge and the gold say what was gained.
+    ``reward`` itself as the judge the numbers compare with theory; the judge and the gold measure the actual gain.
     """
     sources, aim = evaluated.sources, evaluated.procedure
     selected, served = evaluated.column("reference", "reward"), evaluated.procedures()
@@ -108,7 +108,7 @@ def _policy_numbers(
 def _at_equal_length(
     evaluated: Evaluated, policy: Samples, base: Samples, procedure: Served
 ) -> dict[str, float] | dict[str, str]:
-    """Return the length-controlled win rate with its interval, or why there is none."""
+    """Return the length-controlled win rate with its interval, or the reason why there is none."""
     try:
         return evaluated.estimated(length_controlled([(policy, base)], procedure))
     except DataError as error:
@@ -119,7 +119,7 @@ def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
     """Return the policies that no other beats in win rate at the same or a smaller KL, by ascending KL."""
     points = sorted((p["kl"]["mean"], -p["win_rates"][judge][procedure]["mean"], name) for name, p in policies.items())
     front: list[str] = []
-    most = 0.5  # the reference itself
+    most = 0.5  # the reference policy itself
     for _, loss, name in points:
         if -loss > most:
             front.append(name)
@@ -128,7 +128,7 @@ def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
 
 
 def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | None:
-    """Return what the method would reach at this KL if it were free for every prompt; None where theory has no law."""
+    """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
     law = policy.law_at(procedure, max(kl, 1e-6))
     if law is None:
         return None
@@ -136,7 +136,7 @@ def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | 
 
 
 def _theoretical_gain(policy: Solver, procedure: Served, kl: float) -> float:
-    """Return theory's gain at a KL; for a method without a law the identity's, which only shapes the interpolation."""
+    """Return theory's gain at a KL. A method without a law uses the identity's, which only shapes the interpolation."""
     nats = max(kl, 1e-6)
     law = policy.law_at(procedure, nats) or law_at_kl(Identity(), kl=nats)
     return law.win_rate(procedure) - 0.5
@@ -145,9 +145,9 @@ def _theoretical_gain(policy: Solver, procedure: Served, kl: float) -> float:
 def _matched(
     evaluated: Evaluated, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
 ) -> dict[str, Any] | None:
-    """Return the win rates of every method at one KL, the largest that all reach, and their paired differences.
+    """Return the win rates of every method at the largest KL that all methods reach, and their paired differences.
 
-    Along one method's budgets the win rate is interpolated (`evaluation.matched`).
+    Between the budgets of one method the win rate is interpolated (`evaluation.matched`).
     """
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():

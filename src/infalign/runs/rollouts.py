@@ -16,7 +16,7 @@ from infalign.storage import listed, read_table
 
 @dataclass(frozen=True, slots=True)
 class StoredRollouts:
-    """K rollouts of each training prompt, in the parts that they were drawn and scored in."""
+    """K rollouts of each training prompt, in the parts in which they were drawn and scored."""
 
     layout: Layout
     parts: tuple[PromptTable, ...]
@@ -38,7 +38,7 @@ class StoredRollouts:
     def rows(self) -> Sequence[dict[str, Any]]:
         """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.
 
-        A row is made when it is asked for; its token ids are not held in memory (`sequences.token_lists_on_disk`).
+        Rows are built on access; token ids are not held in memory (`sequences.token_lists_on_disk`).
         """
         k, prompts = self.k, self.prompts()
         drawn = [self.drawn(part, of_part) for part, of_part in enumerate(prompts)]
@@ -61,5 +61,5 @@ class StoredRollouts:
 
 
 def cut_off(rollouts: Drawn) -> float:
-    """Return the share of rollouts that reached the limit of new tokens before they ended."""
+    """Return the share of rollouts that reached ``max_new_tokens`` without an EOS."""
     return sum(listed(table, "finish").count("length") for table in rollouts.tables(["finish"])) / len(rollouts)

@@ -1,4 +1,4 @@
-"""A recipe in its run directory: what the stages declare their units from."""
+"""A recipe in its run directory, from which the stages declare their units."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from infalign.training.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """How wide intervals are, and the seed of what resamples."""
+    """The confidence level of intervals, and the seed of the bootstrap."""
 
     level: float
     seed: int
@@ -33,19 +33,19 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What calibrated rewards depend on besides the recipe's words: models, which may be exchanged under a name."""
+    """The models that calibrated rewards depend on: they may change while their names in the recipe stay the same."""
 
     reference: str
     reward: Scorer
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of the reference policy and the identity of the reward, as they are now."""
+        """Return the current digest of the reference policy and the current identity of the reward."""
         return {"reference": model_digest(self.reference), "reward": self.reward.identity}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A recipe in its run directory, with its settings by content (`fingerprints.settings_of`)."""
+    """A recipe in its run directory, with content hashes for paths (`fingerprints.settings_of`)."""
 
     recipe: Recipe
     layout: Layout
@@ -53,7 +53,7 @@ class Run:
 
     @classmethod
     def of(cls, recipe: Recipe, digests: Digests | None = None) -> "Run":
-        """Return the run of a recipe; ``digests`` are those of its directory unless given."""
+        """Return the run of a recipe; ``digests`` defaults to those of its directory."""
         layout = Layout(Path(recipe.run_dir))
         return cls(recipe, layout, settings_of(recipe, digests or Digests(layout.digests)))
 
@@ -71,12 +71,12 @@ class Run:
 
     @property
     def reference_inputs(self) -> tuple[Path, ...]:
-        """What has to be there before the reference policy can be asked."""
+        """The outputs that must exist before the reference policy can be used."""
         fitted = self.recipe.policy.fit is not None
         return (self.layout.data, self.layout.model("reference")) if fitted else (self.layout.data,)
 
     def target(self, name: str) -> Target:
-        """Return where the model ``name`` is trained."""
+        """Return the training folders of the model ``name``."""
         return target(self.recipe, self.layout, name)
 
     # Rewards
@@ -86,7 +86,7 @@ class Run:
         return scorer(self.recipe, self.layout, name)
 
     def reward_inputs(self, *names: str) -> tuple[Path, ...]:
-        """Return the models that have to be trained before the rewards ``names`` can score."""
+        """Return the model folders that must exist before the rewards ``names`` can score."""
         return tuple(self.layout.model(name) for name in names if self.recipe.rewards[name].fit is not None)
 
     @property
@@ -103,34 +103,34 @@ class Run:
 
     @property
     def rollout_parts(self) -> list[PromptTable]:
-        """The training prompts, in parts whose rollouts are drawn and scored apart."""
+        """The training prompts, in parts whose rollouts are drawn and scored separately."""
         return rollout_parts(self.recipe, self.layout)
 
     @property
     def sampling_key(self) -> dict[str, Any]:
-        """The parts of the recipe that what a model says depends on."""
+        """The parts of the recipe that a model's responses depend on."""
         rollout = self.contents["rollout"]
         return self.key("policy") | {"rollout": {name: rollout[name] for name in ("engine", "max_new_tokens")}}
 
 
 def confidence(evaluate: Evaluate, seed: int) -> Confidence:
-    """Return how intervals of a recipe are made."""
+    """Return the settings of the intervals of a recipe."""
     return Confidence(evaluate.confidence, seed)
 
 
 def target(recipe: Recipe, layout: Layout, name: str) -> Target:
-    """Return where the model ``name`` of a directory is trained, with a recipe's seed, machine and trackers."""
+    """Return the training folders of the model ``name`` in ``layout``, with a recipe's seed, device and trackers."""
     return Target(layout.checkpoints(name), layout.model(name), recipe.seed, recipe.compute, tuple(recipe.report_to))
 
 
 def scorer(recipe: Recipe, layout: Layout, name: str) -> Scorer:
-    """Return a recipe's reward ``name``, whose model lies in ``layout`` if it is trained."""
+    """Return a recipe's reward ``name``; the model is in ``layout`` if the run trains it."""
     source: RewardSource = recipe.rewards[name]
     model = str(layout.model(name)) if source.fit is not None else str(source.model)
     return Scorer(name, source, model, layout.tokenizer, recipe.compute, partial(layout.scored, name))
 
 
 def rollout_parts(recipe: Recipe, layout: Layout) -> list[PromptTable]:
-    """Return the training prompts that have rollouts, in parts, whatever the number of processes."""
+    """Return the training prompts that get rollouts, in parts that do not depend on the number of processes."""
     parts, first = recipe.rollout.engine.parts, recipe.rollout.prompts
     return [PromptTable(layout.prompts("train"), first, slice(part, None, parts)) for part in range(parts)]

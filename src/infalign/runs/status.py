@@ -1,4 +1,4 @@
-"""What of a run is done, what is not and why, and what it was made with."""
+"""The status of a run: finished and unfinished units, the reasons, and library versions."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,18 +19,18 @@ from infalign.runs.run import Run
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """Where a unit stands: done, or what is there of it and why that is not enough."""
+    """The status of a unit: done, or its state and the reason why it is not."""
 
     stage: str
     name: str
     state: Literal["done", "missing", "partial", "stale"]
     because: str
-    made_with: dict[str, tuple[str | None, str | None]]  # of a done unit: libraries of another version, then and now
+    made_with: dict[str, tuple[str | None, str | None]]  # for a done unit: versions that changed, then and now
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands, and the process that holds its directory."""
+    """The status of a run, and the process that holds its directory."""
 
     run_dir: str
     held_by: dict[str, str | int] | None
@@ -38,18 +38,18 @@ class Status:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all units are done."""
         return all(unit.state == "done" for unit in self.units)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
+        """Return the status as JSON-compatible values."""
         return asdict(self) | {"done": self.done}
 
 
 def status(recipe: Recipe) -> Status:
-    """Return where a recipe's run stands; nothing is written and no lock is taken.
+    """Return the status of a recipe's run; nothing is written and no lock is taken.
 
-    A version that differs does not undo what is done. Inputs whose hash is not kept are hashed each time.
+    A different library version does not make a unit stale. Inputs without a cached hash are hashed on each call.
     """
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
@@ -66,7 +66,7 @@ def status(recipe: Recipe) -> Status:
 
 
 def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
-    """Return the recipe of the last run in a run directory, with changes, and with that directory for its own."""
+    """Return the recipe of the last run in a run directory, with overrides, and that directory as its ``run_dir``."""
     return load_recipe(root / "recipe.yaml", overrides).model_copy(update={"run_dir": str(root)})
 
 

@@ -1,4 +1,4 @@
-"""Units of work: what a stage declares, and the keys that say what made an output."""
+"""Units of work, which the stages declare, and the keys that identify how an output was made."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ Extent = dict[str, dict[str, int]]
 
 
 def nothing() -> str:
-    """Return "": what an attempt leaves that cannot be continued."""
+    """Return "": an unfinished attempt leaves nothing to continue."""
     return ""
 
 
 def no_warnings() -> list[str]:
-    """Return no warning."""
+    """Return no warnings."""
     return []
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of work with its own output and its own record of what made it.
+    """A piece of work with its own output and its own record of how that was made.
 
-    ``inputs`` are outputs of other units. ``settings`` are what the output depends on, with the content of what they
-    name; ``extent`` is how much is wanted: when only this changes, what is there is kept and extended.
+    ``inputs`` are outputs of other units. ``settings`` are all settings that the output depends on, with content hashes
+    for paths; ``extent`` is the amount of output: when only this changes, the existing output is kept and extended.
     """
 
     stage: str
@@ -37,15 +37,15 @@ class Unit:
     output: Path
     work: Callable[..., Summary]  # called with ``on_progress=``
     extent: Extent = field(default_factory=dict)
-    workspace: Path | None = None  # what an unfinished attempt leaves to continue from
-    so_far: Callable[[], str] = nothing  # what an unfinished attempt has, in words, "" for nothing
-    warnings: Callable[[], list[str]] = no_warnings  # before it is done
-    only_adds: bool = False  # files, so that its record holds while it is extended
-    clears: bool = False  # what it made before, and only once it can replace it
+    workspace: Path | None = None  # where an unfinished attempt keeps its checkpoints
+    so_far: Callable[[], str] = nothing  # describes the partial output; "" if there is none
+    warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
+    only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
+    clears: bool = False  # it removes its old output itself, once it can replace that
 
 
 def needs(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
-    """Return for each unit the names of those whose outputs it takes."""
+    """Return for each unit the names of the units whose outputs it reads."""
     by_output = {unit.output: unit.name for unit in units}
     return {unit.name: tuple(by_output[path] for path in unit.inputs) for unit in units}
 
@@ -59,10 +59,10 @@ def keys(units: Sequence[Unit]) -> dict[str, str]:
 
 
 def bases(units: Sequence[Unit]) -> dict[str, str]:
-    """Return what must stay the same for what is there to be continued: the keys, without what may be extended."""
+    """Return for each unit the key under which a partial output can be continued; it omits the extent."""
     needed, whole, found = needs(units), keys(units), dict[str, str]()
     for unit in units:
-        # A unit without an extent depends on all of its inputs; one that is extended on what these may keep.
+        # A unit without an extent depends on the full keys of its inputs, a unit with one only on their bases.
         of_inputs = found if unit.extent else whole
         found[unit.name] = _key(unit, [of_inputs[name] for name in needed[unit.name]], {})
     return found

@@ -20,7 +20,7 @@ from infalign.errors import ConfigError, InfalignError
 from infalign.models.memory import out_of_memory
 from infalign.progress import OnProgress, ProgressDisplay
 
-REPORT_EVERY = 0.2  # seconds between the reports of a worker
+REPORT_EVERY = 0.2  # seconds between progress reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
 LESS_MEMORY = "lower compute.processes or the batch sizes; the same command continues where this one stopped"
 
@@ -44,9 +44,9 @@ def run_tasks(
 ) -> None:
     """Run the tasks, at most ``processes`` at a time, and call ``on_done(name, result, seconds)`` here after each.
 
-    A task starts when all of its ``needs`` among ``tasks`` are done; of those that could, the first of ``tasks``.
-    With one process everything runs here. An InfalignError of a task is raised here as one of the classes of
-    `infalign.errors`; any other failure, also a worker that was killed, becomes an InfalignError that names the task.
+    A task starts when all of its ``needs`` among ``tasks`` are done; ready tasks start in the order of ``tasks``.
+    With one process everything runs in this process. An InfalignError of a task is raised here as one of the classes of
+    `infalign.errors`; any other failure, including a killed worker, becomes an InfalignError that names the task.
     The other workers are stopped first.
     """
     by_name = {task.name: task for task in tasks}
@@ -89,7 +89,7 @@ def run_tasks(
 class _Workers:
     """Worker processes, started when they are needed and stopped, busy or not, when the ``with`` block ends.
 
-    A pipe to each and nothing shared: no semaphore can leak, and the end of a pipe says which worker died.
+    Each worker has its own pipe and shares nothing: no semaphore can leak, and a closed pipe tells which worker died.
     """
 
     def __init__(self, threads: int | None) -> None:
@@ -122,11 +122,11 @@ class _Workers:
             raise self._died(connection) from None
 
     def _new(self) -> Connection:
-        context = get_context("spawn")  # a fork would copy the locks of torch's threads
+        context = get_context("spawn")  # a fork would copy locks that torch's threads hold
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._threads), daemon=True)
         process.start()
-        theirs.close()  # so that the worker's end is the only one and its death is the end of the pipe
+        theirs.close()  # only the worker keeps this end open, so its death closes the pipe
         self._processes[ours] = process
         return ours
 
@@ -163,7 +163,7 @@ def _ending(process: BaseProcess) -> str:
 
 
 def _work(connection: Connection, threads: int | None) -> None:
-    """Do one task after the other, until the parent closes the pipe or dies."""
+    """Run tasks one after the other until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -178,7 +178,7 @@ def _work(connection: Connection, threads: int | None) -> None:
     def send(*message: Any) -> None:
         try:
             connection.send(message)
-        except OSError:  # the parent is gone
+        except OSError:  # the parent process has died
             sys.exit(1)
 
     while True:
@@ -189,13 +189,13 @@ def _work(connection: Connection, threads: int | None) -> None:
         try:
             send("done", *_call(task, on_progress, threads))
         except InfalignError as error:
-            # As text: an exception that takes several arguments, or refers to what only lives here, cannot be sent.
+            # Sent as text: exceptions with several arguments, or with references to local objects, cannot be pickled.
             kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
             send("failed", kind, str(error), "".join(traceback.format_exception(error)))
 
 
 def _end(*_: Any) -> NoReturn:
-    """End this process so that `finally` blocks run, also when its parent and `_stop_with_parent` both ask for it."""
+    """End this process so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
@@ -208,7 +208,7 @@ def _stop_with_parent() -> None:
 
 
 def _call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
-    """Return the task's result and the seconds it took; raise no other exception than InfalignError."""
+    """Return the task's result and the seconds it took; raises only InfalignError."""
     started = time.monotonic()
     try:
         _prepare(threads)
@@ -227,7 +227,7 @@ def _call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any
 
 
 def _prepare(threads: int | None) -> None:
-    """Quiet the libraries, whose bars and notices would tear the display, and set the thread count."""
+    """Silence the libraries, whose progress bars and notices would garble the display, and set the thread count."""
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -236,7 +236,7 @@ def _prepare(threads: int | None) -> None:
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft)\b")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Libraries that are not loaded yet read these settings when they are; a task that needs none loads none.
+    # Libraries read these variables when they are imported, so none is imported here that a task may not need.
     if threads is not None and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     if "transformers" in sys.modules:

@@ -1,1 +1,1 @@
-"""Responses drawn from a policy, and kept."""
+"""Responses drawn from a policy, and stored."""

@@ -1,8 +1,8 @@
 """What an engine is: a distribution, prompts, responses, and a random stream for each response.
 
-What is drawn *is* the policy: temperature 1 and no truncation unless asked for, and no setting of a model folder or a
-server applies silently. Tokens are picked by inverse CDF from a random stream of each response's own, so K can grow
-without redrawing. Needs the ``train`` extra.
+Samples follow the policy itself: temperature 1 and no truncation unless requested, and no setting of a model folder or
+a server applies silently. Tokens are picked by inverse CDF from a separate random stream for each response, so K can
+grow without redrawing. Needs the ``train`` extra.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Response:
     """One response: its token ids with the EOS that ended it, and its text without special tokens.
 
     ``finish`` is ``"stop"`` (EOS) or ``"length"``; ``logprob`` is Σ log-probability of ``token_ids`` under the
-    distribution that was sampled, NaN where the engine gives none.
+    distribution that was sampled, NaN if the engine gives none.
     """
 
     token_ids: tuple[int, ...]
@@ -82,11 +82,11 @@ class Engine(Protocol):
 
 
 class EngineSettings(Kind):
-    """What an engine needs to be told; one of several kinds, see `sampling.settings`."""
+    """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
     kinds: ClassVar[str] = "engine"
-    parts: ClassVar[int] = 4  # in which rollouts are drawn, each a unit of work
-    rounds_as_training: ClassVar[bool] = True  # its log-probabilities are what training computes
+    parts: ClassVar[int] = 4  # number of parts in which rollouts are drawn, one unit of work each
+    rounds_as_training: ClassVar[bool] = True  # whether its log-probabilities equal those that training computes
 
     kind: str
 
@@ -94,7 +94,8 @@ class EngineSettings(Kind):
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Opened:
         """Return a context that gives the engine, ready to draw from the folder or id ``model``.
 
-        ``device`` gives the torch device. Raises ConfigError for what cannot be drawn from, found on ``probe`` perhaps.
+        ``device`` gives the torch device. Raises ConfigError for a model or server that cannot be sampled from;
+        some engines test this on ``probe``.
         """
 
 
@@ -150,14 +151,14 @@ def pick_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[T
         ordered, order = probabilities.sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
         probabilities = probabilities.scatter(-1, order, ordered.where(before < sampling.top_p, 0.0))
-    # In two levels, a block of tokens and then a token: a running sum over the vocabulary is slow and rounds more.
+    # Two levels, a block of tokens and then a token: one cumulative sum over the vocabulary is slow and less precise.
     padding = -probabilities.shape[-1] % CDF_BLOCK
     padded = pad(probabilities, (0, padding)) if padding else probabilities
     blocks = padded.view(len(padded), -1, CDF_BLOCK)
     mass = blocks.sum(dim=-1).double()
     cdf = mass.cumsum(dim=-1)
     target = uniforms[:, None] * cdf[:, -1:]
-    # right=True steps over what has probability 0; only NaN reaches the clamps, and `as_responses` reports it.
+    # right=True skips entries of probability 0; only NaN reaches the clamps, and `as_responses` reports it.
     block = torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
     inside = blocks.take_along_dim(block[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
     fraction = (target - (cdf - mass).gather(-1, block)) / mass.gather(-1, block)

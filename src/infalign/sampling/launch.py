@@ -13,18 +13,18 @@ from functools import reduce
 
 from infalign.errors import ConfigError, PartialError
 
-STARTS_WITHIN = 1800.0  # seconds; a large model loads for minutes
-STOPS_WITHIN = 5.0  # less than a worker that is told to stop has itself
+STARTS_WITHIN = 1800.0  # seconds; a large model takes minutes to load
+STOPS_WITHIN = 5.0  # seconds; less than the time that a stopped worker itself has
 
 
 @contextmanager
 def serving(command: str | None, model: str, url: str) -> Iterator[str]:
-    """Yield the URL of a server for ``model``: the one at ``url``, or one that ``command`` starts, stopped afterwards.
+    """Yield the URL of a server for ``model``: the one at ``url``, or one that ``command`` starts.
 
-    In the command ``{model}``, ``{port}`` and ``{seed}`` are filled in, the seed anew at every start: vLLM otherwise
-    begins every start with one stream, and what is drawn later would repeat what is there. It runs without a shell and
-    is stopped with all processes that it started. Raises ConfigError if the command cannot be started, PartialError if
-    the server ends or does not answer within half an hour.
+    In the command ``{model}``, ``{port}`` and ``{seed}`` are filled in, with a new seed at every start: otherwise vLLM
+    starts with the same random stream, and later samples would repeat earlier ones. The command runs without a shell
+    and is stopped afterwards with all processes that it started. Raises ConfigError if the command cannot be started,
+    PartialError if the server ends or does not answer within half an hour.
     """
     if command is None:
         yield url
@@ -49,7 +49,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOPS_WITHIN)
-        os.killpg(process.pid, signal.SIGKILL)  # also what the server left behind
+        os.killpg(process.pid, signal.SIGKILL)  # also kills processes that the server left running
     process.wait()
 
 

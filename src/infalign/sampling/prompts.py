@@ -19,7 +19,7 @@ from infalign.storage import listed, read_table
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts in the order of their table: identity, conversation, tokens; the last two are made when asked for."""
+    """Prompts in the order of their table: id, conversation, tokens; the last two are decoded on access."""
 
     prompt_ids: list[str]
     conversations: Sequence[list[Message]]
@@ -27,7 +27,7 @@ class Prompts:
 
     @classmethod
     def read(cls, path: Path, first: int, every: slice = slice(None)) -> "Prompts":
-        """Return ``every`` of the ``first`` prompts of a table."""
+        """Return the prompts that the slice ``every`` picks from the ``first`` ones of a table."""
         table = read_table(path)
         table = table.take(np.arange(min(first, table.num_rows))[every])
 
@@ -35,13 +35,13 @@ class Prompts:
         return cls(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
 
     def asked(self) -> Lazy[Prompt]:
-        """Return the prompts as engines take them."""
+        """Return the prompts in the form that engines take."""
         return Lazy(len(self.prompt_ids), lambda i: Prompt(self.prompt_ids[i], self.token_ids[i]))
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTable:
-    """Some prompts of a table on the disk: of the ``first`` ones, those ``every`` picks."""
+    """Some prompts of a table on disk: those that the slice ``every`` picks from the ``first`` ones."""
 
     path: Path
     first: int
@@ -54,7 +54,7 @@ class PromptTable:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A model, an engine to draw from it with, and how long responses may be."""
+    """A model, the engine that samples from it, and the maximum length of responses."""
 
     model: str  # a folder or hub id
     engine: EngineSettings
@@ -62,12 +62,12 @@ class Sampler:
     compute: Compute
 
     def opened(self, probe: Prompt, *, seed: int) -> Opened:
-        """Return a context that gives the engine, checked on a prompt."""
+        """Return a context that gives the engine, checked on a probe prompt."""
         sampling = Sampling(self.max_new_tokens, seed=seed)
         return self.engine.opened(self.model, sampling, self.compute.torch_device, probe)
 
     def draw(self, prompts: Prompts, k: int, folder: Path, *, seed: int, on_progress: OnProgress) -> None:
-        """Draw ``k`` responses to each prompt into ``folder``, those that are missing there."""
+        """Draw those of ``k`` responses to each prompt that are missing in ``folder`` into it."""
         asked = prompts.asked()
         with self.opened(asked[0], seed=seed) as engine:
             draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
@@ -92,5 +92,5 @@ def numbered(prompt_ids: list[str], k: int) -> pa.Table:
 
 
 def repeated(values: Sequence[Any], times: int) -> list[Any]:
-    """Return each value ``times`` times in a row, as the rows of rollouts repeat their prompt."""
+    """Return each value ``times`` times in a row, as rollouts repeat their prompt."""
     return [value for value in values for _ in range(times)]

@@ -1,4 +1,4 @@
-"""Draw K responses to each prompt with an engine, and keep them as Parquet shards."""
+"""Draw K responses to each prompt with an engine, and store them as Parquet shards."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ from infalign.sampling.engine import Engine, Prompt, Response
 from infalign.sequences import Lazy, in_blocks
 from infalign.storage import read_table, write_table
 
-SHARD_PROMPTS = 16  # whose rollouts are written, and read, at once
+SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),
     "index": pa.int32(),
@@ -40,11 +40,10 @@ def draw(
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 
-    Skips what the directory already has, so a run that was stopped continues and ``k`` can grow. A shard of
-    ``shard_prompts`` prompts, or of those that were drawn when an exception came, is written whole or not at all.
-    Calls ``on_progress(drawn, all)`` with numbers of responses after each prompt. Where memory runs out, half as many
-    responses are drawn at once from then on. Raises DataError if two prompts share an id, PartialError if there is no
-    memory for one response.
+    Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds ``shard_prompts`` prompts, or
+    those drawn before an exception, and is written atomically. Calls ``on_progress(drawn, all)`` with numbers of
+    responses after each prompt. If memory runs out, half as many responses are drawn at once from then on. Raises
+    DataError if two prompts share an id, PartialError if there is not enough memory for one response.
     """
     if repeated := [prompt_id for prompt_id, count in Counter(p.prompt_id for p in prompts).items() if count > 1]:
         raise DataError(f"{len(repeated)} prompts occur more than once, the first {repeated[0]!r}; keep one of each")
@@ -77,7 +76,7 @@ def draw(
 
 
 def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:
-    """Return rollouts number ``indices`` of the prompt, and how many at once there was memory for."""
+    """Return rollouts number ``indices`` of the prompt, and how many at once fit in memory."""
     responses: list[Response] = []
     while missing := indices[len(responses) : len(responses) + at_once]:
         try:
@@ -91,20 +90,20 @@ def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int
                     f"memory ran out with one response to prompt {prompt.prompt_id!r} ({first_line(error)}); what is "
                     "drawn is kept, so free memory, or take a machine with more, and run the same command again"
                 ) from error
-        at_once = len(missing) // 2  # outside the handler, which holds on to the tensors of the attempt
+        at_once = len(missing) // 2  # outside the handler, which keeps the tensors of the failed attempt alive
         free_memory()
     return responses, at_once
 
 
 def read_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> pa.Table:
-    """Return all of `find_rollouts` in one table, which takes memory for every token."""
+    """Return the rollouts of `find_rollouts` in one table, with all token ids in memory."""
     return pa.concat_tables([SCHEMA.empty_table(), *find_rollouts(directory, prompt_ids, k).tables()])
 
 
 def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn":
     """Return rollouts 0 … k-1 of ``prompt_ids`` (P·k rows), ordered by prompt as given and then by index.
 
-    Raises DataError naming a rollout that is missing or duplicated.
+    Raises DataError naming the first missing or duplicated rollout.
     """
     place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
     shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
@@ -127,23 +126,23 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Rollouts in an order of their own, in shards that are read when they are needed, a few at a time."""
+    """Rollouts in a given order; their shards are read on demand, a few at a time."""
 
     directory: Path
     shards: list[Path]
-    shard_of: NDArray[np.int32]  # where each rollout lies
+    shard_of: NDArray[np.int32]  # the shard number of each rollout
     row_of: NDArray[np.int32]
-    block: int  # rollouts that are held at once
+    block: int  # number of rollouts held in memory at once
 
     def __len__(self) -> int:
         return len(self.shard_of)
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all rollouts, or their named ``columns``, in order and a block at a time."""
+        """Yield all rollouts, or their named ``columns``, in order, one block at a time."""
         return (self._table(start, columns) for start in range(0, len(self), self.block))
 
     def values(self, column: str) -> Lazy[Any]:
-        """Return the values of a column; going through them in order reads every shard about once."""
+        """Return the values of a column; reading them in order reads every shard about once."""
         return in_blocks(len(self), self.block, lambda start: self._table(start, [column])[column].to_pylist())
 
     def _table(self, start: int, columns: Sequence[str] | None) -> pa.Table:
@@ -155,7 +154,7 @@ class Drawn:
 
 
 def _asked_for(shard: Path, place: Mapping[str, int], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return prompt · k + index of the rollouts in a shard that are asked for, and their rows."""
+    """Return prompt · k + index of the requested rollouts in a shard, and their rows."""
     table = read_table(shard, ["prompt_id", "index"])
     prompt = np.array([place.get(str(prompt_id), -1) for prompt_id in table["prompt_id"].to_pylist()], dtype=np.intp)
     index = table["index"].to_numpy()

@@ -23,7 +23,7 @@ class ServerEngine:
     """Draw responses from an OpenAI-compatible server such as ``vllm serve MODEL --generation-config vllm``.
 
     ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. A request is repeated
-    after a broken connection, 408, 429 or 5xx for up to ``retry_seconds``. Servers draw from streams of their own, so
+    after a broken connection, 408, 429 or 5xx for up to ``retry_seconds``. Servers have their own random streams, so
     ``sampling.seed`` is not sent and drawing again gives other responses.
     """
 
@@ -51,7 +51,7 @@ class ServerEngine:
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
 
-        Raises `ConfigError` if the server refuses or answers what was not asked for, `PartialError` if it stays away.
+        Raises `ConfigError` if the server refuses or gives an invalid answer, `PartialError` if it does not answer.
         """
         check_not_empty(prompt_ids, prompt_id)
         responses = self._complete(prompt_ids, len(indices), self.sampling)
@@ -64,11 +64,11 @@ class ServerEngine:
         return responses
 
     def check(self, prompt_ids: Sequence[int]) -> None:
-        """Raise `ConfigError` if 200 first tokens after a prompt do not look drawn from the whole vocabulary.
+        """Raise `ConfigError` if 200 first tokens after a prompt do not look sampled from the whole vocabulary.
 
         A server that truncates (top-k, top-p) never draws part of its own distribution. The probability of all tokens
-        that were not drawn is estimated by the share of draws that are single (Good and Turing, deviation < 0.1), so
-        a difference over 0.3 is no chance. Needs log-probabilities; also finds whatever `sample` would.
+        that were not drawn is estimated by the share of draws whose token occurs once (Good–Turing, deviation < 0.1),
+        so a difference over 0.3 is not chance. Needs log-probabilities; also raises whatever `sample` raises.
         """
         first = self._complete(prompt_ids, 200, Sampling(max_new_tokens=1))
         counts = Counter(response.token_ids for response in first)
@@ -82,7 +82,7 @@ class ServerEngine:
         self.sample(prompt_ids, "probe", range(8))
 
     def _complete(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Response]:
-        """Return ``n`` responses, asking again for those that an answer lacks."""
+        """Return ``n`` responses, repeating the request for those that an answer lacks."""
         responses: list[Response] = []
         while len(responses) < n:
             wanted = n - len(responses)
@@ -93,7 +93,7 @@ class ServerEngine:
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
-                "top_k": -1,  # off; SGLang refuses 0
+                "top_k": -1,  # disables top-k; SGLang refuses 0
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "logprobs": 1,
@@ -106,7 +106,7 @@ class ServerEngine:
         return responses
 
     def _post(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the choices that the server answers with."""
+        """Return the choices in the server's answer."""
         import httpx2
 
         try:
@@ -141,7 +141,7 @@ class ServerEngine:
                 f"{self.url} ended a response with {finish!r} after token {ids[-1]}, but responses end with the "
                 f"tokenizer's EOS, {self.eos}; for vLLM, start it with --generation-config vllm"
             )
-        # Servers report log-probabilities of the model, which is what was sampled only where nothing changes it.
+        # Servers report log-probabilities of the model; these apply to the samples only if nothing modifies them.
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
         sampled = logprobs if sampling.temperature == 1 and sampling.top_p == 1 else None
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -149,14 +149,14 @@ class ServerEngine:
 
 
 def _splits(command: str) -> str:
-    shlex.split(command)  # raises ValueError for a quotation without an end
+    shlex.split(command)  # raises ValueError for an unclosed quotation
     return command
 
 
 class Settings(EngineSettings):
     """An OpenAI-compatible server, or a command that starts one."""
 
-    parts: ClassVar[int] = 1  # a server serves all prompts at once
+    parts: ClassVar[int] = 1  # one part: a server batches all prompts itself
     rounds_as_training: ClassVar[bool] = False
 
     kind: Literal["server"]
@@ -169,7 +169,7 @@ class Settings(EngineSettings):
 
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
-        """Give the engine on the server, checked on ``probe``; one that a command starts is stopped afterwards."""
+        """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
         tokenizer = load_tokenizer(model)
         with serving(self.command, model, self.url) as url:
             engine = ServerEngine(url, model, tokenizer, sampling, api_key_env=self.api_key_env)

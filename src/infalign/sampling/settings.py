@@ -1,4 +1,4 @@
-"""What draws the rollouts, and how many."""
+"""Settings of the rollouts: the engine, and the number of responses."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ else:
 
 
 class Rollout(Settings):
-    """K responses for each training prompt, drawn from the reference policy at temperature 1, nothing truncated."""
+    """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 
     prompts: Annotated[int, Field(ge=4)] = 256
     k: Draws = Field(100, description="rollouts a prompt; a rank needs at least 2")

@@ -1,4 +1,4 @@
-"""Draw many responses to one prompt fast: the prompt is computed and kept once for all of them."""
+"""Draw many responses to one prompt fast: they share one computation and one cache of the prompt."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ USE_GENERIC = "; set `rollout.engine.kind: transformers`, which is slower and ta
 
 
 class SharedPrefixEngine:
-    """Draw many responses to one prompt fast: the prompt is computed and kept once for all of them.
+    """Draw many responses to one prompt fast: they share one computation and one cache of the prompt.
 
     Takes any transformers decoder in which every layer attends to all earlier tokens through the attention interface
     (Llama, Qwen, Mistral without a window, Gemma, GPT-2, …); raises `ConfigError` for others. A response depends on
-    (seed, prompt_id, index) only, up to the rounding of matrix products in batches of another size.
+    (seed, prompt_id, index) only, up to rounding in matrix products, which depends on the batch size.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
@@ -72,7 +72,7 @@ class SharedPrefixEngine:
                     left = len(rows) - int(done.sum())
                     if left == 0 or step == steps - 1:
                         break
-                    if left <= 0.75 * len(rows):  # moving the cache costs, so not at every end
+                    if left <= 0.75 * len(rows):  # compacting the cache is costly, so not after every finished response
                         keep = (~done).nonzero()[:, 0]
                         rows, done, picked = rows[keep], done[keep], picked[keep]
                         cache.keep(keep)
@@ -85,19 +85,19 @@ Layers = list[tuple["Tensor", "Tensor"]]
 
 
 class _SharedPrefixCache:
-    """The running cache: keys and values of the prompt once for all rows, and blocks for the rows' own tokens.
+    """The KV cache: keys and values of the prompt once for all rows, and blocks for the rows' own tokens.
 
-    Blocks are read whole, unused places included: on a CPU that is 2-3 times faster than slices of one large buffer.
-    Models ask a cache for no more than ``update`` and ``get_seq_length``.
+    Whole blocks are read, unused positions included: on a CPU that is 2-3 times faster than slices of one large buffer.
+    Models call only ``update`` and ``get_seq_length`` of a cache.
     """
 
     def __init__(self, prefix: Layers) -> None:
-        self.prefix = prefix  # of each layer; 1 × KV heads × P × width
-        self.suffix: list[Layers] = [[] for _ in prefix]  # of each layer and block; rows × KV heads × BLOCK × width
-        self.length = 0  # own tokens of each row
+        self.prefix = prefix  # per layer; 1 × KV heads × P × width
+        self.suffix: list[Layers] = [[] for _ in prefix]  # per layer and block; rows × KV heads × BLOCK × width
+        self.length = 0  # number of own tokens per row
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append one token to each row of a layer; `_attend` reads the blocks, so what is returned is the new token."""
+        """Append one token to each row of a layer; `_attend` reads the blocks, so only the new token is returned."""
         blocks, place = self.suffix[layer_idx], self.length % SUFFIX_BLOCK
         if place == 0:
             blocks.append((_empty_block(key), _empty_block(value)))
@@ -138,7 +138,7 @@ def _decode(model: Any, tokens: Tensor, cache: _SharedPrefixCache) -> Tensor:
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
-        shared_prefix=cache,  # models hand keywords they do not know to the attention function
+        shared_prefix=cache,  # models pass unknown keyword arguments on to the attention function
     )
     cache.length += 1
     logits: Tensor = out.logits[:, -1]
@@ -156,7 +156,7 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from one token a row (rows × heads × 1 × width) to the shared prefix and to the row's own tokens."""
+    """Attend from one token per row (rows × heads × 1 × width) to the shared prefix and to the row's own tokens."""
     import torch
 
     for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
@@ -168,7 +168,7 @@ def _attend(
     query = query.reshape(n, kv_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
     group, prefix_length = query.shape[2], prefix_keys.shape[1]
 
-    def by_head(rows: Tensor) -> Tensor:  # one matrix product a head for all rows together: the point of the engine
+    def by_head(rows: Tensor) -> Tensor:  # one matrix product per head for all rows, which makes the engine fast
         return rows.transpose(0, 1).reshape(kv_heads, n * group, -1)
 
     def by_row(heads: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def _attend(
 
     prefix_scores = by_row(by_head(query) @ prefix_keys.mT)
     scores = torch.cat((prefix_scores, *(query @ keys.mT for keys, _ in blocks)), dim=-1)
-    scores[..., prefix_length + shared_prefix.length + 1 :] = -torch.inf  # the unused places of the last block
+    scores[..., prefix_length + shared_prefix.length + 1 :] = -torch.inf  # mask the unused positions of the last block
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
     to_prefix, *to_blocks = torch.split(weights, [prefix_length] + [SUFFIX_BLOCK] * len(blocks), dim=-1)
     out = by_row(by_head(to_prefix) @ prefix_values)
@@ -198,7 +198,7 @@ def _register() -> str:
 
 @contextmanager
 def _attention(model: Any, name: str) -> Iterator[None]:
-    """Let ``model`` use another attention implementation for a while."""
+    """Use another attention implementation in ``model`` inside the block."""
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:
@@ -227,7 +227,7 @@ def _check_shares_prefix(model: Any) -> None:
             cache = _SharedPrefixCache(prefix)
             with _attention(model, _register()):
                 found = torch.stack([_decode(model, token.expand(2), cache)[1] for token in ids[3:]]).float()
-    except Exception as error:  # a model that is not built for the attention interface can fail in any way
+    except Exception as error:  # a model without the attention interface can raise any exception
         raise ConfigError(f"{name} cannot share a prefix: {first_line(error)}{USE_GENERIC}") from error
     if expected.isnan().any():
         raise ConfigError(NO_POLICY)
@@ -237,11 +237,11 @@ def _check_shares_prefix(model: Any) -> None:
 
 
 class Settings(EngineSettings):
-    """The default: a sampler of our own."""
+    """The default: the sampler of infalign, `SharedPrefixEngine`."""
 
     kind: Literal["shared-prefix"] = "shared-prefix"
 
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
-        """Give the engine on the loaded model. Raises ConfigError for a model that it cannot draw from."""
+        """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
         yield SharedPrefixEngine(*load_policy(model, device=device()), sampling)

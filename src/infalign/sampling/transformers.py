@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class TransformersEngine:
     """Draw responses with transformers' ``generate``, which takes any causal language model.
 
-    Tokens are picked by the same streams as in `SharedPrefixEngine`, and nothing in the model's ``generation_config``
-    applies: ``generate`` sees a fresh one, and a logits processor that leaves it no choice.
+    Tokens are picked with the same random streams as in `SharedPrefixEngine`, and nothing in the model's
+    ``generation_config`` applies: ``generate`` gets a fresh one, and a logits processor that fixes each token.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
@@ -53,7 +53,7 @@ class TransformersEngine:
             max_new_tokens=self.sampling.max_new_tokens,
             eos_token_id=self.eos,
             pad_token_id=self.eos,
-            do_sample=False,  # greedy among the one token that `pick` leaves
+            do_sample=False,  # greedy: `pick` leaves one token to choose from
             num_beams=1,
             use_cache=True,
             repetition_penalty=1.0,
@@ -73,11 +73,11 @@ class TransformersEngine:
 
 
 class Settings(EngineSettings):
-    """transformers' own sampler, slower and for every model."""
+    """transformers' own sampler, which is slower and takes every model."""
 
     kind: Literal["transformers"] = "transformers"
 
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
-        """Give the engine on the loaded model. Raises ConfigError for a model that it cannot draw from."""
+        """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
         yield TransformersEngine(*load_policy(model, device=device()), sampling)

@@ -1,6 +1,6 @@
-"""Training: loops come from TRL and transformers; ours is the loss or the reward."""
+"""Training: the loops come from TRL and transformers; infalign supplies the loss or the reward."""
 
 import os
 
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports usage otherwise
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL sends usage reports
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; the version is pinned

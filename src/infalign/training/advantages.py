@@ -1,7 +1,7 @@
-"""What an on-policy solver makes of the rewards of fresh responses: a value that our loop takes.
+"""Advantages that an on-policy solver computes from the rewards of fresh responses; `OurLoop` takes such an object.
 
-KL(π‖π_ref) belongs in the reward, as −β·log π/π_ref: as a loss of its own (GRPO) it is the gradient of something else.
-So advantages have all there is of KL, and the loop adds none.
+KL(π‖π_ref) belongs in the reward, as −β·log π/π_ref: as a separate loss term (GRPO) its gradient is not that of the KL.
+So the advantages contain the whole KL term, and the loop adds none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Fresh responses of this process, padded to T tokens, and what is known about them."""
+    """Fresh responses of this process, padded to T tokens, with their rewards and log-ratios."""
 
-    prompts: list[Any]  # rows of the data set
+    prompts: list[Any]  # rows of the dataset
     tensors: dict[str, torch.Tensor]  # prompt_ids, prompt_mask, completion_ids, completion_mask
     rewards_B: torch.Tensor  # shaped
-    every_reward: torch.Tensor  # of all processes, group by group
+    every_reward: torch.Tensor  # shaped rewards of all processes, group by group
     log_ratio_BT: torch.Tensor  # log π/π_ref of each token, 0 after the end
 
     @property
@@ -30,11 +30,11 @@ class Batch:
 
 
 class Loop(Protocol):
-    """What advantages may ask of the loop that they are in."""
+    """The interface of the training loop that advantages may use."""
 
     kl_weight: float  # β, for the shaped rewards
-    group: int  # responses to a prompt
-    rows_at_once: int  # in a forward pass
+    group: int  # responses per prompt
+    rows_at_once: int  # rows per forward pass
     device: torch.device
     pad_id: int
 
@@ -42,29 +42,29 @@ class Loop(Protocol):
         """Return the model that log-ratios are taken to."""
 
     def prepared(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model on this process's device, wrapped for several processes if there are."""
+        """Return the model on this process's device, wrapped for distributed training if needed."""
 
     def local(self, values: torch.Tensor) -> torch.Tensor:
-        """Return this process's rows of values of all processes."""
+        """Return this process's rows of values that were gathered from all processes."""
 
     def less_others(self, values_B: torch.Tensor) -> torch.Tensor:
-        """Return each local value less the mean of the others of its group."""
+        """Return each local value minus the mean of the other values in its group."""
 
     def drawn_from(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
         """Return one response of ``model`` to each prompt, as token ids, and their rewards."""
 
 
 class Advantages:
-    """Advantages of responses or tokens; what else a solver needs of the loop has a default that does nothing."""
+    """Advantages of responses or tokens; the other hooks into the loop do nothing by default."""
 
-    companion: torch.nn.Module | None = None  # trained or moved beside the policy, so it belongs to a checkpoint
+    companion: torch.nn.Module | None = None  # trained or updated with the policy, so checkpoints include it
     trains_companion = False
 
     def start(self, loop: Loop) -> None:
-        """Take what is needed of the loop, once, when it is set up."""
+        """Prepare for the loop; called once, when the loop is set up."""
 
     def before(self, loop: Loop, prompts: list[Any]) -> None:
-        """Look at the prompts before responses to them are drawn."""
+        """Process the prompts before responses to them are drawn."""
 
     def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the advantages of the responses, (B,), or of their tokens, (B, T)."""
@@ -75,9 +75,9 @@ class Advantages:
         return batch.log_ratio_BT.sum(1)
 
     def trained_on(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
-        """Return the tensors that a batch is trained on, the advantages among them."""
+        """Return the tensors that a batch is trained on, including the advantages."""
         return output
 
     def extra_loss(self, rows: dict[str, Any]) -> torch.Tensor | None:
-        """Return a loss besides the policy's, a mean over the rows."""
+        """Return a loss to add to the policy's, a mean over the rows, or None."""
         return None

@@ -1,4 +1,4 @@
-"""What watches a training: progress, and losses that are not finite."""
+"""Trainer callbacks: progress reports, and a stop at losses that are not finite."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from infalign.progress import OnProgress
 
 
 class ProgressReporter(TrainerCallback):
-    """Passes steps and the latest metrics on, and where the training was resumed."""
+    """Reports steps with the latest metrics, and the checkpoint that training resumed from."""
 
     SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
 
@@ -31,7 +31,7 @@ class ProgressReporter(TrainerCallback):
 
 
 class StopUnlessFinite(TrainerCallback):
-    """Raises InfalignError for a loss or gradient that is not finite, and lets no step be saved that was not logged."""
+    """Raises InfalignError for a loss or gradient that is not finite; every step is logged before it is saved."""
 
     WATCHED = ("loss", "grad_norm", "eval_loss")
 
@@ -39,7 +39,7 @@ class StopUnlessFinite(TrainerCallback):
         self._checkpoints = checkpoints
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Have every step logged that is saved."""
+        """Log every step that is saved."""
         control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or do not count: each is sealed by ``complete.json`` when all of it is on the disk."""
+"""Complete checkpoints only: each one is sealed by ``complete.json`` once all its files are on disk."""
 
 import json
 import shutil
@@ -15,27 +15,27 @@ STATE = "trainer_state.json"
 
 
 class Seals(TrainerCallback):
-    """Seals every checkpoint once it is written, and only then removes the older ones but for the best.
+    """Seals every checkpoint once it is written, and only then removes older ones, except the best.
 
-    The end of a training that stops early is no checkpoint.
+    The state at an early stop is not kept as a checkpoint.
     """
 
     def __init__(self, folder: Path, wait_for_everyone: Callable[[], object]) -> None:
         self._folder, self._wait_for_everyone = folder, wait_for_everyone
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Find the best checkpoint in this folder, however the folder was named when it was written."""
+        """Find the best checkpoint in this folder, even if the folder was renamed since."""
         if state.best_global_step:
             state.best_model_checkpoint = str(self._folder / f"checkpoint-{state.best_global_step}")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Seal what the trainer and its own `_save_checkpoint` have written, on all processes."""
-        self._wait_for_everyone()  # each process writes its random state
+        """Seal the checkpoint once all processes have written their part, `_save_checkpoint` overrides included."""
+        self._wait_for_everyone()  # each process writes its own random state
         if not state.is_world_process_zero:
             return
         checkpoint = self._folder / f"checkpoint-{state.global_step}"
         if control.should_training_stop and state.global_step < state.max_steps:
-            shutil.rmtree(checkpoint)  # resumed from here, a training that stops early would go on
+            shutil.rmtree(checkpoint)  # a resume from here would continue a training that has stopped early
             return
         seal(checkpoint)
         for step, older in _checkpoints(self._folder):
@@ -44,7 +44,7 @@ class Seals(TrainerCallback):
 
 
 def seal(checkpoint: Path) -> None:
-    """Write ``complete.json`` with size and hash of every file of the checkpoint, when all of them are on the disk."""
+    """Write ``complete.json`` with the size and hash of every file of the checkpoint, once all of them are on disk."""
     write_text(checkpoint / SEAL, json.dumps(inventory(checkpoint, checkpoint), indent=1))
 
 
@@ -54,10 +54,10 @@ def unsealed(folder: Path) -> Path | None:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that is whole, if there is one, and what the torn ones lacked; remove the torn ones.
+    """Return the newest complete checkpoint, or None, and what is wrong with the incomplete ones, which are removed.
 
-    A checkpoint is whole if every file that its seal lists has the size and the hash of then. It needs the checkpoint
-    of its best step too, for that one's weights may be what the training ends with.
+    A checkpoint is complete if every file that its seal lists has the recorded size and hash. It also needs the
+    checkpoint of its best step, whose weights may become the final model.
     """
     whole: dict[int, Path] = {}
     torn: list[str] = []
@@ -72,12 +72,12 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of each checkpoint, the oldest first."""
+    """Return the step and folder of each checkpoint, oldest first."""
     return sorted((int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*"))
 
 
 def _flaw(checkpoint: Path) -> str | None:
-    """Return what makes a checkpoint differ from what was sealed, or None."""
+    """Return how a checkpoint differs from its seal, or None."""
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
     except FileNotFoundError:

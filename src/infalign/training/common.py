@@ -1,4 +1,4 @@
-"""What every training job shares: arguments, progress, checkpoints and the saved model."""
+"""Common parts of every training job: arguments, progress, checkpoints and the saved model."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from infalign.training.checkpoints import Seals, newest_whole, unsealed
 class Job:
     """Where and how a model is trained."""
 
-    folder: Path  # checkpoints and logs while it runs
+    folder: Path  # for checkpoints and logs during training
     seed: int
     device: str
     report_to: list[str]
@@ -38,7 +38,7 @@ class Job:
 def arguments(fit: Fit, job: Job) -> dict[str, Any]:
     """Return the keyword arguments that every trainer's configuration takes.
 
-    A trainer takes its rows once and as they lie: all epochs of them, see `training_order`.
+    A trainer takes one pass over its rows in the given order; they contain all epochs, see `training_order`.
     """
     at_once = processes()
     per_device = fit.device_batch_size or fit.batch_size // at_once
@@ -65,21 +65,21 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "use_cpu": job.device == "cpu",
         "report_to": job.report_to,
         "logging_steps": 0.02,
-        "logging_nan_inf_filter": False,  # it would log an earlier loss for a NaN
+        "logging_nan_inf_filter": False,  # a filter would log an earlier loss instead of NaN
         "save_strategy": "steps",
         "save_steps": 0.25,
-        "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
+        "restore_callback_states_from_checkpoint": True,  # for the patience counter of early stopping
         "disable_tqdm": True,
         "dataloader_pin_memory": job.device != "cpu",
     }
 
 
 def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed: int) -> list[int]:
-    """Return which row is trained on when, for at least one step: ``epochs`` passes, each shuffled anew.
+    """Return the order of the training rows, at least one step: ``epochs`` passes, each shuffled anew.
 
-    Rows of like length come together, which pads less; where all ``lengths`` are equal, a pass is a random permutation.
-    All passes make one epoch of a trainer. It skips what a checkpoint has seen of that one epoch exactly, while the
-    order of a second epoch would depend on random numbers, or a sampler, that a resumed training does not have.
+    Rows of similar length are batched together to reduce padding; if all ``lengths`` are equal, a pass is a random
+    permutation. All passes form one epoch of the trainer: on resuming it skips exactly the rows that were already seen,
+    while the order of a second epoch would depend on random state or a sampler that a resumed training does not have.
     """
     generator, order = torch.Generator().manual_seed(seed), list[int]()
     for _ in range(math.ceil(epochs)):
@@ -88,15 +88,15 @@ def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed
 
 
 def length_class(tokens: Any) -> Any:
-    """Return the class of a length, or of an array of lengths, by which rows are batched together.
+    """Return the length bucket of a length, or of an array of lengths, for batching rows.
 
-    Batches of one exact length, such as all the shortest, would make biased steps.
+    Batches of one exact length, such as all the shortest rows, would give biased steps.
     """
     return -(-tokens // 8)
 
 
 def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
-    """Return the adapter's configuration, on all linear layers, or None for full fine-tuning."""
+    """Return the LoRA configuration for all linear layers, or None for full fine-tuning."""
     if fit.lora is None:
         return None
     return LoraConfig(r=fit.lora.rank, lora_alpha=fit.lora.alpha, target_modules="all-linear", task_type=task)
@@ -105,22 +105,22 @@ def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
 def fit_and_save(
     trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path
 ) -> list[dict[str, Any]]:
-    """Train, from the newest whole checkpoint in the job's folder if there is one, save the model and return the log.
+    """Train, from the newest complete checkpoint in the job's folder if any, save the model and return the log.
 
-    Raises InfalignError for a loss or gradient that is not finite, before a checkpoint could hold what it made.
-    The last row has ``train_peak_memory`` in bytes: on the CPU the most that this process held, libraries included, on
-    a GPU the most that its tensors took. After an interruption it has ``resumed`` too: the checkpoint that was taken
-    and the torn ones that were not. Every report says so as well.
+    Raises InfalignError for a loss or gradient that is not finite, before its effect is saved in a checkpoint.
+    The last row has ``train_peak_memory`` in bytes: on the CPU the peak memory of this process, libraries included, on
+    a GPU the peak of its tensors. After an interruption it also has ``resumed``: the checkpoint that was used and the
+    incomplete ones that were skipped. Every progress report repeats this.
     """
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
-    with trainer.accelerator.main_process_first():  # which removes what is torn
+    with trainer.accelerator.main_process_first():  # the first process removes incomplete checkpoints
         checkpoint, torn = newest_whole(job.folder)
     resumed = _resumed(checkpoint, torn)
     trainer.add_callback(ProgressReporter(job.on_progress, resumed))
     trainer.add_callback(StopUnlessFinite(job.folder))
     trainer.add_callback(Seals(job.folder, trainer.accelerator.wait_for_everyone))
-    trainer.args.eval_on_start &= checkpoint is None  # early stopping would count this evaluation
+    trainer.args.eval_on_start &= checkpoint is None  # on resuming, early stopping would count this evaluation
     with PeakMemory(job.device) as memory:
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -131,12 +131,12 @@ def fit_and_save(
                 f"{checkpoint} holds a pickle of more than numbers, so no training of ours wrote it; nothing in it was "
                 f"run; remove {job.folder} and run the same command again"
             ) from error
-        except Exception as error:  # torch, safetensors and the file system each have their own for a full disk
+        except Exception as error:  # a full disk raises different types in torch, safetensors and the file system
             if torn_now := unsealed(job.folder):
                 raise unwritable(torn_now, " ".join(str(error).split())[:300]) from error
             raise
     history = [dict(row) for row in trainer.state.log_history]
-    history[-1]["train_peak_memory"] = memory.peak  # beside train_runtime
+    history[-1]["train_peak_memory"] = memory.peak  # in the same row as train_runtime
     if resumed:
         history[-1]["resumed"] = resumed
     if trainer.is_world_process_zero():
@@ -146,7 +146,7 @@ def fit_and_save(
 
 
 def _resumed(checkpoint: Path | None, torn: list[str]) -> str:
-    """Return where a training goes on and which checkpoints it could not use; nothing if there was none."""
+    """Return the checkpoint that training resumes from and those it skipped; "" if there was none."""
     if checkpoint is None and not torn:
         return ""
     begun = f"resumed from {checkpoint.name}" if checkpoint else "started anew"
@@ -154,7 +154,7 @@ def _resumed(checkpoint: Path | None, torn: list[str]) -> str:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:
-    """Write a standard model folder, safetensors weights, config and tokenizer, and wait until it is on the disk.
+    """Write a standard model folder (safetensors weights, config and tokenizer), synced to disk.
 
     Raises InfalignError as `writing` does.
     """

@@ -10,7 +10,7 @@ from infalign.training.common import lora
 
 
 def critic_from(reference: str, fit: Fit) -> Any:
-    """Return a copy of the reference with one value a token for its logits; with an adapter if the policy has one."""
+    """Return a copy of the reference that outputs one value per token; with an adapter if the policy has one."""
     shape = AutoConfig.from_pretrained(reference, num_labels=1)
     shape.classifier_dropout = 0.0
     critic = AutoModelForTokenClassification.from_pretrained(
@@ -22,6 +22,6 @@ def critic_from(reference: str, fit: Fit) -> Any:
     )
     if fit.gradient_checkpointing:
         critic.activation_checkpointing_enable()
-        critic.train()  # else nothing is checkpointed
-    config = lora(fit, TaskType.SEQ_CLS)  # the task whose head PEFT leaves out of "all linear layers" and trains whole
+        critic.train()  # activations are checkpointed only in training mode
+    config = lora(fit, TaskType.SEQ_CLS)  # a task for which PEFT trains the head fully, without an adapter
     return get_peft_model(critic, config) if config else critic

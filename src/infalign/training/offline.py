@@ -1,6 +1,6 @@
-"""Offline training: a policy fitted to the K rollouts a prompt that calibration has paid for; nothing is generated.
+"""Offline training: a policy fitted to the stored K rollouts per prompt; nothing is generated.
 
-What is learnt is a value, a `training.solvers.base.Objective`; the trainer is the same for all.
+The solver supplies a `training.solvers.base.Objective`; the trainer is the same for all objectives.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
 from infalign.training.solvers.base import Objective
 
-HELD_OUT = 0.1  # share of prompts whose rollouts only watch for memorisation
+HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
 
 
 def fit_offline(
@@ -38,11 +38,11 @@ def fit_offline(
 ) -> list[dict[str, Any]]:
     """Fit the policy to ``rollouts`` and save it; return the log.
 
-    A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt follow each
-    other. A tenth of the prompts is held out and the checkpoint with the lowest held-out loss is kept, stopping after
-    two evaluations without a better one. Every epoch makes its examples, and so its pairs, anew. If no checkpoint has
-    a lower held-out loss than the start, the last row of the log has ``overfitted``, and a report says so: by this
-    measure the reference is better than the best checkpoint, which is saved nevertheless.
+    A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt are
+    consecutive. A tenth of the prompts is held out, and the checkpoint with the lowest held-out loss is kept; training
+    stops after two evaluations without an improvement. Every epoch makes new examples and pairs. If no checkpoint has
+    a lower held-out loss than the start, the last row of the log has ``overfitted``, and the progress report says so:
+    by this measure the reference is better than the best checkpoint, which is saved nevertheless.
     """
     groups = _by_prompt(rollouts)
     held_out, others = groups[:: round(1 / HELD_OUT)], [g for i, g in enumerate(groups) if i % round(1 / HELD_OUT)]
@@ -84,7 +84,7 @@ def fit_offline(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The rollouts of one prompt: the number of the first, their rewards and classes of length."""
+    """The rollouts of one prompt: the index of the first, their rewards and length buckets."""
 
     first: int
     rewards: Array
@@ -102,7 +102,7 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
 
 
 def _examples(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
-    """Return one pass over the rollouts of ``groups``: which rollouts, their number, the longest's class of length."""
+    """Return one pass over the rollouts of ``groups``: rollout indices, number, largest length bucket."""
     found = [(group, *objective.examples(group.rewards, rng)) for group in groups]
     rollouts_EM = np.concatenate([group.first + indices_EM for group, indices_EM, _ in found])
     lengths_E = np.concatenate([group.lengths[indices_EM].max(1) for group, indices_EM, _ in found])
@@ -114,7 +114,7 @@ class _Offline(Trainer):
     def __init__(self, objective: Objective, **settings: Any) -> None:
         super().__init__(**settings)
         self._objective = objective
-        # Llama and others take a token count with the loss, and Trainer then leaves accumulated losses undivided.
+        # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:

@@ -14,7 +14,7 @@ from infalign.models.pretrained import classifier_from, conversation_ids
 from infalign.models.settings import Fit
 from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
 
-PIECE = 1024  # rows that are lists of Python numbers at once
+PIECE = 1024  # number of rows held as Python lists at once
 
 
 def fit_calibrated(
@@ -28,7 +28,7 @@ def fit_calibrated(
     """Fit a reward model on (prompt, response, Ĉ), starting from the model folder or id ``start``; return the log.
 
     Saves a one-output sequence classifier, read as a Bradley–Terry reward model is. The loss is the cross-entropy
-    between Ĉ and the sigmoid of the output, least where that is E[Ĉ | x, y]: the output is the logit of a win rate.
+    between Ĉ and the sigmoid of the output. Its minimum is at E[Ĉ | x, y], so the output is the logit of a win rate.
     """
     model = classifier_from(start)
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -58,7 +58,7 @@ def _examples(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[list[Mess
 class _RankRegression(Trainer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Llama and others take a token count with the loss, and Trainer then leaves accumulated losses undivided.
+        # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where a training works, and what it leaves."""
+"""The folders of a training, and the model that it writes."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The folders of a training, of its checkpoints while it runs and of its model, and what every training shares."""
+    """The folders of a training, for checkpoints and for the model, and the settings that all trainings share."""
 
     checkpoints: Path
     model: Path
@@ -31,7 +31,7 @@ class Target:
 
     @contextmanager
     def job(self, on_progress: OnProgress) -> Iterator[tuple["Job", Path]]:
-        """Yield the training job and a folder to save to, which gets its final name only when all went well."""
+        """Yield the training job and a folder to save to, which gets its final name only on success."""
         from transformers import set_seed
 
         from infalign.training.common import Job
@@ -39,7 +39,7 @@ class Target:
         saved = self.model.with_name(f"{self.model.name}.unfinished")
         shutil.rmtree(saved, ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        set_seed(self.seed)  # reward heads and adapters are drawn before the trainer sets it
+        set_seed(self.seed)  # reward heads and adapters are initialised before the trainer sets the seed
         yield (
             Job(self.checkpoints, self.seed, self.compute.torch_device(), list(self.report_to), on_progress),
             saved,
@@ -48,17 +48,17 @@ class Target:
             with writing(self.model):
                 shutil.rmtree(self.model, ignore_errors=True)
                 saved.replace(self.model)
-                fsync(saved.parent)  # before the checkpoints go
+                fsync(saved.parent)  # before the checkpoints are removed
             for left in (*self.checkpoints.glob("checkpoint-*"), self.checkpoints / "start"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def so_far(self) -> str:
-        """Return the last step that was saved: ``checkpoint at step 30 of 120``, "" for none."""
+        """Return the last saved step: ``checkpoint at step 30 of 120``, "" for none."""
         saved = dict[int, int]()
         for path in self.checkpoints.glob("checkpoint-*/trainer_state.json"):
             try:
                 state = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # a training that is under way writes or removes it at this moment
+            except (OSError, ValueError):  # a running training may be writing or removing the file
                 continue
             saved[state["global_step"]] = state["max_steps"]
         return f"checkpoint at step {max(saved):,} of {saved[max(saved)]:,}" if saved else ""
@@ -67,7 +67,7 @@ class Target:
 def fitting(
     rows: list[dict[str, Any]], tokenizer: Any, max_length: int, responses: Callable[[dict[str, Any]], list[str]]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows that have at most ``max_length`` tokens with each response, and how many are longer."""
+    """Return the rows that have at most ``max_length`` tokens with each response, and the number of longer rows."""
 
     def tokens(row: dict[str, Any], response: str) -> int:
         conversation = [*row["prompt"], reply(response)]

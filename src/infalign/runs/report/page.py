@@ -36,7 +36,7 @@ SHOWN_EXAMPLES = 4
 
 
 def write(recipe: Recipe, layout: Layout) -> None:
-    """Write ``report.html``, which holds its figures, and the same figures as ``figures/*.svg`` and ``*.png``.
+    """Write ``report.html`` with embedded figures, and the same figures as ``figures/*.svg`` and ``*.png``.
 
     ``layout`` is that of a run whose evaluation is done. Raises ConfigError without matplotlib or jinja2.
     """
@@ -106,10 +106,10 @@ def _pictures(
 
 
 def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the share of each model's samples that beat every base sample of the half that calibrates.
+    """Return the share of each model's samples that beat every base sample of the calibrating half.
 
-    Above them all ranks are equal, so the estimate cannot tell how good these samples are. Of fresh base samples it is
-    1/(K + 1) for K calibrating ones without ties.
+    All these samples have the same rank, so the estimate cannot tell how good they are. For fresh base samples and K
+    calibrating samples without ties the expected share is 1/(K + 1).
     """
     base_PM = evaluated.column("reference", "reward")
     half = base_PM.shape[1] // 2
@@ -146,7 +146,7 @@ def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tup
 
 
 def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, str]]:
-    """Return what else a reader needs to judge or repeat the run: counts of the data stage, sampling, versions."""
+    """Return further facts for judging or repeating the run: counts of the data stage, sampling settings, versions."""
     rollout, test = recipe.rollout, recipe.evaluate
     summaries = {name: record["summary"] for name, record in made.items()}
     cut_off = {
@@ -174,7 +174,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
 
 
 def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
-    """Return the records that belong to the recipe: not the report's own, nor those of what it no longer has."""
+    """Return the records of the recipe's current units, except that of the report itself."""
     models = {"reference", *recipe.policies}
     fitted = {name for name, source in recipe.rewards.items() if source.fit is not None}
     numbers = {str(part) for part in range(recipe.rollout.engine.parts)}
@@ -198,7 +198,7 @@ def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:
 
 
 def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:
-    """Return the version of each library, or all of them where stages were run with different ones."""
+    """Return the version of each library, or all its versions if the stages ran with different ones."""
     found: dict[str, list[str]] = {}
     for record in made.values():
         for library, version in record["versions"].items():

@@ -20,7 +20,7 @@ from infalign.theory.law import Law
 from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
-SHOWN_PROMPTS = 10  # curves of the calibration figure
+SHOWN_PROMPTS = 10  # number of curves in the calibration figure
 CHANCE_DRAWS = 200
 
 
@@ -36,28 +36,28 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a policy looks in every figure and table, and what theory says of it."""
+    """A policy's colour and marker in every figure and table, and its theoretical law."""
 
     color: str
     marker: str
     solver: Solver
-    aim: Served  # the procedure that it was trained for
+    aim: Served  # the procedure that the policy was trained for
 
     def law(self, kl: float) -> Law | None:
-        """Return what theory gives for the policy's method at a KL, if it has a law."""
+        """Return the law that theory gives for the policy's method at a KL, or None."""
         return self.solver.law_at(self.aim, max(kl, 1e-6))
 
 
 def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look]) -> Picture:
-    """Draw each policy's KL and win rate with both intervals; with the reward as judge, above the theory's curves.
+    """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves.
 
-    A second judge has open markers.
+    A second judge gets open markers.
     """
     policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
     if judges == ["reward"]:
         most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
-        kls = most * np.linspace(0.01, 1, 60) ** 2  # denser near 0, where the curves bend
+        kls = most * np.linspace(0.01, 1, 60) ** 2  # points are denser near 0, where the curves bend
         drawn: set[str] = set()
         for look in looks.values():
             aim = look.solver.aim
@@ -158,9 +158,9 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
 
 
 def rank_histogram(evaluated: Evaluated, results: Numbers) -> Picture:
-    """Draw how the calibrated rewards of fresh base samples are spread, next to the uniform they should follow.
+    """Draw the histogram of the calibrated rewards of fresh base samples against the uniform density they should have.
 
-    A rank among K references is one of K + 1 equally likely ones, so each is spread over its 1/(K + 1) of [0, 1].
+    A rank among K references takes one of K + 1 equally likely values; each is spread over its 1/(K + 1) of [0, 1].
     """
     base_PM = evaluated.column("reference", "reward")
     prompts, samples = base_PM.shape
@@ -192,7 +192,7 @@ def rank_histogram(evaluated: Evaluated, results: Numbers) -> Picture:
 
 
 def _distance_by_chance(prompts: int, references: int, fresh: int, confidence: float) -> float:
-    """Return what the distance from uniform stays below, with ``confidence``, if all samples are exchangeable."""
+    """Return the ``confidence`` quantile of the distance from uniform when all samples are exchangeable."""
     rng = np.random.default_rng(0)
     distances = []
     for _ in range(CHANCE_DRAWS):
@@ -234,7 +234,7 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
 
 
 def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
-    """Return a figure and its axes, ``rows`` below each other with one label of the x axis."""
+    """Return a figure and its axes: ``rows`` panels below each other that share the label of the x axis."""
     figure, axes = panels(rows, 1, (4.8, 3.4 if rows == 1 else 1.7 * rows), sharex=True)
     np.atleast_1d(axes)[-1].set_xlabel(x)
     if rows == 1:
@@ -260,7 +260,7 @@ def _shade(position: float) -> Any:
 
 
 def save_picture(picture: Picture, folder: Path) -> Numbers:
-    """Write the figure as SVG and PNG and return what the template needs, the SVG without what only files need."""
+    """Write the figure as SVG and PNG; return the template's values, with the SVG stripped for embedding in HTML."""
     from markupsafe import Markup
 
     folder.mkdir(exist_ok=True)
@@ -268,7 +268,7 @@ def save_picture(picture: Picture, folder: Path) -> Numbers:
     save(picture.figure, path, salt=picture.name)
     save(picture.figure, path.with_suffix(".png"), stamped=True)
     svg = path.read_text(encoding="utf-8")
-    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # ids on a page are unique
+    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # makes ids unique on the page
     svg = re.sub(r"(<svg [^>]*?)(?: (?:width|height)=\"[^\"]*\")", r"\1", svg)
     svg = svg.replace(PAPER, "var(--paper)").replace(INK, "var(--ink)")
     return {"name": picture.name, "svg": Markup(svg), "caption": picture.caption, "alt": picture.alt}

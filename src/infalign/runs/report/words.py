@@ -1,4 +1,4 @@
-"""What a report says in sentences and rows, and its short form for the terminal."""
+"""The sentences and table rows of a report, and its short form for the terminal."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold
 
 
 def print_table(root: Path, console: Console) -> None:
-    """Print the numbers of a finished run: each policy by each judge, the comparison at one KL, where the report is."""
+    """Print the numbers of a finished run: each policy by each judge, the comparison at one KL, the report's path."""
     results = read_results(root)
     procedure = results["procedure"]
     spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
@@ -79,7 +79,7 @@ def verdict(results: Numbers) -> list[str]:
 def _sorted_by_outcome(
     judge: str, said: Mapping[str, Mapping[str, float]], level: float, ways: tuple[str, str, str]
 ) -> list[str]:
-    """Return a sentence for those with an interval above ``level``, those below and those that include it."""
+    """Return one sentence each for the intervals above ``level``, below it, and around it."""
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
     for words, e in said.items():
         groups[0 if e["low"] > level else 1 if e["high"] < level else 2].append(words)
@@ -98,7 +98,7 @@ def _gain_in_points(e: Mapping[str, float]) -> str:
 def comparison_rows(results: Numbers) -> list[Numbers]:
     """Return the rows of the comparison at one KL, judge by judge; none for a single method.
 
-    Theory's win rates are by the reward itself, so only the rows of that judge have them.
+    Theory's win rates are for the reward itself as judge, so only the rows of that judge have them.
     """
     if results["matched"] is None:
         return []

@@ -21,14 +21,14 @@ from infalign.runs.units import Unit
 from infalign.storage import write_table, write_text, writing
 
 HELD_OUT_PAIRS = 512
-LEAST_PROMPTS = 4  # of each split
-LESSON = 10_000  # characters of a text that a tokenizer learns from: a word costs it the square of its length
+LEAST_PROMPTS = 4  # in each split
+LESSON = 10_000  # characters per text for training a tokenizer, whose cost is quadratic in the length of a word
 
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the one unit of this stage: all tables and the tokenizer."""
     recipe, layout = run.recipe, run.layout
-    learns = recipe.judge.fit is not None  # a ready judge leaves its share of the rows to the reward model
+    learns = recipe.judge.fit is not None  # an untrained judge leaves its share of the rows to the reward model
     tokenizer = {name: run.contents["policy"][name] for name in ("model", "scratch")}
     yield Unit(
         "data",
@@ -46,8 +46,8 @@ def prepare_data(
 ) -> Summary:
     """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
 
-    Duplicate rows count twice, and ``repeated`` says how many there are; a prompt has rollouts once.
-    Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all is read and checked.
+    Duplicate rows count twice, and ``repeated`` is their number; rollouts are drawn once per distinct prompt.
+    Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
     if data.test:
@@ -58,7 +58,7 @@ def prepare_data(
         fraction = data.test_fraction
         parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
         train, test, overlapping = parts["train"], parts["test"], 0
-    fraction = data.judge_fraction if judge_learns else 0.0  # a ready judge needs no rows
+    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge needs no rows
     parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
 
     tokenizer = _tokenizer(policy, train)
@@ -76,12 +76,12 @@ def prepare_data(
     pairs = {
         "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
         "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
-        # One of each conversation start, so that pairs are independent, in an order that depends on their text alone.
+        # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
         "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
     }
     pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
 
-    layout.record("data").unlink(missing_ok=True)  # from here on what it records is replaced
+    layout.record("data").unlink(missing_ok=True)  # from here on the recorded output is replaced
     shutil.rmtree(layout.data, ignore_errors=True)
     layout.data.mkdir()
     with writing(layout.tokenizer):

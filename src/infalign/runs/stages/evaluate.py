@@ -1,4 +1,4 @@
-"""The stage evaluate: fresh samples of every model, their scores and its KL, and all numbers of the run."""
+"""The stage evaluate: fresh samples of every model, their scores and KL, and all numbers of the run."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ from infalign.sampling.rollouts import find_rollouts
 from infalign.sequences import Lazy, token_lists_on_disk
 from infalign.storage import write_table
 
-BATCH_TOKENS = 16384  # tokens a forward pass
+BATCH_TOKENS = 16384  # tokens per forward pass
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -45,8 +45,8 @@ def units(run: Run) -> Iterator[Unit]:
 def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
     """Yield the evaluation of the reference and of each policy on the prompts of a split.
 
-    On training prompts, of those that have rollouts, only the reward scores: it shows how well it was climbed where the
-    policy was trained.
+    On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimised it on the
+    prompts it was trained on.
     """
     evaluate, test = run.recipe.evaluate, split == "test"
     first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
@@ -56,7 +56,7 @@ def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
         is_policy = model != "reference"
         path = str(run.layout.model(model)) if is_policy else run.reference
         folder = run.layout.evaluation(model, split)
-        # A stream of its own for each model: common random numbers would make policy and base samples dependent.
+        # Each model has its own random stream: common random numbers would make policy and base samples dependent.
         stream = f"{run.recipe.seed} {model}" if test else f"{run.recipe.seed} {model} {split}"
         seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
         reference = run.reference if is_policy else None
@@ -88,7 +88,7 @@ def evaluate_model(
     *,
     on_progress: OnProgress,
 ) -> Summary:
-    """Draw fresh samples of a model, score them and measure the KL to ``reference``, if it is not the model itself."""
+    """Draw fresh samples of a model, score them, and measure the KL to ``reference`` unless that is None."""
     prompts = table.read()
     sampler.draw(prompts, samples, folder / "samples", seed=seed, on_progress=on_progress)
     rollouts = find_rollouts(folder / "samples", prompts.prompt_ids, samples)
@@ -116,7 +116,7 @@ def evaluate_model(
 
 
 def samples_so_far(table: PromptTable, samples: int, sources: Sequence[str], folder: Path) -> str:
-    """Return how many samples of a model are there for its evaluation, and how many each source has scored."""
+    """Return how many evaluation samples of a model exist, and how many of them each source has scored."""
     found = {source: scored_so_far(folder / "scores" / source) for source in sources}
     scored = [f"{responses} by {source}" for source, responses in found.items() if responses]
     return ", ".join(filter(None, [drawn_so_far(table.read(), samples, folder / "samples"), *scored]))

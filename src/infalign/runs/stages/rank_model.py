@@ -61,7 +61,7 @@ def fit_rank_model(
     *,
     on_progress: OnProgress,
 ) -> Summary:
-    """Train a classifier to predict Ĉ of the rollouts; return its `_rank_quality` on a tenth of the prompts, held out.
+    """Train a classifier to predict Ĉ of the rollouts; return its `_rank_quality` on a held-out tenth of the prompts.
 
     Raises DataError where `check_calibrated` does, if no rollout fits, or if fewer than two held-out prompts have
     rollouts of different rewards.
@@ -70,7 +70,7 @@ def fit_rank_model(
 
     check_calibrated(stored.layout, provenance)
     k, tokenizer, rows = stored.k, load_tokenizer(start), _ranked_rollouts(stored)
-    every = min(10, len(rows) // k // 2)  # so that two or more are held out
+    every = min(10, len(rows) // k // 2)  # at least two prompts are held out
     train, held_out = ([row for i, row in enumerate(rows) if (i // k % every == 0) == out] for out in (False, True))
     ordered = sum(len({row["rank"] for row in held_out[i : i + k]}) > 1 for i in range(0, len(held_out), k))
     if ordered < 2:
@@ -105,7 +105,7 @@ def _ranked_rollouts(stored: StoredRollouts) -> list[dict[str, Any]]:
 def _rank_quality(target: Target, rows: list[dict[str, Any]], k: int, intervals: Confidence) -> Summary:
     """Return how well the rank model predicts the ranks of ``rows``, K of each prompt: means over prompts.
 
-    Of u = sigmoid(output), ``squared_error`` is that of (u − Ĉ)² and ``rank_correlation`` that of Spearman's, over
+    With u = sigmoid(output), ``squared_error`` is (u − Ĉ)² and ``rank_correlation`` is Spearman's correlation, over the
     prompts whose rollouts do not all tie. A constant 1/2 has ``squared_error_of_half`` and a correlation of 0.
     """
     model = ClassifierReward.load(target.model, device=target.compute.torch_device())
@@ -122,9 +122,9 @@ def _rank_quality(target: Target, rows: list[dict[str, Any]], k: int, intervals:
 
 
 def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:
-    """Return Spearman's correlation within each prompt, shape (P,); 0 where its predictions all tie.
+    """Return Spearman's correlation within each prompt, shape (P,); 0 where all predictions tie.
 
-    Ties have mid-ranks. ``ranks_PK`` are calibrated rewards, so mid-ranks already; those of a prompt must not all tie.
+    Ties have mid-ranks. ``ranks_PK`` are calibrated rewards, so already mid-ranks; those of a prompt must not all tie.
     """
     found_PK = calibrate(predicted_PK, np.sort(predicted_PK, axis=1)) - 0.5
     true_PK = ranks_PK - 0.5  # the mean of mid-ranks

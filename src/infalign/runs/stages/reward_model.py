@@ -22,7 +22,7 @@ from infalign.training.target import Target, fitting
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield a training for each reward source that is not ready; the names are those of the sources."""
+    """Yield a training for each reward source that has to be trained; units are named after the sources."""
     intervals = confidence(run.recipe.evaluate, run.recipe.seed)
     for name, source in run.recipe.rewards.items():
         target = run.target(name)
@@ -59,7 +59,7 @@ def fit_reward(
     test, _ = _pairs(layout, "test", tokenizer, source.fit)
     with target.job(on_progress) as (job, folder):
         history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
-    # Once more and pair by pair: TRL's eval_accuracy is a mean over batches, also where the last one is a single pair.
+    # Evaluate again pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     prompts, chosen, rejected = map(list, zip(*test, strict=True))
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device())
     right = win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
@@ -72,7 +72,7 @@ def fit_reward(
 
 
 def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
-    """Return the model that a reward model is trained from, made here if it starts from nothing, and its tokenizer."""
+    """Return the initial model of a reward model, created here if it is trained from scratch, and its tokenizer."""
     from infalign.models.scratch import new_policy
     from infalign.training.common import save_model
 

@@ -12,7 +12,7 @@ from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield a drawing for each part of the training prompts; more rollouts or prompts are added to what is there."""
+    """Yield one unit per part of the training prompts; more rollouts or prompts are added to existing shards."""
     rollout, sampler = run.recipe.rollout, run.sampler(run.reference)
     for number, part in enumerate(run.rollout_parts):
         folder = run.layout.rollouts(number)
@@ -39,5 +39,5 @@ def draw_rollouts(
 
 
 def rollouts_so_far(part: PromptTable, k: int, folder: Path) -> str:
-    """Return how many rollouts of one part of the training prompts are there: ``30 of 72 responses``, "" for none."""
+    """Return how many rollouts of one part of the prompts exist: ``30 of 72 responses``, "" for none."""
     return drawn_so_far(part.read(), k, folder)

@@ -20,7 +20,7 @@ from infalign.storage import write_table
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield a scoring for each part of the rollouts."""
+    """Yield one unit per part of the rollouts."""
     rollout, scorer = run.recipe.rollout, run.scorer("reward")
     for number, part in enumerate(run.rollout_parts):
         rollouts, table = run.layout.rollouts(number), run.layout.scores(number)

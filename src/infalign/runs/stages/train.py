@@ -25,8 +25,8 @@ from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.training.solvers.base import Offline, OnPolicy, Solver
 from infalign.training.target import Target
 
-MOST_LOST = 0.02  # of a win rate, to ranks among K rollouts, before a run says so
-BATCH_TOKENS = 16384  # tokens a forward pass
+MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
+BATCH_TOKENS = 16384  # tokens per forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Material:
     stored: StoredRollouts
     procedure: Served
     max_new_tokens: int
-    rounds_as_training: bool  # the engine's log-probabilities are what training computes
+    rounds_as_training: bool  # whether the engine's log-probabilities equal those that training computes
 
     @property
     def layout(self) -> Layout:
@@ -75,15 +75,15 @@ def units(run: Run) -> Iterator[Unit]:
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     """Return a warning if a policy loses much because its rewards are ranked among K rollouts only.
 
-    That is theory's answer, for a policy with a KL budget that is trained on ranks, under the recipe's procedure; it
-    has none under Rewind-and-Repeat.
+    Theory gives the loss for a policy with a KL budget that is trained on ranks, under the recipe's procedure; it has
+    no result for Rewind-and-Repeat.
     """
     policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
     if rewinds(procedure) or policy.ranked is None or policy.budget is None:
         return []
     try:
         found = finite_rollouts(policy.ranked, procedure, rollouts=k, kl=policy.budget, seed=recipe.seed)
-    except ConfigError as error:  # K rollouts cannot spend so much
+    except ConfigError as error:  # K rollouts cannot spend this budget
         return [f"policies.{name}: {error}; or raise rollout.k"]
     if found.lost <= MOST_LOST:
         return []
@@ -95,9 +95,9 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
 
 
 def train_policy(policy: Solver, material: Material, target: Target, *, on_progress: OnProgress) -> Summary:
-    """Train one policy by its solver, with the β that its KL budget, or its n, asks for.
+    """Train one policy by its solver, with the β that its KL budget or its n requires.
 
-    Raises DataError for calibrated rewards of another reward or reference policy than the recipe's.
+    Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
     """
     check_calibrated(material.layout, material.provenance)
     beta, trainer_beta = policy_betas(policy, material.procedure, material.layout)
@@ -110,7 +110,7 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
         if policy.shaping.name.endswith(".json") and is_first():
             shutil.copyfile(
                 policy.shaping.name, folder / "transformation.json"
-            )  # a policy keeps what it was trained on
+            )  # the model folder keeps the transformation it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
     watched |= {key: history[-1][key] for key in ("overfitted", "resumed") if key in history[-1]}
@@ -149,7 +149,7 @@ def _train_on_policy(
 ) -> list[dict[str, Any]]:
     """Train a policy on-policy, with ``beta`` for the normalised values, and return the log.
 
-    With ranks from the rank model the prompts are all training prompts, also those without rollouts.
+    With ranks from the rank model it uses all training prompts, including those without rollouts.
     """
     from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
 

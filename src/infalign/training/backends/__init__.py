@@ -1,1 +1,1 @@
-"""Trainer back ends: whose loop carries an on-policy solver."""
+"""Trainer back ends: the training loops that run on-policy solvers."""

@@ -1,7 +1,7 @@
-"""On-policy training in TRL's loops: RLOO's and GRPO's as they are, or GRPO's with advantages of ours.
+"""On-policy training in TRL's loops: RLOO's and GRPO's as they are, or GRPO's with infalign's advantages.
 
-GRPO's loop takes any `training.advantages.Advantages`; solvers are those values and share no code with the loop. TRL's
-private methods are called here and nowhere else, and its version is pinned to the minor.
+GRPO's loop takes any `training.advantages.Advantages`; solvers supply these objects and share no code with the loop.
+TRL's private methods are called only in this module, and TRL is pinned to a minor version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rewards = Callable[[list[Any], list[str]], Sequence[float]]
 
 UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 AS_DERIVED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # keeps Φ's shape
-COMPANION = "companion.safetensors"  # in a checkpoint
+COMPANION = "companion.safetensors"  # file name in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Problem:
     """What an on-policy training starts from: a reference, prompts and a reward.
 
     ``rows`` have prompt and reference_rewards; ``reward`` gives rewards, or, for a solver that predicts ranks, their
-    logits. ``beta`` goes with the solver's shaped rewards, ``procedure`` is how the policy will be served. With
-    ``stored`` rollouts nothing is generated.
+    logits. ``beta`` is for the solver's shaped rewards; ``procedure`` is how the policy will be served. With ``stored``
+    rollouts nothing is generated.
     """
 
     reference: str
@@ -61,7 +61,7 @@ def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job, model_dir: Path)
 
 
 def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
-    """Return TRL's trainer that carries the solver, set to the problem; see `fit_on_policy`."""
+    """Return the TRL trainer that runs the solver on the problem; see `fit_on_policy`."""
     fit, generations = solver.fit, solver.generations if problem.stored is None else problem.stored.k
     if len(problem.rows) * generations < fit.batch_size:
         raise ConfigError(
@@ -96,7 +96,7 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
 
 
 def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedRankReward:
-    """Return the shaped reward as TRL calls it."""
+    """Return the shaped reward as a TRL reward function."""
     shaping = solver.reward_shaping(problem.procedure)
     if solver.predicts_ranks:
         transform = rank_transform(shaping)
@@ -106,7 +106,7 @@ def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedR
 
 
 class OurLoop(GRPOTrainer):
-    """GRPO's loop with the advantages of a value, which have all there is of KL, and with its companion model."""
+    """GRPO's loop with the given advantages, which contain the whole KL term, and with their companion model."""
 
     beta: float
     model_wrapped: Any
@@ -116,7 +116,7 @@ class OurLoop(GRPOTrainer):
         self._ours = advantages
         advantages.start(self)
 
-    # What advantages may ask of the loop (`training.advantages.Loop`)
+    # The interface that advantages use (`training.advantages.Loop`)
 
     @property
     def kl_weight(self) -> float:
@@ -125,12 +125,12 @@ class OurLoop(GRPOTrainer):
 
     @property
     def group(self) -> int:
-        """Responses to a prompt."""
+        """Responses per prompt."""
         return int(self.num_generations)
 
     @property
     def rows_at_once(self) -> int:
-        """Rows in a forward pass."""
+        """Rows per forward pass."""
         return int(self.args.per_device_train_batch_size)
 
     @property
@@ -140,7 +140,7 @@ class OurLoop(GRPOTrainer):
 
     @property
     def pad_id(self) -> int:
-        """The padding token."""
+        """The id of the padding token."""
         return int(self._tokenizer.pad_token_id)
 
     def reference_model(self) -> torch.nn.Module:
@@ -148,7 +148,7 @@ class OurLoop(GRPOTrainer):
         return cast(torch.nn.Module, self.ref_model)
 
     def prepared(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model on this process's device, wrapped for several processes if there are."""
+        """Return the model on this process's device, wrapped for distributed training if needed."""
         return cast(torch.nn.Module, self.accelerator.prepare_model(model.to(self.accelerator.device)))
 
     def local(self, values: torch.Tensor) -> torch.Tensor:
@@ -156,7 +156,7 @@ class OurLoop(GRPOTrainer):
         return values.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
 
     def less_others(self, values_B: torch.Tensor) -> torch.Tensor:
-        """Return each local value less the mean of the others of its group."""
+        """Return each local value minus the mean of the other values in its group."""
         grouped = self.accelerator.gather(values_B).view(-1, self.num_generations)
         centred = (grouped - grouped.mean(1, keepdim=True)) * self.num_generations / (self.num_generations - 1)
         return self.local(centred.flatten())
@@ -171,11 +171,11 @@ class OurLoop(GRPOTrainer):
             self.model_wrapped = wrapped
         return ids, self.local(self._calculate_rewards(prompts, asked, completions, ids)[:, 0])
 
-    # TRL's loop
+    # Overrides of TRL's loop
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._rewards = rewards[:, 0]  # of all processes
+        self._rewards = rewards[:, 0]  # gathered from all processes
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class OurLoop(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         extra = self._ours.extra_loss(inputs)
-        beta, self.beta = self.beta, 0.0  # KL is in the advantages
+        beta, self.beta = self.beta, 0.0  # the KL term is in the advantages
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
@@ -213,7 +213,7 @@ class OurLoop(GRPOTrainer):
         companion = self._ours.companion
         if fresh and companion is not None and self._ours.trains_companion:
             optimizer.add_param_group({"params": [w for w in companion.parameters() if w.requires_grad]})
-            optimizer.register_step_post_hook(lambda *_: companion.zero_grad())  # Trainer's are its own model's only
+            optimizer.register_step_post_hook(lambda *_: companion.zero_grad())  # Trainer zeroes only its own model
         return optimizer
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -230,7 +230,7 @@ class OurLoop(GRPOTrainer):
 
 
 class _FirstIteration(GRPOTrainer):
-    """GRPO on rollouts of the reference, which is therefore the policy before the update."""
+    """GRPO on rollouts of the reference, which is therefore the old policy of the importance ratio."""
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -246,12 +246,12 @@ class StoredGroups:
 
     @property
     def k(self) -> int:
-        """Rollouts a prompt."""
+        """Rollouts per prompt."""
         return len(next(iter(self.by_prompt.values())))
 
     def rollouts(self, prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
         """Return the rollouts of ``prompts``, as a ``rollout_func`` of TRL does."""
-        first = trainer.accelerator.process_index * len(prompts)  # groups are whole across processes
+        first = trainer.accelerator.process_index * len(prompts)  # a group may span several processes
         rows = [self.by_prompt[prompt_id(p)][(first + i) % self.k] for i, p in enumerate(prompts)]
         columns = ("prompt_ids", "completion_ids", "reward")
         return {name: [row[name] for row in rows] for name in columns} | {"logprobs": None}
@@ -271,7 +271,7 @@ class StoredGroups:
 
 
 class _StopAt(TrainerCallback):
-    """Ends training when the KL that was logged, a mean over the last steps, reaches the budget."""
+    """Ends training when the logged KL, a mean over the last steps, reaches the budget."""
 
     def __init__(self, budget: float) -> None:
         self._budget = budget

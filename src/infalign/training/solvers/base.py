@@ -1,7 +1,7 @@
-"""What a solver is: its settings, what theory says of it, what it costs and what it cannot work with.
+"""What a solver is: its settings, its theoretical law, its cost and its requirements.
 
-A solver is one file of this folder: its settings, a member of the union `AnySolver` that is told apart by ``solver``,
-and the loss or the advantages that make it what it is.
+A solver is one file of this folder: its settings, a member of the union `AnySolver` with the discriminator ``solver``,
+and its loss or advantages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def read_shaping(name: str) -> Shaping:
-    """Return the shaping that a recipe spells; one that is read from a file has the file's name."""
+    """Return the shaping that a recipe names; a shaping that is read from a file is named after the file."""
     shaping = parse_shaping(name)
     table = rank_transform(shaping)
     return Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping
@@ -44,28 +44,28 @@ Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What of a recipe a solver has to work with."""
+    """The parts of a recipe that a solver is checked against."""
 
     procedure: Served
-    rollouts: int  # K of each training prompt
+    rollouts: int  # K, per training prompt
     has_rank_model: bool
 
 
 class Solver(Kind):
-    """What all solvers have. A method is a solver with what it optimises; its strength is a KL budget, β, or an n."""
+    """Base class of all solvers. A method is a solver with its objective; its strength is a KL budget, a β or an n."""
 
     kinds: ClassVar[str] = "solver"
-    own: ClassVar[Shaping | None] = None  # what it optimises, where that is no choice
-    colour: ClassVar[str] = INK  # in figures that compare solvers
-    draws: ClassVar[int] = 1  # responses that are generated for each one that is trained on
-    depends_on: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that training looks at, besides the policy's own
+    own: ClassVar[Shaping | None] = None  # the shaping it optimises, if that cannot be chosen
+    colour: ClassVar[str] = INK  # of its line in figures that compare solvers
+    draws: ClassVar[int] = 1  # responses generated for each response that is trained on
+    depends_on: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that training depends on, besides the policy's own
 
     solver: str
     fit: Fit = Fit()
 
     @classmethod
     def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what was given without the solver's own transformation; raises ValueError for another one."""
+        """Return the given keys without the solver's fixed transformation; raises ValueError for another one."""
         if cls.own is None or "transform" not in given:
             return given
         if given["transform"] != cls.own.name:
@@ -77,13 +77,13 @@ class Solver(Kind):
 
     @property
     def shaping(self) -> Shaping:
-        """What becomes of rewards: a transformation of the rank, or another shaping."""
+        """The shaping of rewards: a transformation of the rank, or another shaping."""
         assert self.own is not None
         return self.own
 
     @property
     def method(self) -> str:
-        """What it optimises and by which solver: ``exp:10 (qrpo)``; a solver with an objective of its own: ``maxk``."""
+        """Its objective and solver: ``exp:10 (qrpo)``; ``maxk`` for a solver with a fixed objective."""
         return self._said
 
     @property
@@ -93,7 +93,7 @@ class Solver(Kind):
 
     @property
     def aim(self) -> str:
-        """What theory's curve for it is called: a shaping, or the optimum for the procedure."""
+        """The name of theory's curve for it: a shaping, or the optimum for the procedure."""
         return self.shaping.name
 
     @property
@@ -108,22 +108,22 @@ class Solver(Kind):
 
     @property
     def generated_a_prompt(self) -> float:
-        """How many responses are generated for each prompt of the training."""
+        """How many responses are generated per training prompt, over the whole training."""
         return 0.0
 
     @property
     def predicts_ranks(self) -> bool:
-        """Whether ranks are those that a rank model predicts, and not those among stored rollouts."""
+        """Whether a rank model predicts the ranks, instead of ranking among stored rollouts."""
         return False
 
     @property
     def ranked(self) -> Transformation | None:
-        """The transformation of ranks among K rollouts that it is trained on, if it is."""
+        """The transformation of ranks among K rollouts that it is trained on, or None."""
         return None
 
     @abstractmethod
     def law(self, procedure: Served) -> Law | None:
-        """Return the law that theory gives for a policy that is free for every prompt; None where there is none."""
+        """Return the law that theory gives for an unrestricted policy; None where there is none."""
 
     def law_at(self, procedure: Served, kl: float) -> Law | None:
         """Return the law that theory gives for the same method at a KL of ``kl`` nats; None where there is none."""
@@ -132,14 +132,14 @@ class Solver(Kind):
 
     @abstractmethod
     def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
-        """Return the paper's β: given, or whose optimum spends the KL budget or is Best-of-n.
+        """Return the paper's β: the given one, or the β whose optimum spends the KL budget or is Best-of-n.
 
-        ``references`` gives the sorted rewards of the stored rollouts, (P, K): for rewards that are no ranks β depends
-        on their law.
+        ``references`` gives the sorted rewards of the stored rollouts, (P, K): without ranks, β depends on
+        the distribution of the rewards.
         """
 
     def check(self, around: Surroundings) -> None:
-        """Raise ValueError for what the solver cannot work with."""
+        """Raise ValueError if the recipe does not meet the solver's requirements."""
         return
 
 
@@ -167,14 +167,14 @@ class ToBudget(Solver):
         return self.kl_budget
 
     def law(self, procedure: Served) -> Law | None:
-        """Return the law that theory gives at its budget or β; None for rewards that are no ranks."""
+        """Return the law that theory gives at its budget or β; None if rewards are not shaped by rank."""
         if self.kl_budget is not None:
             return self.law_at(procedure, self.kl_budget)
         transform = rank_transform(self.shaping)
         return None if transform is None else aligned_law(transform, beta=self.beta or 0.0)
 
     def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
-        """Return the paper's β; without a law it is the one that spends the budget on the stored rollouts."""
+        """Return the paper's β; without a law, the β that spends the budget on the stored rollouts."""
         if (law := self.law(procedure)) is not None:
             return law.beta
         if self.beta is not None:
@@ -185,7 +185,7 @@ class ToBudget(Solver):
 
 
 class Shaped(ToBudget):
-    """A solver of ordinary RLHF, for any shaping of the reward."""
+    """A solver of the KL-regularised RLHF objective, for any shaping of the reward."""
 
     transform: ShapingSetting = Field(
         Ranked(Identity()), description="of the rank; or raw, raw-prompt, par, lsc:0.85; default identity"
@@ -193,7 +193,7 @@ class Shaped(ToBudget):
 
     @property
     def shaping(self) -> Shaping:
-        """What becomes of rewards."""
+        """The shaping of rewards."""
         return self.transform
 
     @property
@@ -203,7 +203,7 @@ class Shaped(ToBudget):
 
     @property
     def ranked(self) -> Transformation | None:
-        """The transformation of ranks that it is trained on, unless rewards are shaped otherwise or predicted."""
+        """The transformation of ranks that it is trained on; None for another shaping or predicted ranks."""
         return None if self.predicts_ranks else rank_transform(self.transform)
 
 
@@ -216,7 +216,7 @@ class ToBestOfN(Solver):
 
     @classmethod
     def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what was given without what is off; raises ValueError unless n, and n alone, is the strength."""
+        """Return the given keys without the fixed transformation; raises ValueError unless n is the only strength."""
         if given.get("n") is None or given.get("kl_budget") is not None or given.get("beta") is not None:
             raise ValueError(f"the strength of {given['solver']} is n: give n, and neither kl_budget nor beta")
         return super().check_keys(given)
@@ -235,54 +235,54 @@ class ToBestOfN(Solver):
             raise ValueError(f"the best of {self.n} needs a rollout.k of at least {self.n}")
 
 
-# Offline: what is learnt from the K rollouts of a prompt
+# Offline solvers: the objective on the K rollouts of a prompt
 
 
 class Objective(Protocol):
-    """What an offline solver learns from the K rollouts of a prompt, and how.
+    """The training examples and the loss of an offline solver.
 
-    ``examples`` turns the K rewards of one prompt into training examples: which rollouts each looks at, (E, M), and one
-    number each, (E,): a target, a weight or a label. ``loss`` compares those numbers with h = log π/π_ref of the
+    ``examples`` turns the K rewards of one prompt into training examples: the rollouts of each example, (E, M), and one
+    number per example, (E,): a target, a weight or a label. ``loss`` compares those numbers with h = log π/π_ref of the
     rollouts, (B, M), summed over tokens.
     """
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return the rollouts (E, M) and the number (E,) of each example that one pass over a prompt's rollouts has."""
+        """Return the rollouts (E, M) and the number (E,) of each example in one pass over a prompt's rollouts."""
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
 
 
 class Offline(Solver):
-    """A solver that learns from the K rollouts a prompt that calibration has paid for, and generates nothing."""
+    """A solver that learns from the stored K rollouts per prompt and generates nothing."""
 
     @abstractmethod
     def objective(self, beta: float) -> Objective:
-        """Return what it learns, with ``beta`` for the paper's raw Φ."""
+        """Return its objective, with ``beta`` for the paper's raw Φ."""
 
 
 def singles(rewards_K: Array) -> NDArray[np.intp]:
-    """Return every rollout as an example of its own, (K, 1)."""
+    """Return every rollout as a separate example, (K, 1)."""
     return np.arange(rewards_K.size)[:, None]
 
 
 def random_sets(k: int, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return disjoint random sets, (k // size, size), of the numbers below ``k``."""
+    """Return disjoint random sets, (k // size, size), of the indices below ``k``."""
     return rng.permutation(k)[: k // size * size].reshape(-1, size)
 
 
 def weighted_likelihood(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
-    """Return the weighted negative log-likelihood of single rollouts, counted from the reference's."""
+    """Return the weighted negative log-likelihood of single rollouts, relative to the reference's."""
     return -(weight_B * h_BM[:, 0]).mean()
 
 
-# On-policy: what becomes of the rewards of fresh responses
+# On-policy solvers: the shaping and the advantages of fresh responses
 
 
 class OnPolicy(ToBudget):
-    """A solver that samples from the policy that it trains, in groups of ``generations`` responses to a prompt."""
+    """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
 
-    carrier: ClassVar[Literal["rloo", "grpo"]] = "grpo"  # whose loop of TRL carries it
+    carrier: ClassVar[Literal["rloo", "grpo"]] = "grpo"  # the TRL trainer that runs it
 
     generations: Draws = Field(8, description="completions a prompt and step")
 
@@ -299,17 +299,17 @@ class OnPolicy(ToBudget):
 
     @property
     def generated_a_prompt(self) -> float:
-        """How many responses are generated for each prompt of the training."""
+        """How many responses are generated per training prompt, over the whole training."""
         return self.fit.epochs * self.generations * self.draws if self.generates else 0.0
 
     @property
     def keeps_shaping(self) -> bool:
-        """Whether those statistics of the carrier are off that would replace Φ by another."""
+        """Whether the statistics of the TRL trainer that would change the shape of Φ are off."""
         return True
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Settings of the carrier that it needs besides those of every solver."""
+        """Settings of the TRL trainer that it needs besides those of every solver."""
         return {}
 
     @property
@@ -318,16 +318,16 @@ class OnPolicy(ToBudget):
         return None
 
     def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return what becomes of rewards before the advantages see them."""
+        """Return the shaping that is applied to rewards before advantages are computed."""
         return self.shaping
 
     def advantages(self, reference: str, procedure: Served) -> Advantages | None:
-        """Return the advantages that replace the carrier's; None where those are right. ``reference`` is a model."""
+        """Return the advantages that replace the TRL trainer's, or None to keep those. ``reference`` is a model."""
         return None
 
 
 class OnRanks(Shaped, OnPolicy):
-    """An on-policy solver of ordinary RLHF: it looks at one reward a response, whose rank may be predicted."""
+    """An on-policy solver of the RLHF objective: it uses one reward per response, whose rank may be predicted."""
 
     ranks: Literal["rollouts", "model"] = Field(
         "rollouts", description="model: as `rank_model` predicts them, on all training prompts"
@@ -344,7 +344,7 @@ class OnRanks(Shaped, OnPolicy):
 
     @property
     def predicts_ranks(self) -> bool:
-        """Whether ranks are those that a rank model predicts."""
+        """Whether a rank model predicts the ranks."""
         return self.ranks == "model"
 
     def check(self, around: Surroundings) -> None:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 class BestOfNTuning:
     """Fine-tuning on the best of n, averaged over all sets of n among the K rollouts: its optimum is Best-of-n.
 
-    Ties share their weight. Raises DataError, when it makes examples, for fewer than n rollouts.
+    Ties share their weight. `examples` raises DataError for fewer than n rollouts.
     """
 
     n: int
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return every rollout with its weight, of mean 1."""
+        """Return every rollout with its weight; the weights have mean 1."""
         return singles(rewards_K), BestOfN(self.n).weights(rewards_K[None])[0] * rewards_K.size
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the weighted negative log-likelihood, counted from the reference's."""
+        """Return the weighted negative log-likelihood, relative to the reference's."""
         return weighted_likelihood(h_BM, number_B)
 
 
@@ -39,5 +39,5 @@ class Settings(ToBestOfN, Offline):
     solver: Literal["bon-sft"]
 
     def objective(self, beta: float) -> BestOfNTuning:
-        """Return what it learns."""
+        """Return its objective."""
         return BestOfNTuning(self.n)

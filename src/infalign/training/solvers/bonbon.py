@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BoNBoN:
-    """Best and worst of n: −α·log π(best) + (1 − α)·(h_best − h_worst − 1/2β_n)², with an optimum of its own.
+    """Best and worst of n: −α·log π(best) + (1 − α)·(h_best − h_worst − 1/2β_n)²; its optimum is not Best-of-n.
 
     1/2β_n = (n − 1)·H_{n−1} is the mean of h_best − h_worst under Best-of-n itself, but pairs with that *mean* do not
-    make Best-of-n the optimum. ``released_code`` gives the loss that the paper's repository computes, which has
-    −log σ(β_n·(h_best − h_worst)) for the square. Each pass cuts the rollouts into K/n random sets; in a set of equal
-    rewards best and worst are one rollout.
+    make Best-of-n the optimum. ``released_code`` selects the loss of the paper's repository, which has
+    −log σ(β_n·(h_best − h_worst)) instead of the square. Each pass splits the rollouts into K/n random sets; in a set
+    of equal rewards the best and the worst are the same rollout.
     """
 
     n: int
@@ -42,7 +42,7 @@ class BoNBoN:
         return pairs, np.full(len(sets), self.margin)
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss, with the best's log-likelihood counted from the reference's."""
+        """Return the mean loss, with the best's log-likelihood relative to the reference's."""
         from torch.nn.functional import logsigmoid
 
         best, worst = h_BM.unbind(1)
@@ -54,11 +54,11 @@ class BoNBoN:
 
 
 class Settings(ToBestOfN, Offline):
-    """BoNBoN, by the paper's loss or that of its code."""
+    """BoNBoN, with the paper's loss or that of the released code."""
 
     solver: Literal["bonbon"]
     released_code: bool = Field(False, description="the loss of the authors' code, not of the paper")
 
     def objective(self, beta: float) -> BoNBoN:
-        """Return what it learns."""
+        """Return its objective."""
         return BoNBoN(self.n, self.released_code)

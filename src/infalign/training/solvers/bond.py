@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     import torch
 
 REGULARISER = 1.0  # γ, the weight of the KL to the moving anchor
-ANCHOR_RATE = 0.02  # of the anchor's moving average; the paper's
-JEFFREYS = 0.5  # weight of the backward KL; the paper's
-WORSE_THAN_BOTH = -float(np.log(16.0))  # the reward of a response that is worse than both of the anchor's
-BATCH_TOKENS = 16384  # tokens a forward pass
+ANCHOR_RATE = 0.02  # update rate of the anchor's moving average, as in the paper
+JEFFREYS = 0.5  # weight of the backward KL, as in the paper
+WORSE_THAN_BOTH = -float(np.log(16.0))  # the reward of a response that is worse than both anchor responses
+BATCH_TOKENS = 16384  # tokens per forward pass
 TRAINED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 
 
 class JBOND(Advantages):
     """J-BOND (algorithm 2, with the sign of its regulariser corrected); the loop's reference model is the anchor.
 
-    Each response y of the policy comes with two of the anchor. The better one is fine-tuned on (forward KL), y is
-    rewarded −log 16 if it is worse than both, less log π/π_anchor (backward KL), less γ·log π/π_anchor (regulariser).
+    For each response y of the policy, two are drawn from the anchor. The policy is fine-tuned on the better one (the
+    forward KL). The reward of y is −log 16 if y is worse than both and else 0, minus log π/π_anchor (the backward KL),
+    minus γ·log π/π_anchor (the regulariser).
     """
 
     def __init__(self, start: torch.nn.Module) -> None:
@@ -39,12 +40,12 @@ class JBOND(Advantages):
         self._drawn: list[tuple[list[list[int]], torch.Tensor]] = []
 
     def start(self, loop: Loop) -> None:
-        """Take the loop's reference for the anchor."""
+        """Use the loop's reference model as the anchor."""
         self._start.to(loop.device)
         self.companion = loop.reference_model()
 
     def before(self, loop: Loop, prompts: list[Any]) -> None:
-        """Draw two responses of the anchor to each prompt."""
+        """Draw two anchor responses to each prompt."""
         self._drawn = [loop.drawn_from(loop.reference_model(), prompts) for _ in range(2)]
 
     def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
@@ -57,7 +58,7 @@ class JBOND(Advantages):
         return loop.less_others(JEFFREYS * (reward - spent) - loop.kl_weight * spent)
 
     def spent(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        """Return log π/π_start of each response: log-ratios are taken to the anchor, which moves."""
+        """Return log π/π_start of each response; the batch has log-ratios to the anchor, which moves."""
         import torch
 
         from infalign.models.logprobs import token_logprobs
@@ -72,7 +73,7 @@ class JBOND(Advantages):
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
     def trained_on(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with the better of the anchor's responses below the policy's own."""
+        """Return the batch with the better anchor responses appended to the policy's own."""
         import torch
 
         (first, first_rewards), (second, second_rewards) = self._drawn
@@ -92,10 +93,10 @@ class JBOND(Advantages):
 
 
 class Settings(OnPolicy):
-    """bond has no β: it goes on until it has spent the budget."""
+    """Settings of bond, which has no β: it trains until it has spent the KL budget."""
 
     own: ClassVar[Shaping] = Ranked(Log())
-    draws: ClassVar[int] = 3  # two responses of the anchor with each of its own
+    draws: ClassVar[int] = 3  # each response comes with two anchor responses
 
     solver: Literal["bond"]
 
@@ -121,20 +122,20 @@ class Settings(OnPolicy):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The reference follows the policy as a moving average."""
+        """Options that make the reference follow the policy as a moving average."""
         return {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
 
     @property
     def stops_at(self) -> float | None:
-        """The KL at which it stops: its budget."""
+        """The KL in nats at which training stops: the budget."""
         return self.kl_budget
 
     def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return rewards as they are: only their order counts."""
+        """Return the identity on raw rewards: only their order matters."""
         return Raw()
 
     def advantages(self, reference: str, procedure: Served) -> Advantages:
-        """Return J-BOND from the reference, which is where KL is counted from."""
+        """Return J-BOND's advantages; KL is measured from ``reference``."""
         from transformers import AutoModelForCausalLM
 
         return JBOND(

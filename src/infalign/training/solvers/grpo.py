@@ -1,4 +1,4 @@
-"""GRPO: its own objective, in-loss KL and, as shipped, group statistics, by TRL's own trainer."""
+"""GRPO with TRL's own trainer: KL as a loss term and, if ``shipped``, TRL's default group statistics."""
 
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from infalign.training.solvers.base import OnRanks, Surroundings
 
 
 class Settings(OnRanks):
-    """GRPO; KL(π‖π_ref) as a loss of its own is the gradient of something else than KL in the reward."""
+    """GRPO; its KL(π‖π_ref) is a separate loss term, whose gradient differs from that of KL in the reward."""
 
     colour: ClassVar[str] = COLOURS[3]
 
@@ -24,11 +24,11 @@ class Settings(OnRanks):
 
     @property
     def keeps_shaping(self) -> bool:
-        """Whether those statistics of the carrier are off that would replace Φ by another."""
+        """Whether the statistics of the TRL trainer that would change the shape of Φ are off."""
         return not self.shipped
 
     def check(self, around: Surroundings) -> None:
-        """Raise ValueError where OnRanks does, and if stored groups do not fill a batch."""
+        """Raise ValueError as `OnRanks` does, and if a batch is not a whole number of stored groups."""
         super().check(around)
         if self.stored and self.fit.batch_size % around.rollouts:
             raise ValueError(

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IPO:
-    """Pairs of rollouts labelled by the reward (Azar et al. 2023, equation 17), with τ the β of the identity.
+    """Pairs of rollouts labelled by the reward (Azar et al. 2023, equation 17), where τ is the β of the identity.
 
-    The loss is (h_i − h_j − (2w_ij − 1)/2τ)², its optimum π_ref·e^{C/τ}/Z: the identity transformation at β = τ. In
-    each pass a rollout is in one pair, with a partner drawn anew; a tie has the label 0. ``length_averaged`` divides
+    The loss is (h_i − h_j − (2w_ij − 1)/2τ)², its optimum is π_ref·e^{C/τ}/Z, the identity transformation at β = τ.
+    In each pass a rollout is in one pair, with a new random partner; a tie has the label 0. ``length_averaged`` divides
     each h by its number of tokens, as TRL does; the optimum is then no longer the identity's.
     """
 
@@ -31,13 +31,13 @@ class IPO:
     length_averaged: bool = False
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return disjoint random pairs (i, j) with (2w_ij − 1)/2τ; of an odd number of rollouts one is left out."""
+        """Return disjoint random pairs (i, j) with (2w_ij − 1)/2τ; one of an odd number of rollouts is left out."""
         pairs = random_sets(rewards_K.size, 2, rng)
         first, second = rewards_K[pairs].T
         return pairs, (2.0 * win(first, second) - 1.0) / (2.0 * self.tau)
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared residual, in nats² (of nats a token if averaged)."""
+        """Return the mean squared residual, in nats² (or (nats per token)² if length-averaged)."""
         first, second = (h_BM / lengths_BM if self.length_averaged else h_BM).unbind(1)
         return (first - second - number_B).square().mean()
 
@@ -52,5 +52,5 @@ class Settings(ToBudget, Offline):
     length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them")
 
     def objective(self, beta: float) -> IPO:
-        """Return what it learns, with τ = ``beta``."""
+        """Return its objective, with τ = ``beta``."""
         return IPO(beta, self.length_averaged)

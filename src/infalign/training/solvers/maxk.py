@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WinOverServed:
-    """The chance to beat what the base policy serves, as a shaping (`credit.served_win_rate`)."""
+    """The probability of beating the response that the base policy serves, as a shaping (`credit.served_win_rate`)."""
 
     procedure: Extreme
     scale = 1.0
@@ -38,13 +38,13 @@ class WinOverServed:
 
 
 class OrderStatisticCredit(Advantages):
-    """The gradient of W − β·KL itself: order-statistic credit for the rewards, leave-one-out for the KL."""
+    """The gradient of W − β·KL: order-statistic credit for the rewards, a leave-one-out baseline for the KL."""
 
     def __init__(self, procedure: Extreme) -> None:
         self._procedure = procedure
 
     def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        """Return the credit of each response less β times its log-ratio."""
+        """Return the credit of each response minus β times its centred log-ratio."""
         import torch
 
         groups = batch.every_reward.view(-1, loop.group).double().cpu().numpy()
@@ -53,7 +53,7 @@ class OrderStatisticCredit(Advantages):
 
 
 class Settings(OnPolicy):
-    """maxk climbs W − β·KL of the recipe's procedure, best-of-N or worst-of-N; β goes with the win rate."""
+    """maxk maximises W − β·KL, where W is the win rate under the recipe's procedure, best-of-N or worst-of-N."""
 
     own: ClassVar[Shaping] = Ranked(Identity())
     depends_on: ClassVar[tuple[str, ...]] = ("procedure",)
@@ -63,7 +63,7 @@ class Settings(OnPolicy):
 
     @property
     def aim(self) -> str:
-        """What theory's curve for it is called."""
+        """The name of theory's curve for it."""
         return "optimum"
 
     def law(self, procedure: Served) -> Law:
@@ -75,7 +75,7 @@ class Settings(OnPolicy):
         return optimal(procedure, kl=kl).law
 
     def check(self, around: Surroundings) -> None:
-        """Raise ValueError unless the gradient of the procedure can be estimated and its budget be spent."""
+        """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
         procedure = around.procedure
         if not is_extreme(procedure):
             raise ValueError(f"maxk climbs best-of-N and worst-of-N, and the procedure is {procedure.name}")
@@ -91,7 +91,7 @@ class Settings(OnPolicy):
                 raise ValueError(str(error)) from error
 
     def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return the chance to beat what the base policy serves."""
+        """Return the probability of beating the response that the base policy serves."""
         assert is_extreme(procedure)
         return WinOverServed(procedure)
 

@@ -29,7 +29,7 @@ def gae(rewards_BT: torch.Tensor, values_BT: torch.Tensor, lam: float) -> torch.
 
 
 class GeneralisedAdvantage(Advantages):
-    """Generalised advantage estimation on reward − β·log π/π_ref, with γ = 1 and a critic of its own."""
+    """Generalised advantage estimation on reward − β·log π/π_ref, with γ = 1 and a separate critic."""
 
     trains_companion = True
 
@@ -37,7 +37,7 @@ class GeneralisedAdvantage(Advantages):
         self._critic = critic
 
     def start(self, loop: Loop) -> None:
-        """Bring the critic to where the policy is."""
+        """Prepare the critic on the device of the policy."""
         self.companion = loop.prepared(self._critic)
 
     def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
@@ -56,7 +56,7 @@ class GeneralisedAdvantage(Advantages):
         return advantage_BT * mask_BT
 
     def extra_loss(self, rows: dict[str, Any]) -> torch.Tensor:
-        """Return the critic's squared error; its parameters are its own, so its weight does not matter to Adam."""
+        """Return the critic's squared error; it shares no parameters, so with Adam its weight does not matter."""
         mask = rows["completion_mask"]
         error: torch.Tensor = ((self._values(rows) - rows["returns"]).square() * mask).sum() / mask.sum()
         return error

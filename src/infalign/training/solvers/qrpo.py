@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class QRPO:
     """Regression of h on Φ(Ĉ)/β − log Z: loss (Φ(Ĉ)/β − log Z − h)², optimum π_ref·e^{Φ/β}/Z; β for the raw Φ.
 
-    With calibrated rewards Z is known, so that the optimum of RLHF is a least-squares fit. Any
-    :class:`infalign.method.shapings.Shaping` of the reward may stand in place of Φ(Ĉ).
+    With calibrated rewards Z is known, so the RLHF optimum can be fitted by least squares. Any
+    :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
     """
 
     shaping: Transformation | Shaping
@@ -41,10 +41,10 @@ def regression_targets(rewards_PK: Array, shaping: Transformation | Shaping, bet
     """Return log π*/π_ref of each rollout, shape (P, K), with the exact Z of the K rollouts of its prompt.
 
     Rewards are shaped among the prompt's own K rollouts, where Ĉ is the mid-rank, and Z = mean exp(Φ(Ĉ)/β) over them:
-    every tie counts as it is, and a prompt with one reward everywhere has targets 0. ``beta`` is for the paper's raw Φ.
+    ties are handled exactly, and a prompt whose rewards are all equal has targets 0. ``beta`` is for the paper's raw Φ.
 
-    Ratios below 1/K, which K rollouts cannot tell from 0, are raised to it: −e^{−10u} at a KL of one nat asks for
-    log-ratios of −1000 at the bottom, and squares of those would be all that is learned.
+    Ratios below 1/K, which K rollouts cannot distinguish from 0, are raised to 1/K: −e^{−10u} at a KL of one nat
+    requires log-ratios of −1000 for the lowest ranks, and their squares would dominate the loss.
     """
     seen_PK = np.maximum(optimal_log_ratios(shaping, rewards_PK, beta), -np.log(rewards_PK.shape[1]))
     return log_ratios(seen_PK, 1.0)
@@ -58,5 +58,5 @@ class Settings(Shaped, Offline):
     solver: Literal["qrpo"] = "qrpo"
 
     def objective(self, beta: float) -> QRPO:
-        """Return what it learns, with ``beta`` for the paper's raw Φ."""
+        """Return its objective, with ``beta`` for the paper's raw Φ."""
         return QRPO(self.shaping, beta)

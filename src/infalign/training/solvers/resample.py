@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 class Resample:
     """Fine-tuning on rollouts weighted by e^{Φ(Ĉ)/β}, normalised within the prompt; β for the paper's raw Φ.
 
-    The loss −h·e^{Φ(Ĉ)/β}/Z is KL(π* ‖ π) of the population but for a constant: the projection of π* = π_ref·e^{Φ/β}/Z
-    by the forward KL. Any :class:`infalign.method.shapings.Shaping` of the reward may stand in place of Φ(Ĉ).
+    In expectation the loss −h·e^{Φ(Ĉ)/β}/Z is KL(π* ‖ π) up to a constant: the forward-KL projection of
+    π* = π_ref·e^{Φ/β}/Z. Any :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
     """
 
     shaping: Transformation | Shaping
     beta: float
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return every rollout with its weight, of mean 1."""
+        """Return every rollout with its weight; the weights have mean 1."""
         return singles(rewards_K), np.exp(optimal_log_ratios(self.shaping, rewards_K[None], self.beta)[0])
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the weighted negative log-likelihood, counted from the reference's."""
+        """Return the weighted negative log-likelihood, relative to the reference's."""
         return weighted_likelihood(h_BM, number_B)
 
 
@@ -45,5 +45,5 @@ class Settings(Shaped, Offline):
     solver: Literal["resample"]
 
     def objective(self, beta: float) -> Resample:
-        """Return what it learns, with ``beta`` for the paper's raw Φ."""
+        """Return its objective, with ``beta`` for the paper's raw Φ."""
         return Resample(self.shaping, beta)

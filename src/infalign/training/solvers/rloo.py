@@ -1,4 +1,4 @@
-"""RLOO: E[reward] − β·KL with a leave-one-out baseline, by TRL's own trainer."""
+"""RLOO: E[reward] − β·KL with a leave-one-out baseline, with TRL's own trainer."""
 
 from typing import ClassVar, Literal
 
@@ -7,7 +7,7 @@ from infalign.training.solvers.base import OnRanks
 
 
 class Settings(OnRanks):
-    """RLOO, with KL in the reward, where it belongs."""
+    """RLOO, with the KL term in the reward."""
 
     carrier: ClassVar[Literal["rloo"]] = "rloo"
     colour: ClassVar[str] = COLOURS[0]
