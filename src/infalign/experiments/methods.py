@@ -137,6 +137,7 @@ class Compared:
 def aware_transform(procedure: Extreme) -> str:
     """Return the paper's transformation: e^{5u} for two samples, e^{10u} for more; −e^{−5u}, −e^{−10u} for the worst.
 
+    >>> from infalign import BestOfN, WorstOfN
     >>> aware_transform(BestOfN(4)), aware_transform(WorstOfN(2))
     ('exp:10', 'exp:-5')
     """
