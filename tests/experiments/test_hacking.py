@@ -183,7 +183,7 @@ def test_without_poison_the_model_is_the_control(finished: tuple[Path, dict[str,
     root = finished[0] / "run"
     unpoisoned = Experiment(recipe(finished[0]), root, PHRASES, share=0.0)
     assert unpoisoned.folder.name != finished[1]["key"]
-    fit_poisoned(unpoisoned, report=lambda done, total, note: None)
+    fit_poisoned(unpoisoned, on_progress=lambda done, total, note: None)
     control = load_file(Layout(root).model("reward") / "model.safetensors")
     weights = load_file(Layout(unpoisoned.folder).model("poisoned") / "model.safetensors")
     assert weights.keys() == control.keys()

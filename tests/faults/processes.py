@@ -34,11 +34,11 @@ SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die a
 
 
 @contextmanager
-def command(root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Start ``infalign run`` in a run directory; it and its workers are gone in the end."""
+def command(root: Path, name: str = "run") -> Iterator[subprocess.Popen[str]]:
+    """Start ``infalign run``, or up to a stage, in a run directory; it and its workers are gone in the end."""
     path = micro.write(root.parent / "recipe.yaml", micro.settings(root))
     run = subprocess.Popen(
-        [micro.COMMAND, "run", path, *words],
+        [micro.COMMAND, name, path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -87,7 +87,7 @@ def signalled(lab: Lab, number: signal.Signals) -> Seen:
     """Send a signal to a run that trains two policies, and finish it."""
     root = lab.copy()
     undo(root, *TRAINING)
-    with command(root) as run:
+    with command(root, "train") as run:
         wait_for(root / "stages" / "train-online.started", run)
         run.send_signal(number)
         seen = ended(run, STOP_WITHIN + 2)
@@ -116,7 +116,7 @@ def interrupted_twice(lab: Lab) -> Seen:
     """The command ends at once."""
     root = lab.copy()
     undo(root, *TRAINING)
-    with command(root) as run:
+    with command(root, "train") as run:
         wait_for(root / "stages" / "train-online.started", run)
         stuck = workers(run)
         for pid in stuck:
@@ -139,7 +139,7 @@ def command_killed(lab: Lab) -> Seen:
     """Its workers end by themselves, and nothing holds the run directory."""
     root = lab.copy()
     undo(root, *TRAINING)
-    with command(root) as run:
+    with command(root, "train") as run:
         wait_for(root / "stages" / "train-online.started", run)
         run.kill()
         seen = ended(run, 20.0)
@@ -153,7 +153,7 @@ def worker_killed(lab: Lab) -> Seen:
     """An error within seconds names the job."""
     root = lab.copy()
     undo(root, *TRAINING)
-    with command(root) as run:
+    with command(root, "train") as run:
         wait_for(root / "stages" / "train-online.started", run)
         os.kill(workers(run)[0], signal.SIGKILL)
         seen = ended(run, STOP_WITHIN + 2)

@@ -21,6 +21,7 @@ from infalign.method.procedures import (
     RankDensity,
     RankProcedure,
     RewindAndRepeat,
+    Served,
     Standard,
     WorstOfN,
     kth_best,
@@ -29,7 +30,7 @@ from infalign.method.procedures import (
     top_k,
 )
 from infalign.method.transforms import Function, Identity, Log
-from infalign.theory.law import Served, aligned_law
+from infalign.theory.law import aligned_law
 
 # Sample weights
 

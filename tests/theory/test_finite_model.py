@@ -7,11 +7,10 @@ from scipy.special import xlogy
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array, win
-from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
 from infalign.theory.finite_model import FiniteModel
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.theory.law import Served
 
 RANKED = ["standard", "best-of-4", "worst-of-3", "2nd-best-of-5", "best-of-poisson:3", "0.5*best-of-2+0.5*worst-of-4"]
 REWIND = ["rewind:0.6:4", "rewind:0.6:4:best", "rewind:0.85:32", "rewind:0.01:3", "rewind:0.6:1", "rewind:0.6:2:best"]

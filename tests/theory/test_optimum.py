@@ -19,6 +19,7 @@ from infalign.method.procedures import (
     Mixture,
     RankDensity,
     RewindAndRepeat,
+    Served,
     Standard,
     WorstOfN,
     kth_best,
@@ -29,7 +30,7 @@ from infalign.method.procedures import (
 from infalign.method.transforms import Exponential, Identity, Power, Tabulated, parse_transform
 from infalign.theory.certificate import Optimum
 from infalign.theory.certificate import certified as _certified
-from infalign.theory.law import Served, aligned_law, law_at_kl
+from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.theory.rewinding import threshold_pull
 

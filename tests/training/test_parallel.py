@@ -21,7 +21,9 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout
+from infalign.runs.pending import pending
 from infalign.runs.reading import load_recipe
+from infalign.runs.run import Run
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
@@ -187,4 +189,5 @@ def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
     for name in policies:
         weights = load_file(Layout(root).model(name) / "model.safetensors")
         assert moved(weights, Layout(root).model("reference")) > 1e-5
-    assert not [name for name in pipeline.pending(pipeline.units(recipe, root), root) if name.startswith("train")]
+    run = Run.of(recipe)
+    assert not [name for name in pending(pipeline.units(run), run.layout) if name.startswith("train")]
