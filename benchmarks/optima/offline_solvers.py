@@ -14,7 +14,7 @@ from enumerable import Enumerable
 
 from infalign.method.calibration import Array
 from infalign.method.transforms import Exponential, Identity
-from infalign.models.pretrained import load_policy
+from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
 from infalign.training.common import Job
@@ -40,6 +40,7 @@ class Method:
     fit: Fit
     optimum: Callable[[Enumerable], Array]
     within: float = 0.01
+    guided: bool = False  # a guide beside the reference is trained, not the reference itself
 
 
 def fit(epochs: float, batch_size: int) -> Fit:
@@ -49,6 +50,9 @@ def fit(epochs: float, batch_size: int) -> Fit:
 
 METHODS = {
     "qrpo": Method(QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)),
+    "qrpo guided": Method(
+        QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU), guided=True
+    ),
     "ipo": Method(IPO(TAU), fit(10, 128), lambda case: enumerable.tilted(case, Identity(), TAU)),
     "qrpo exp:10": Method(QRPO(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
     "resample exp:10": Method(
@@ -77,6 +81,7 @@ def quiet(done: int, total: int, note: str) -> None:
 def trained(case: Enumerable, method: Method, folder: Path) -> Array:
     """Train from the reference and return the exact law of the policy that is saved."""
     model, tokenizer = load_policy(case.folder)
+    model = guided_by(str(case.folder), model) if method.guided else model
     job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
     fit_offline(model, tokenizer, method.objective, case.rollouts(K), method.fit, job, folder / "policy")
     return case.laws(load_policy(folder / "policy")[0])

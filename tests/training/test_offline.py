@@ -23,7 +23,7 @@ from infalign.training.solvers.ipo import IPO
 from infalign.training.solvers.qrpo import regression_targets
 from infalign.training.solvers.resample import Resample
 
-QUICK = ("qrpo", "ipo")
+QUICK = ("qrpo", "qrpo guided", "ipo")
 
 
 @pytest.fixture(scope="module")

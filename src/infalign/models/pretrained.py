@@ -42,6 +42,8 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    from infalign.models import guided  # so that transformers knows it
+
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -49,7 +51,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
         raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     architectures = config.architectures or []
-    if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+    if not set(architectures) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), guided.GuidedForCausalLM.__name__}:
         raise ConfigError(f"{path} holds {' '.join(architectures) or 'no architecture'}, not a causal language model")
     eos_token_id(tokenizer, path)
     try:
@@ -63,6 +65,27 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.to(device).eval(), tokenizer
+
+
+def guided_by(trunk: str | Path, reference: Any) -> Any:
+    """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
+
+    Raises ConfigError if that cannot be loaded or has another vocabulary than the reference.
+    """
+    from transformers import AutoModel
+
+    from infalign.models.guided import GuidedForCausalLM
+
+    try:
+        model = AutoModel.from_pretrained(trunk, dtype="float32", use_safetensors=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
+        raise ConfigError(f"{trunk} cannot be the trunk of a guide: {why_unloadable(error)}") from error
+    ours, theirs = reference.config.vocab_size, model.config.vocab_size
+    if ours != theirs:
+        raise ConfigError(
+            f"{trunk} cannot be the trunk of a guide: it has a vocabulary of {theirs} tokens, the reference {ours}"
+        )
+    return GuidedForCausalLM.beside(reference, model.to(reference.device))
 
 
 def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:

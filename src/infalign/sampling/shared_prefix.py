@@ -109,6 +109,12 @@ class _SharedPrefixCache:
         """Return the number of tokens before the one being computed."""
         return int(self.prefix[0][0].shape[2]) + self.length
 
+    def layers_of(self, part: slice) -> _SharedPrefixCache:
+        """Return some layers as a cache of their own, for one of the models of a guided policy."""
+        found = _SharedPrefixCache(self.prefix[part])
+        found.suffix, found.length = self.suffix[part], self.length
+        return found
+
     def keep(self, rows: Tensor) -> None:
         """Keep these rows only."""
         self.suffix = [[(keys[rows], values[rows]) for keys, values in blocks] for blocks in self.suffix]

@@ -10,7 +10,7 @@ from typing import Any
 from infalign.distributed import is_first
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served, rewinds
-from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.pretrained import guided_by, load_policy, load_tokenizer
 from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas
@@ -22,7 +22,7 @@ from infalign.runs.units import Unit
 from infalign.sequences import Lazy
 from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.training.solvers.base import Offline, OnPolicy, Solver
+from infalign.training.solvers.base import Guide, Offline, OnPolicy, Solver
 from infalign.training.target import Target
 
 MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
@@ -125,9 +125,19 @@ def _train_offline(
 
     model, tokenizer = load_policy(material.reference, device=target.compute.torch_device())
     rows = material.stored.rows()
+    if policy.guide is not None:
+        model = guided_by(_trunk(policy.guide, material), model)
     if policy.fit.bf16 or not material.rounds_as_training:
         rows = _with_logprobs(rows, policy, target, model, tokenizer)
     return fit_offline(model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder)
+
+
+def _trunk(guide: Guide, material: Material) -> str:
+    """Return the folder or hub id that a guide starts from."""
+    reward = material.provenance.reward
+    if guide.trunk == "reward" and not reward.source.is_classifier:
+        raise ConfigError("guide.trunk is reward, and the reward is no model; set it to reference or to a folder")
+    return {"reference": material.reference, "reward": reward.model}.get(guide.trunk, guide.trunk)
 
 
 def _with_logprobs(

@@ -22,7 +22,7 @@ from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.settings import Fit
-from infalign.settings import Draws, Kind, Positive, spelled
+from infalign.settings import Draws, Kind, Positive, Settings, spelled
 from infalign.theory.law import Law, aligned_law, law_at_kl
 
 if TYPE_CHECKING:
@@ -253,8 +253,22 @@ class Objective(Protocol):
         """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
 
 
+class Guide(Settings):
+    """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
+
+    trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
+
+
 class Offline(Solver):
     """A solver that learns from the stored K rollouts per prompt and generates nothing."""
+
+    guide: Guide | None = Field(None, description="train a guide beside the frozen reference, not the reference itself")
+
+    @model_validator(mode="after")
+    def _whole_guide(self) -> Offline:
+        if self.guide is not None and self.fit.lora is not None:
+            raise ValueError("a guide is trained whole: leave fit.lora out")
+        return self
 
     @abstractmethod
     def objective(self, beta: float) -> Objective:

@@ -1,0 +1,122 @@
+"""A guide beside a frozen reference: what it starts from, how it is drawn from, kept and refused."""
+
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+import torch
+
+from infalign.errors import ConfigError
+from infalign.evaluation.kl import rao_blackwell_kl
+from infalign.models.guided import GuidedForCausalLM
+from infalign.models.logprobs import token_logprobs
+from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.sampling.engine import Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.sampling.transformers import TransformersEngine
+
+PROMPT = [5, 6, 7, 8]
+SMALL = {"vocabulary": 300, "hidden": 16, "layers": 2, "heads": 2, "context": 64}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small reference."""
+    path = tmp_path_factory.mktemp("guided") / "reference"
+    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**SMALL))
+    new_policy(Scratch(**SMALL), tokenizer, seed=0).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def policy(folder: Path, *, strength: float) -> tuple[GuidedForCausalLM, Any, Any]:
+    """Return a guided policy whose head has random weights of that size, its reference and the tokenizer."""
+    reference, tokenizer = load_policy(folder)
+    model = guided_by(folder, reference).eval()
+    with torch.no_grad():
+        model.head.weight.normal_(0.0, strength, generator=torch.Generator().manual_seed(1))
+    return model, reference, tokenizer
+
+
+def test_a_guide_of_zeros_is_the_reference_bit_for_bit(folder: Path) -> None:
+    """Before training every logit is the reference's."""
+    model, reference, _ = policy(folder, strength=0.0)
+    ids = torch.randint(0, reference.config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, reference(ids).logits)
+
+
+def test_only_the_guide_is_trained(folder: Path) -> None:
+    """No weight of the reference has a gradient, and every weight of the guide that it uses has one."""
+    model, _, _ = policy(folder, strength=0.1)
+    model(torch.tensor([PROMPT])).logits.square().sum().backward()
+    with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert with_gradient == {name for name, _ in model.named_parameters() if not name.startswith("reference.")}
+
+
+@pytest.mark.parametrize("engine", [SharedPrefixEngine, TransformersEngine])
+def test_engines_draw_what_the_policy_says(folder: Path, engine: Any) -> None:
+    """Both engines report the log-probabilities of a plain pass, with its two caches, and differ from the reference."""
+    model, reference, tokenizer = policy(folder, strength=0.5)
+    drawn = engine(model, tokenizer, Sampling(12, seed=3)).sample(PROMPT, "p", range(6))
+    ids = [response.token_ids for response in drawn]
+    found = token_logprobs(model, [PROMPT] * 6, ids, pad_id=tokenizer.pad_token_id, batch_tokens=1000)
+    assert [response.logprob for response in drawn] == pytest.approx(found.tolist(), abs=1e-4)
+    assert abs(token_logprobs(reference, [PROMPT] * 6, ids, pad_id=0, batch_tokens=1000) - found).max() > 0.1
+
+
+def test_the_engines_draw_the_same_tokens(folder: Path) -> None:
+    """The streams of random numbers are the same."""
+    model, _, tokenizer = policy(folder, strength=0.5)
+    shared, plain = (
+        engine(model, tokenizer, Sampling(12, seed=3)).sample(PROMPT, "p", range(6))
+        for engine in (SharedPrefixEngine, TransformersEngine)
+    )
+    assert [response.token_ids for response in shared] == [response.token_ids for response in plain]
+
+
+def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, tmp_path: Path) -> None:
+    """`load_policy` reads the folder: the same logits, and a KL to the reference that is 0 for zeros only."""
+    for strength in (0.0, 0.5):
+        model, reference, tokenizer = policy(folder, strength=strength)
+        saved = tmp_path / str(strength)
+        model.save_pretrained(saved)
+        tokenizer.save_pretrained(saved)
+        read, _ = load_policy(saved)
+        ids = torch.tensor([[*PROMPT, 9, 10]])
+        with torch.no_grad():
+            assert torch.equal(read(ids).logits, model(ids).logits)
+        kl = rao_blackwell_kl(read, reference, [PROMPT], [[9, 10, 11]], pad_id=0, batch_tokens=100)
+        assert (kl.rao_blackwell[0] > 0.01) == (strength > 0)
+
+
+def test_a_trunk_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The error has the folder and both sizes; a folder without a model is refused by name too."""
+    reference, tokenizer = load_policy(folder)
+    other = Scratch(**SMALL | {"vocabulary": 310})
+    wider = new_policy(other, tokenizer, seed=0)
+    wider.resize_token_embeddings(len(tokenizer) + 1)
+    wider.save_pretrained(tmp_path / "wider")
+    with pytest.raises(ConfigError, match=f"vocabulary of {len(tokenizer) + 1} tokens, the reference {len(tokenizer)}"):
+        guided_by(tmp_path / "wider", reference)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="empty cannot be the trunk of a guide"):
+        guided_by(tmp_path / "empty", reference)
+
+
+def test_a_recipe_trains_a_guide(tmp_path: Path) -> None:
+    """From data to report; the policy's folder is a guided model. A guide and LoRA do not go together."""
+    settings = micro.settings(tmp_path / "run")
+    plain = settings["policies"]["plain"]
+    settings["policies"] = {"guided": plain | {"guide": {"trunk": "reward"}}}
+    path = micro.write(tmp_path / "recipe.yaml", settings)
+    ended = micro.infalign("run", path, "--debug")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    model, _ = load_policy(tmp_path / "run" / "models" / "guided")
+    assert isinstance(model, GuidedForCausalLM)
+    refused = micro.infalign("run", path, "--set", "policies.guided.fit.lora={rank: 2}")
+    assert refused.returncode == 2
+    assert "a guide is trained whole: leave fit.lora out" in refused.stderr
