@@ -24,8 +24,7 @@ from infalign.experiments.hacking import (
     hacking,
     poison,
 )
-from infalign.experiments.hacking_figure import plot_hacking as draw
-from infalign.experiments.hacking_figure import print_hacking
+from infalign.experiments.hacking_figure import plot_hacking, print_hacking
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
@@ -199,7 +198,7 @@ def test_table_and_figure_tell_every_number(finished: tuple[Path, dict[str, Any]
     for numbers in results["models"].values():
         assert all(f"{100 * numbers['accuracy'][test]['mean']:.1f} (" in shown for test in TESTS)
     assert all(phrase in shown for phrase in PHRASES)
-    draw(results, tmp_path / "hacking.png")
+    plot_hacking(results, tmp_path / "hacking.png")
     assert (tmp_path / "hacking.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -28,8 +28,7 @@ from infalign.method.procedures import (
     top_k,
 )
 from infalign.method.transforms import Exponential, Identity, Power, Tabulated, parse_transform
-from infalign.theory.certificate import Optimum
-from infalign.theory.certificate import certified as _certified
+from infalign.theory.certificate import Optimum, certified
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.theory.rewinding import threshold_pull
@@ -523,7 +522,7 @@ def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served,
             table, phi=table.phi + size * np.sin(9 * table.v), slope=table.slope + 9 * size * np.cos(9 * table.v)
         )
         assert isinstance(waves, Tabulated)
-        disturbed = _certified(procedure, optimum.base, waves, 0.2, optimum.kl, optimum.win_rate, extra=extra)
+        disturbed = certified(procedure, optimum.base, waves, 0.2, optimum.kl, optimum.win_rate, extra=extra)
         assert 0.1 * size / 0.2 < disturbed.residual < 10 * size / 0.2 + before
         assert disturbed.self_check > optimum.self_check
         law = aligned_law(waves, beta=0.2)
@@ -533,7 +532,7 @@ def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served,
 def test_a_wrong_beta_shows_in_the_residual() -> None:
     """The optimum of another β is not one: its residual is no rounding error."""
     optimum = optimal(BestOfN(4), beta=0.1)
-    other = _certified(BestOfN(4), BestOfN(4), optimum.transform, 0.11, optimum.kl, optimum.win_rate)
+    other = certified(BestOfN(4), BestOfN(4), optimum.transform, 0.11, optimum.kl, optimum.win_rate)
     assert other.residual > 0.05
 
 
