@@ -1,7 +1,7 @@
 """The base of all settings: an unknown key is an error, values do not change, and text becomes a value on reading."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Protocol, Union
@@ -47,6 +47,7 @@ class Settings(BaseModel):
 class Kind(Settings):
     """Base of settings that are one of several kinds, told apart by one key (`one_of`)."""
 
+    ignored: ClassVar[Collection[str] | None] = ()  # keys of other kinds that do no harm; None: all
     kinds: ClassVar[str] = "kind"  # what messages call such a kind
 
     @classmethod
@@ -82,7 +83,7 @@ def spelled(parse: Callable[[str], Named]) -> tuple[PlainValidator, PlainSeriali
 def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
     """Return the type of settings of one of ``kinds``, told apart by ``key``, which may be left out for ``default``.
 
-    A key of another kind is refused with the kinds that take it, unless it is off or has their default.
+    A key of another kind is refused with the kinds that take it, unless it is `ignored`, off, or has their default.
     """
 
     def kind_of(value: Any) -> Any:
@@ -98,6 +99,8 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
             others = [kind for kind, other in kinds.items() if name in other.model_fields]
             if name in own.model_fields or not others:
                 kept[name] = given
+            elif own.ignored is None or name in own.ignored:
+                continue
             elif given not in (None, False) and given != kinds[others[0]].model_fields[name].default:
                 raise ValueError(f"{name} is for the {own.kinds} {' or '.join(others)}, found {kind_of(value)}")
         return kept

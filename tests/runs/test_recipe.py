@@ -91,7 +91,6 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: 
             "rollout.engine={kind: server, command: 'vllm \"serve'}",
             "`rollout.engine.command`: No closing quotation",
         ),
-        ("rollout.engine.command=vllm", "`rollout.engine`: command is for the engine server, found shared-prefix"),
         ("reward={}", "`reward`: a reward model that is no `function` and no ready `model` needs `fit`"),
     ],
 )
@@ -253,3 +252,13 @@ def test_whatever_a_file_holds_only_a_config_error_comes_out(
     path.write_bytes(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
     with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}(: | is not valid YAML: | holds no settings)"):
         load_recipe(path)
+
+
+def test_another_engine_is_tried_by_its_kind_alone(path: str) -> None:
+    """Keys of the server do no harm to a local engine, and are not recorded; a key that none has is refused."""
+    server = [
+        "rollout.engine={kind: server, command: vllm serve, api_key_env: KEY}",
+        "rollout.engine.kind=transformers",
+    ]
+    assert load_recipe(path, server).rollout.engine.model_dump() == {"kind": "transformers"}
+    assert "unknown key `rollout.engine.comand`" in problem(path, *server, "rollout.engine.comand=x")

@@ -84,6 +84,7 @@ class Engine(Protocol):
 class EngineSettings(Kind):
     """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
+    ignored: ClassVar[None] = None  # so that `--set rollout.engine.kind=…` is enough to try another engine
     kinds: ClassVar[str] = "engine"
     parts: ClassVar[int] = 4  # number of parts in which rollouts are drawn, one unit of work each
     rounds_as_training: ClassVar[bool] = True  # whether its log-probabilities equal those that training computes

@@ -55,6 +55,7 @@ class Solver(Kind):
     """Base class of all solvers. A method is a solver with its objective; its strength is a KL budget, a β or an n."""
 
     kinds: ClassVar[str] = "solver"
+    ignored: ClassVar[tuple[str, ...]] = ("generations",)  # so that policies may share all but their solver
     own: ClassVar[Shaping | None] = None  # the shaping it optimises, if that cannot be chosen
     colour: ClassVar[str] = INK  # of its line in figures that compare solvers
     draws: ClassVar[int] = 1  # responses generated for each response that is trained on
