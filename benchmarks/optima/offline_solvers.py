@@ -61,7 +61,7 @@ METHODS = {
     "bon-sft n=4": Method(BestOfNTuning(4), fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
     "ipo averaged": Method(
         IPO(TAU, length_averaged=True),
-        fit(16, 128),
+        fit(24, 128),
         lambda case: enumerable.pair_optimum(case, TAU, length_averaged=True),
     ),
     "bonbon n=4": Method(BoNBoN(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
