@@ -79,6 +79,8 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     key_of = keys(wanted)
 
     def finish(name: str, summary: Summary, seconds: float) -> None:
+        if not is_first():  # the first process moves the output to its place, so it alone can record it
+            return
         unit = by_name[name]
         of_inputs = {need: key_of[need] for need in needed[name]}
         write_record(layout.record(name), _record(unit, key_of[name], of_inputs, summary, seconds, layout))
