@@ -13,6 +13,7 @@ from infalign.rewards.sources import Scorer
 from infalign.runs.fingerprints import Digests, settings_of
 from infalign.runs.layout import Layout
 from infalign.runs.recipe import Recipe
+from infalign.runs.rollouts import StoredRollouts
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.training.target import Target
 
@@ -105,6 +106,11 @@ class Run:
     def rollout_parts(self) -> list[PromptTable]:
         """The training prompts, in parts whose rollouts are drawn and scored separately."""
         return rollout_parts(self.recipe, self.layout)
+
+    @property
+    def stored(self) -> StoredRollouts:
+        """The rollouts of the training prompts, once they are drawn and scored."""
+        return StoredRollouts(self.layout, tuple(self.rollout_parts), self.recipe.rollout.k)
 
     @property
     def sampling_key(self) -> dict[str, Any]:

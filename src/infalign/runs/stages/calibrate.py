@@ -20,14 +20,13 @@ from infalign.storage import read_table, write_table
 def units(run: Run) -> Iterator[Unit]:
     """Yield the calibration, and the training of the rank model if the recipe has one."""
     parts = range(len(run.rollout_parts))
-    stored = StoredRollouts(run.layout, tuple(run.rollout_parts), run.recipe.rollout.k)
     yield Unit(
         "calibrate",
         "calibrate",
         inputs=tuple(run.layout.scores(part) for part in parts),
         settings={},
         output=run.layout.calibrated,
-        work=partial(calibrate_prompts, stored, run.recipe.rollout.prompts, run.provenance),
+        work=partial(calibrate_prompts, run.stored, run.recipe.rollout.prompts, run.provenance),
     )
     yield from rank_model.units(run)
 

@@ -27,7 +27,6 @@ def units(run: Run) -> Iterator[Unit]:
     """Yield the training of the rank model, if the recipe has one."""
     settings, target = run.recipe.rank_model, run.target("rank")
     if settings is not None:
-        stored = StoredRollouts(run.layout, tuple(run.rollout_parts), run.recipe.rollout.k)
         intervals = confidence(run.recipe.evaluate, run.recipe.seed)
         start = rank_model_start(run)
         yield Unit(
@@ -36,7 +35,7 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(run.layout.calibrated,),
             settings=run.key("rank_model"),
             output=target.model,
-            work=partial(fit_rank_model, start, settings.fit, stored, target, run.provenance, intervals),
+            work=partial(fit_rank_model, start, settings.fit, run.stored, target, run.provenance, intervals),
             workspace=target.checkpoints,
             so_far=target.so_far,
         )

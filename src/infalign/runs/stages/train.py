@@ -22,7 +22,7 @@ from infalign.runs.units import Unit
 from infalign.sequences import Lazy
 from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.training.solvers.base import Guide, Offline, OnPolicy, Solver
+from infalign.training.solvers.base import TRUNKS, Guide, Offline, OnPolicy, Solver
 from infalign.training.target import Target
 
 MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
@@ -52,7 +52,7 @@ def units(run: Run) -> Iterator[Unit]:
     material = Material(
         run.reference,
         run.provenance,
-        StoredRollouts(run.layout, tuple(run.rollout_parts), recipe.rollout.k),
+        run.stored,
         recipe.procedure,
         recipe.rollout.max_new_tokens,
         recipe.rollout.engine.rounds_as_training,
@@ -134,10 +134,8 @@ def _train_offline(
 
 def _trunk(guide: Guide, material: Material) -> str:
     """Return the folder or hub id that a guide starts from."""
-    reward = material.provenance.reward
-    if guide.trunk == "reward" and not reward.source.is_classifier:
-        raise ConfigError("guide.trunk is reward, and the reward is no model; set it to reference or to a folder")
-    return {"reference": material.reference, "reward": reward.model}.get(guide.trunk, guide.trunk)
+    of_run = dict(zip(TRUNKS, (material.reference, material.provenance.reward.model), strict=True))
+    return of_run.get(guide.trunk, guide.trunk)
 
 
 def _with_logprobs(
