@@ -1,5 +1,6 @@
 """A guide beside a frozen reference: what it starts from, how it is drawn from, kept and refused."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.runs.fingerprints import Digests, settings_of
+from infalign.runs.recipe import Recipe
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
@@ -120,3 +123,42 @@ def test_a_recipe_trains_a_guide(tmp_path: Path) -> None:
     refused = micro.infalign("run", path, "--set", "policies.guided.fit.lora={rank: 2}")
     assert refused.returncode == 2
     assert "a guide is trained whole: leave fit.lora out" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward": micro.GOLD}, "guide.trunk is reward, and the reward is no model"),
+        (
+            {"rollout": {"k": 6, "max_new_tokens": 12, "engine": {"kind": "server"}}},
+            "a server cannot load a policy with a guide",
+        ),
+    ],
+)
+@pytest.mark.parametrize("own", [{"solver": "qrpo", "kl_budget": 0.5}, {"solver": "bon-sft", "n": 2}])
+def test_a_guide_that_cannot_work_is_refused_on_reading(
+    change: dict[str, Any], own: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Nothing is drawn first."""
+    settings = micro.settings(tmp_path / "run")
+    fit = settings["policies"]["plain"]["fit"]
+    settings["policies"] = {"guided": own | {"fit": fit, "guide": {"trunk": "reward"}}}
+    assert Recipe.model_validate(settings).policies["guided"].generates is False
+    with pytest.raises(ValueError, match=said):
+        Recipe.model_validate(settings | change)
+
+
+def test_another_content_of_a_trunk_is_another_policy(folder: Path, tmp_path: Path) -> None:
+    """The path does not count."""
+    settings, copy = micro.settings(tmp_path / "run"), tmp_path / "copy"
+
+    def content(trunk: Path) -> Any:
+        plain = settings["policies"]["plain"] | {"guide": {"trunk": str(trunk)}}
+        recipe = Recipe.model_validate(settings | {"policies": {"guided": plain}})
+        return settings_of(recipe, Digests(tmp_path / "digests.json"))["policies"]
+
+    shutil.copytree(folder, copy)
+    before = content(copy)
+    assert before == content(folder)
+    (copy / "config.json").write_text("{}")
+    assert content(copy) != before

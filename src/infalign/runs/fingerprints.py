@@ -12,6 +12,7 @@ from infalign.errors import DataError
 from infalign.models.pretrained import model_digest
 from infalign.runs.recipe import Recipe
 from infalign.storage import hash_file, read_record, write_record
+from infalign.training.solvers.base import TRUNKS
 
 
 class Digests:
@@ -70,6 +71,9 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     for policy in settings["policies"].values():
         if policy.get("transform", "").endswith(".json"):
             policy["transform"] = _content(Path(policy["transform"]), digests)
+        guide = policy.get("guide") or {"trunk": "reference"}
+        if guide["trunk"] not in TRUNKS and Path(guide["trunk"]).is_dir():
+            guide["trunk"] = {"content": model_digest(guide["trunk"], digests)}
     return settings
 
 

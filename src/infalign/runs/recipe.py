@@ -79,7 +79,13 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _solvers_can_work(self) -> "Recipe":
-        around = Surroundings(self.procedure, self.rollout.k, has_rank_model=self.rank_model is not None)
+        around = Surroundings(
+            self.procedure,
+            self.rollout.k,
+            has_rank_model=self.rank_model is not None,
+            has_reward_model=self.reward.is_classifier,
+            own_models=self.rollout.engine.own_models,
+        )
         for name, policy in self.policies.items():
             try:
                 policy.check(around)

@@ -157,6 +157,7 @@ class Settings(EngineSettings):
     """An OpenAI-compatible server, or a command that starts one."""
 
     parts: ClassVar[int] = 1  # one part: a server batches all prompts itself
+    own_models: ClassVar[bool] = False
     rounds_as_training: ClassVar[bool] = False
 
     kind: Literal["server"]

@@ -49,6 +49,8 @@ class Surroundings:
     procedure: Served
     rollouts: int  # K, per training prompt
     has_rank_model: bool
+    has_reward_model: bool  # the reward is a model that transformers loads
+    own_models: bool  # the engine loads models of infalign's own kind
 
 
 class Solver(Kind):
@@ -232,6 +234,7 @@ class ToBestOfN(Solver):
 
     def check(self, around: Surroundings) -> None:
         """Raise ValueError for fewer rollouts than n."""
+        super().check(around)
         if self.n > around.rollouts:
             raise ValueError(f"the best of {self.n} needs a rollout.k of at least {self.n}")
 
@@ -254,6 +257,9 @@ class Objective(Protocol):
         """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
 
 
+TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
+
+
 class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
@@ -270,6 +276,18 @@ class Offline(Solver):
         if self.guide is not None and self.fit.lora is not None:
             raise ValueError("a guide is trained whole: leave fit.lora out")
         return self
+
+    def check(self, around: Surroundings) -> None:
+        """Raise ValueError if a guide has no trunk to start from, or no engine could draw from it."""
+        super().check(around)
+        if self.guide is None:
+            return
+        if self.guide.trunk == "reward" and not around.has_reward_model:
+            raise ValueError("guide.trunk is reward, and the reward is no model; set it to reference or to a folder")
+        if not around.own_models:
+            raise ValueError(
+                "a server cannot load a policy with a guide; set rollout.engine.kind to shared-prefix or transformers"
+            )
 
     @abstractmethod
     def objective(self, beta: float) -> Objective:
