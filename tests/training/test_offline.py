@@ -1,6 +1,7 @@
 """The offline solvers: each ends at the exact optimum of its method; their losses, pairs, weights and settings."""
 
 from pathlib import Path
+from typing import Any
 
 import enumerable
 import micro
@@ -12,7 +13,7 @@ from offline_solvers import METHODS, TAU, trained
 
 from infalign.errors import ConfigError
 from infalign.method.procedures import Standard
-from infalign.method.transforms import Identity
+from infalign.method.transforms import Exponential, Identity
 from infalign.models.pretrained import load_policy
 from infalign.runs.reading import load_recipe
 from infalign.theory.law import law_at_kl
@@ -20,10 +21,10 @@ from infalign.training.solvers import read_solver
 from infalign.training.solvers.bon_sft import BestOfNTuning
 from infalign.training.solvers.bonbon import BoNBoN
 from infalign.training.solvers.ipo import IPO
-from infalign.training.solvers.qrpo import regression_targets
+from infalign.training.solvers.qrpo import LOSSES, QRPO, logistic, regression_targets, squared
 from infalign.training.solvers.resample import Resample
 
-QUICK = ("qrpo", "qrpo guided", "ipo")
+QUICK = ("qrpo", "qrpo squared", "qrpo kliep", "qrpo guided", "ipo")
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,45 @@ def test_losses_are_those_of_the_papers() -> None:
     assert BoNBoN(2).loss(h, lengths, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
     released = -0.005 + 0.995 * np.log1p(np.exp(-0.5 * 2))
     assert BoNBoN(2, released_code=True).loss(h, lengths, margin).item() == pytest.approx(released)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_every_loss_of_qrpo_is_least_at_the_target_alone(loss: Any) -> None:
+    """It is 0 at h = T, positive elsewhere, and its slope has the sign of h − T."""
+    target = torch.tensor([-4.0, -1.0, 0.0, 0.5, 2.0]).repeat_interleave(5)
+    h = (target + torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0]).repeat(5)).requires_grad_()
+    found = loss(h, target)
+    found.sum().backward()
+    assert h.grad is not None
+    assert found[h == target].tolist() == pytest.approx([0.0] * 5, abs=1e-6)
+    assert (found[h != target] > 0).all()
+    assert torch.equal(torch.sign(h.grad).where(h != target, torch.tensor(0.0)), torch.sign(h - target).detach())
+
+
+def test_the_logistic_loss_does_not_chase_log_ratios_where_the_optimum_has_no_mass() -> None:
+    """At T = −10 its slope is below a hundredth of what it is at T = 1, where the squared loss pulls as hard."""
+    for loss, ratio in ((logistic, 0.01), (squared, 1.0)):
+        h = torch.tensor([-9.0, 2.0], requires_grad=True)
+        loss(h, torch.tensor([-10.0, 1.0])).sum().backward()
+        assert h.grad is not None
+        low, high = h.grad.tolist()
+        assert low / high <= ratio
+    assert low / high == 1.0
+
+
+def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() -> None:
+    """K of K rollouts in each pass, each (1 + e^T)/2 times rounded up or down, and on average exactly."""
+    rewards, rng = np.random.default_rng(1).normal(size=16), np.random.default_rng(0)
+    solver = QRPO(Exponential(10), law_at_kl(Exponential(10), kl=1.0).beta)
+    expected = 0.5 + 0.5 * np.exp(regression_targets(rewards[None], solver.shaping, solver.beta)[0])
+    counts = []
+    for _ in range(4000):
+        rollouts, targets = solver.examples(rewards, rng)
+        assert rollouts.shape == (16, 1)
+        assert np.log(2 * expected - 1)[rollouts[:, 0]] == pytest.approx(targets)
+        counts.append(np.bincount(rollouts[:, 0], minlength=16))
+    assert (np.abs(counts - expected) < 1).all()
+    assert np.mean(counts, axis=0) == pytest.approx(expected, abs=0.03)
 
 
 def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:

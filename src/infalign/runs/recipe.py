@@ -88,6 +88,7 @@ class Recipe(Settings):
         )
         for name, policy in self.policies.items():
             try:
+                policy.meet(self.policies)
                 policy.check(around)
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error

@@ -1,7 +1,7 @@
 """Common parts of every training job: arguments, progress, checkpoints and the saved model."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -103,9 +103,15 @@ def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
 
 
 def fit_and_save(
-    trainer: Trainer, tokenizer: PreTrainedTokenizerBase, job: Job, model_dir: Path
+    trainer: Trainer,
+    tokenizer: PreTrainedTokenizerBase,
+    job: Job,
+    model_dir: Path,
+    finish: Callable[[Any], dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Train, from the newest complete checkpoint in the job's folder if any, save the model and return the log.
+
+    ``finish`` may change the trained model before it is saved; what it returns joins the last row of the log.
 
     Raises InfalignError for a loss or gradient that is not finite, before its effect is saved in a checkpoint.
     The last row has ``train_peak_memory`` in bytes: on the CPU the peak memory of this process, libraries included, on
@@ -141,6 +147,8 @@ def fit_and_save(
         history[-1]["resumed"] = resumed
     if trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
+        if finish is not None:
+            history[-1] |= finish(model)
         save_model(model.merge_and_unload() if isinstance(model, PeftModel) else model, tokenizer, model_dir)
     return history
 

@@ -3,8 +3,11 @@
 The solver supplies a `training.solvers.base.Objective`; the trainer is the same for all objectives.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import itemgetter
@@ -14,17 +17,25 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
-from numpy.typing import NDArray
 from peft import TaskType, get_peft_model
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
+from infalign.models.packed import Packed, packing, packs
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
+from infalign.progress import OnProgress
+from infalign.training.common import Job, arguments, fit_and_save, lora
+from infalign.training.scale import scale_to_kl
 from infalign.training.solvers.base import Objective
 
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
+TOGETHER = 8  # examples of one prompt in a batch
+WATCHED = 2048  # examples of held-out prompts that the held-out loss is the mean of
+OFF = 0.1  # relative distance from the KL budget from which a run says so
+SCALED_ON = 2048  # rollouts of held-out prompts on which the strength of a guide is measured
 
 
 def fit_offline(
@@ -35,6 +46,8 @@ def fit_offline(
     fit: Fit,
     job: Job,
     model_dir: Path,
+    kl: float | None = None,
+    teacher: PreTrainedModel | None = None,
 ) -> list[dict[str, Any]]:
     """Fit the policy to ``rollouts`` and save it; return the log.
 
@@ -42,14 +55,18 @@ def fit_offline(
     consecutive. A tenth of the prompts is held out, and the checkpoint with the lowest held-out loss is kept; training
     stops after two evaluations without an improvement. Every epoch makes new examples and pairs. If no checkpoint has
     a lower held-out loss than the start, the last row of the log has ``overfitted``, and the progress report says so:
-    by this measure the reference is better than the best checkpoint, which is saved nevertheless.
+    by this measure the reference is better than the best checkpoint, which is saved nevertheless. A guide is brought
+    to ``kl`` nats, if given, on rollouts of the held-out prompts; the last row of the log has the factor, ``scale``.
+    With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
     """
     groups = _by_prompt(rollouts)
     held_out, others = groups[:: round(1 / HELD_OUT)], [g for i, g in enumerate(groups) if i % round(1 / HELD_OUT)]
-    rng, passes = np.random.default_rng(job.seed), ceil(fit.epochs)
-    evaluation = _examples(objective, held_out, rng)
-    training = concatenate_datasets([_examples(objective, others, rng) for _ in range(passes)])
-    order = training_order(list(training["length"]), fit.epochs / passes, fit.batch_size, job.seed)
+    rng = np.random.default_rng(job.seed)
+    evaluation = _pass(objective, held_out, rng)
+    evaluation = evaluation.select(range(min(WATCHED, len(evaluation))))
+    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.epochs))]
+    training = concatenate_datasets(passes)
+    training = training.select(range(max(round(fit.epochs * len(passes[0])), min(fit.batch_size, len(training)))))
     config = lora(fit, TaskType.CAUSAL_LM)
     settings = arguments(fit, job) | {
         "eval_strategy": "steps",
@@ -60,18 +77,37 @@ def fit_offline(
         "metric_for_best_model": "eval_loss",
         "greater_is_better": False,
         "remove_unused_columns": False,
-        "label_names": ["labels"],
+        "label_names": ["number"],
     }
-    trainer = _Offline(
-        objective,
+    together = packs(model) and (teacher is None or packs(teacher))
+    if teacher is not None and not together:
+        raise ConfigError("the teacher or its student has layers without full attention, so it cannot be distilled")
+    finish = None
+    if kl is not None and isinstance(model, GuidedForCausalLM):
+        if not together:
+            raise ConfigError(
+                "the reference or the trunk of its guide has layers without full attention; leave guide out"
+            )
+        each = ceil(SCALED_ON / len(held_out))
+        unseen = [
+            rollouts[i] for group in held_out for i in range(group.first, group.first + min(each, group.rewards.size))
+        ]
+        finish = partial(_to_kl, unseen, kl, job.on_progress)
+    goal = objective.loss if teacher is None else teacher
+    trainer = (_ToTargets if teacher is None else _ToTeacher)(
+        goal,
         model=get_peft_model(model, config) if config else model,
         args=TrainingArguments(**settings),
-        train_dataset=training.select(order),
+        train_dataset=training,
         eval_dataset=evaluation,
-        data_collator=_Collator(rollouts, tokenizer.pad_token_id),
+        data_collator=(_Packer if together else _Padder)(rollouts, tokenizer.pad_token_id),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
-    history = fit_and_save(trainer, tokenizer, job, model_dir)
+    with ExitStack() as stack:
+        for packed in (model, teacher) if together else ():
+            if packed is not None:
+                stack.enter_context(packing(packed))
+        history = fit_and_save(trainer, tokenizer, job, model_dir, finish)
     start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
     if min(later) >= start:
         history[-1]["overfitted"] = True
@@ -82,63 +118,124 @@ def fit_offline(
     return history
 
 
+def _to_kl(
+    rollouts: Sequence[dict[str, Any]], kl: float, on_progress: OnProgress, model: GuidedForCausalLM
+) -> dict[str, float]:
+    """Bring a guide to ``kl`` nats, and say so where that cannot be had."""
+    scale, reached = scale_to_kl(model, rollouts, kl)
+    if abs(reached - kl) > OFF * kl:
+        on_progress(
+            1, 1, f"! {reached:.2g} nats of {kl:g} at {scale:.2g} times the guide: change epochs or learning rate"
+        )
+    return {"scale": scale}
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The rollouts of one prompt: the index of the first, their rewards and length buckets."""
+    """The rollouts of one prompt: the index of the first, and their rewards."""
 
     first: int
     rewards: Array
-    lengths: NDArray[np.intp]
 
 
 def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
     groups, first = [], 0
     for _, rows in groupby(rollouts, key=itemgetter("prompt_id")):
-        found = [(row["reward"], len(row["prompt_ids"]) + len(row["completion_ids"])) for row in rows]
-        rewards, lengths = zip(*found, strict=True)
-        groups.append(_Group(first, np.array(rewards, float), length_class(np.array(lengths))))
-        first += len(found)
+        rewards = np.array([row["reward"] for row in rows], float)
+        groups.append(_Group(first, rewards))
+        first += len(rewards)
     return groups
 
 
-def _examples(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
-    """Return one pass over the rollouts of ``groups``: rollout indices, number, largest length bucket."""
-    found = [(group, *objective.examples(group.rewards, rng)) for group in groups]
-    rollouts_EM = np.concatenate([group.first + indices_EM for group, indices_EM, _ in found])
-    lengths_E = np.concatenate([group.lengths[indices_EM].max(1) for group, indices_EM, _ in found])
-    numbers_E = np.concatenate([number_E for _, _, number_E in found])
-    return Dataset.from_dict({"rollouts": rollouts_EM, "number": numbers_E, "length": lengths_E})
+def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
+    """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
+
+    `TOGETHER` examples of a prompt follow each other, so that a batch computes it once; they are dealt like cards, so
+    that equal examples are apart.
+    """
+    rollouts, numbers = [], []
+    for group in groups:
+        indices_EM, number_E = objective.examples(group.rewards, rng)
+        shuffled = rng.permutation(group.rewards.size)[indices_EM[:, 0]].argsort(kind="stable")
+        hands = [shuffled[hand :: ceil(len(shuffled) / TOGETHER)] for hand in range(ceil(len(shuffled) / TOGETHER))]
+        rollouts += [group.first + indices_EM[hand] for hand in hands]
+        numbers += [number_E[hand] for hand in hands]
+    order = rng.permutation(len(rollouts))
+    rows, column = (np.concatenate([parts[i] for i in order]) for parts in (rollouts, numbers))
+    return Dataset.from_dict({"rollouts": rows, "number": column})
 
 
 class _Offline(Trainer):
-    def __init__(self, objective: Objective, **settings: Any) -> None:
+    def __init__(self, goal: Any, **settings: Any) -> None:
         super().__init__(**settings)
-        self._objective = objective
+        self._goal = goal
         # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
         self.model_accepts_loss_kwargs = False
 
+
+class _ToTargets(_Offline):
+    """Training by an objective's loss."""
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        logprob = completion_logprobs(model, inputs["input_ids"], inputs["attention_mask"], inputs["labels"])
-        h_BM = (logprob - inputs["reference_logprob"]).view(len(inputs["number"]), -1)
-        lengths_BM = (inputs["labels"] != IGNORED).sum(1).view_as(h_BM)
-        loss = self._objective.loss(h_BM, lengths_BM, inputs["number"])
+        number_B, reference, lengths, batch = (inputs[key] for key in ("number", "reference", "lengths", "batch"))
+        logprob = Packed(**batch).logprobs(model) if "tokens" in batch else completion_logprobs(model, **batch)
+        h_BM = (logprob - reference).view(len(number_B), -1)
+        loss = self._goal(h_BM, lengths.view_as(h_BM), number_B)
         return (loss, {"log_ratio": h_BM}) if return_outputs else loss
 
 
+class _ToTeacher(_Offline):
+    """Training by the KL from a teacher, exact over the vocabulary at each token."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        packed = Packed(**inputs["batch"])
+        with torch.no_grad():
+            teacher = packed.logits(self._goal).float().log_softmax(-1)
+        found = torch.nn.functional.kl_div(
+            packed.logits(model).float().log_softmax(-1), teacher, log_target=True, reduction="none"
+        )
+        kl = packed.sums(found.sum(-1))
+        return (kl.mean(), {"kl": kl}) if return_outputs else kl.mean()
+
+
 @dataclass(frozen=True)
-class _Collator:
+class _Collator(ABC):
+    """The number of each example, and of each of its rollouts the length and reference's log-probability."""
+
     rollouts: Sequence[dict[str, Any]]
     pad_id: int
 
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
-        cpu = torch.device("cpu")
-        tokens = [[*row["prompt_ids"], *row["completion_ids"]] for row in rows]
-        labels = [[*[IGNORED] * len(row["prompt_ids"]), *row["completion_ids"]] for row in rows]
         return {
             "number": torch.tensor([example["number"] for example in examples]),
+            "reference": torch.tensor([row["reference_logprob"] for row in rows]),
+            "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
+            "batch": self.batch(rows),
+        }
+
+    @abstractmethod
+    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return the texts."""
+
+
+class _Packer(_Collator):
+    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return the tensors of `Packed`; each prompt is there once."""
+        first = {row["prompt_id"]: row for row in rows}
+        place = {prompt: i for i, prompt in enumerate(first)}
+        prompts, responses = [row["prompt_ids"] for row in first.values()], [row["completion_ids"] for row in rows]
+        return dict(vars(Packed.of(prompts, responses, [place[row["prompt_id"]] for row in rows])))
+
+
+class _Padder(_Collator):
+    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return input ids, attention mask and labels of rows that repeat their prompts, padded."""
+        tokens = [[*row["prompt_ids"], *row["completion_ids"]] for row in rows]
+        labels = [[*[IGNORED] * len(row["prompt_ids"]), *row["completion_ids"]] for row in rows]
+        cpu = torch.device("cpu")
+        return {
             "input_ids": right_padded(tokens, self.pad_id, cpu),
             "attention_mask": right_padded([[1] * len(row) for row in tokens], 0, cpu),
             "labels": right_padded(labels, IGNORED, cpu),
-            "reference_logprob": torch.tensor([row["reference_logprob"] for row in rows]),
         }

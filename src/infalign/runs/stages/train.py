@@ -23,6 +23,7 @@ from infalign.sequences import Lazy
 from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.training.solvers.base import TRUNKS, Guide, Offline, OnPolicy, Solver
+from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
 
 MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
@@ -62,7 +63,7 @@ def units(run: Run) -> Iterator[Unit]:
         yield Unit(
             "train",
             f"train-{name}",
-            inputs=(run.layout.model("rank") if policy.predicts_ranks else run.layout.calibrated,),
+            inputs=(run.layout.calibrated, *(run.layout.model(model) for model in policy.needs)),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
             work=partial(train_policy, policy, material, target),
@@ -104,6 +105,8 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
     with target.job(on_progress) as (job, folder):
         if isinstance(policy, OnPolicy):
             history = _train_on_policy(policy, trainer_beta, material, target, job, folder)
+        elif isinstance(policy, Distil):
+            history = _distil(policy, beta, material, target, job, folder)
         else:
             assert isinstance(policy, Offline)
             history = _train_offline(policy, beta, material, target, job, folder)
@@ -113,7 +116,7 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
             )  # the model folder keeps the transformation it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    watched |= {key: history[-1][key] for key in ("overfitted", "resumed") if key in history[-1]}
+    watched |= {key: history[-1][key] for key in ("overfitted", "resumed", "scale") if key in history[-1]}
     return {"beta": beta, "trainer_beta": trainer_beta, **watched, "history": history}
 
 
@@ -129,7 +132,22 @@ def _train_offline(
         model = guided_by(_trunk(policy.guide, material), model)
     if policy.fit.bf16 or not material.rounds_as_training:
         rows = _with_logprobs(rows, policy, target, model, tokenizer)
-    return fit_offline(model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder)
+    return fit_offline(
+        model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder, policy.kl(material.procedure)
+    )
+
+
+def _distil(
+    policy: Distil, beta: float, material: Material, target: Target, job: Any, folder: Path
+) -> list[dict[str, Any]]:
+    """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
+    from infalign.training.offline import fit_offline
+
+    device = target.compute.torch_device()
+    teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
+    model, tokenizer = load_policy(material.reference, device=device)
+    objective, rows = policy.followed.objective(beta), material.stored.rows()
+    return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
 
 
 def _trunk(guide: Guide, material: Material) -> str:

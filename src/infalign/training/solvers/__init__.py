@@ -13,6 +13,7 @@ SOLVERS = (
     "ipo",
     "bon_sft",
     "bonbon",
+    "distil",
     "rloo",
     "ppo",
     "grpo",

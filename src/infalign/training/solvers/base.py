@@ -128,6 +128,11 @@ class Solver(Kind):
     def law(self, procedure: Served) -> Law | None:
         """Return the law that theory gives for an unrestricted policy; None where there is none."""
 
+    def kl(self, procedure: Served) -> float | None:
+        """Return the KL in nats that it is to spend: its budget or that of its law; None where there is neither."""
+        law = self.law(procedure) if self.budget is None else None
+        return law.kl if law is not None else self.budget
+
     def law_at(self, procedure: Served, kl: float) -> Law | None:
         """Return the law that theory gives for the same method at a KL of ``kl`` nats; None where there is none."""
         transform = rank_transform(self.shaping)
@@ -140,6 +145,15 @@ class Solver(Kind):
         ``references`` gives the sorted rewards of the stored rollouts, (P, K): without ranks, β depends on
         the distribution of the rewards.
         """
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The names of the run's models that must be trained before it."""
+        return ()
+
+    def meet(self, policies: Mapping[str, Solver]) -> None:
+        """Learn of the recipe's policies. Raises ValueError if one that it builds on is not there."""
+        return
 
     def check(self, around: Surroundings) -> None:
         """Raise ValueError if the recipe does not meet the solver's requirements."""
@@ -289,6 +303,10 @@ class Offline(Solver):
                 "a server cannot load a policy with a guide; set rollout.engine.kind to shared-prefix or transformers"
             )
 
+    @property
+    def _said(self) -> str:
+        return super()._said if self.guide is None else f"{super()._said} guided"
+
     @abstractmethod
     def objective(self, beta: float) -> Objective:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
@@ -379,6 +397,11 @@ class OnRanks(Shaped, OnPolicy):
     def predicts_ranks(self) -> bool:
         """Whether a rank model predicts the ranks."""
         return self.ranks == "model"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The rank model, if it predicts the ranks."""
+        return ("rank",) if self.predicts_ranks else ()
 
     def check(self, around: Surroundings) -> None:
         """Raise ValueError if there is no model to predict ranks."""

@@ -2,39 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
 from infalign.display import COLOURS
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.training.solvers.base import Examples, Offline, Shaped, singles
+from infalign.training.solvers.base import Examples, Offline, Shaped
 
 if TYPE_CHECKING:
     import torch
 
 
+Loss = Literal["squared", "logistic", "kliep"]
+
+
 @dataclass(frozen=True, slots=True)
 class QRPO:
-    """Regression of h on Φ(Ĉ)/β − log Z: loss (Φ(Ĉ)/β − log Z − h)², optimum π_ref·e^{Φ/β}/Z; β for the raw Φ.
+    """Regression of h on T = Φ(Ĉ)/β − log Z, optimum π_ref·e^{Φ/β}/Z = π_ref·e^T; β for the raw Φ.
 
-    With calibrated rewards Z is known, so the RLHF optimum can be fitted by least squares. Any
+    With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression. Any
     :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
+
+    Each ``kind`` of loss is a Bregman divergence of T from h, so that h = T is its minimiser, response by response,
+    whatever responses are drawn from; they differ in what a model that cannot reach it gives up (`docs/theory.md`).
+    ``squared``, (T − h)², is the paper's. ``logistic`` is the classification of π* against π_ref with its labels known:
+    it does not chase log-ratios where π* has no mass. ``kliep`` is e^h − e^T·h (Sugiyama et al. 2008). In each pass a
+    rollout comes (1 + e^T)/2 times in the mean, half from π_ref and half from π*.
     """
 
     shaping: Transformation | Shaping
     beta: float
+    kind: Loss = "logistic"
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return every rollout with its target."""
-        return singles(rewards_K), regression_targets(rewards_K[None], self.shaping, self.beta)[0]
+        """Return K rollouts with their targets, each once in every (1 + e^T)/2 on average."""
+        targets_K = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
+        rows_K = systematic(0.5 + 0.5 * np.exp(targets_K), rng)
+        return rows_K[:, None], targets_K[rows_K]
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared residual, in nats²."""
-        return (number_B - h_BM[:, 0]).square().mean()
+        """Return the mean divergence of the targets from h: 0 where they are equal."""
+        return LOSSES[self.kind](h_BM[:, 0], number_B).mean()
+
+
+def squared(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return (T − h)², in nats²."""
+    return (target - h).square()
+
+
+def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return KL(σ(T) ‖ σ(h)) of two coins: the cross-entropy of a classifier with odds e^h, less its minimum."""
+    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+    label = target.sigmoid()
+    return cross_entropy(h, label, reduction="none") - cross_entropy(target, label, reduction="none")
+
+
+def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the divergence e^h − e^T − e^T·(h − T) under π_ref, as it weighs rows drawn with (1 + e^T)/2."""
+    return 2.0 * (h.exp() - target.exp() * (1.0 + h - target)) / (1.0 + target.exp())
+
+
+LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "squared": squared,
+    "logistic": logistic,
+    "kliep": kliep,
+}
+
+
+def systematic(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return rows that come ``expected_K`` times on average, each rounded up or down: systematic sampling.
+
+    If the numbers add up to a whole number, so many rows are returned.
+    """
+    order_K = rng.permutation(expected_K.size)
+    ends_K = np.floor(np.cumsum(expected_K[order_K]) + rng.random())
+    return np.repeat(order_K, np.diff(ends_K, prepend=0.0).astype(np.intp))
 
 
 def regression_targets(rewards_PK: Array, shaping: Transformation | Shaping, beta: float) -> Array:
@@ -56,7 +106,13 @@ class Settings(Shaped, Offline):
     colour: ClassVar[str] = COLOURS[1]
 
     solver: Literal["qrpo"] = "qrpo"
+    loss: Loss = Field("logistic", description="how log π/π_ref is fitted; all three have the same optimum")
+
+    @property
+    def _said(self) -> str:
+        own = "" if self.loss == type(self).model_fields["loss"].default else f" {self.loss}"
+        return super()._said.replace(self.solver, self.solver + own, 1)
 
     def objective(self, beta: float) -> QRPO:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
-        return QRPO(self.shaping, beta)
+        return QRPO(self.shaping, beta, self.loss)

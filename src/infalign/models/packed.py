@@ -1,0 +1,197 @@
+"""Many responses to a few prompts in one pass: each prompt is computed once, and no token is padding.
+
+All tokens are one row, the prompts first. Prompts attend to themselves and a response to its prompt and itself; only
+the attention pads, to the longest. Needs the ``train`` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from infalign.models.logprobs import TokenIds, evaluating
+
+
+@dataclass(frozen=True)
+class Packed:
+    """P prompts and R responses: ``tokens`` (N,), lengths (P,) and (R,), and the prompt of each response (R,)."""
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    lengths: Tensor
+    prompt_of: Tensor
+
+    @classmethod
+    def of(
+        cls, prompts: TokenIds, responses: TokenIds, prompt_of: Sequence[int], device: torch.device | None = None
+    ) -> Packed:
+        """Pack the token ids of prompts and responses; response r answers prompt ``prompt_of[r]``."""
+        tokens = [token for row in (*prompts, *responses) for token in row]
+        lengths = ([len(row) for row in rows] for rows in (prompts, responses))
+        return cls(*(torch.tensor(part, device=device) for part in (tokens, *lengths, prompt_of)))
+
+    @cached_property
+    def inside(self) -> tuple[Tensor, Tensor]:
+        """Where there is a token, in prompts padded to the longest (P, width) and in responses (R, width)."""
+        return _below(self.prompt_lengths), _below(self.lengths)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The position of each token in its own text, (1, N)."""
+        of_prompts, of_responses = self.inside
+        after = self.prompt_lengths[self.prompt_of][:, None] + _places(of_responses)
+        return torch.cat([_places(of_prompts).expand_as(of_prompts)[of_prompts], after[of_responses]])[None]
+
+    @cached_property
+    def before(self) -> Tensor:
+        """The place of the token before each token of a response, (T,): the one that predicts it."""
+        last = self.prompt_lengths.cumsum(0) - 1
+        places = torch.arange(len(self.tokens), device=last.device)[int(last[-1]) + 1 :] - 1
+        first = self.lengths.cumsum(0) - self.lengths
+        return places.index_copy(0, first, last[self.prompt_of])
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The tokens of the responses, (T,)."""
+        return self.tokens[len(self.tokens) - int(self.lengths.sum()) :]
+
+    @cached_property
+    def response_of(self) -> Tensor:
+        """The response that each of its tokens belongs to, (T,)."""
+        return torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(self.lengths)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """What each token of a response sees of its prompt and response, both padded: (R, 1, width, both widths)."""
+        of_prompts, of_responses = self.inside
+        width = of_responses.shape[1]
+        own = torch.ones(width, width, dtype=torch.bool, device=of_prompts.device).tril()
+        prompt = of_prompts[self.prompt_of][:, None].expand(-1, width, -1)
+        return torch.cat([prompt, own.expand(len(prompt), -1, -1)], dim=2)[:, None]
+
+    def logits(self, model: Any) -> Tensor:
+        """Return the logits that predict each token of the responses, (T, V); ``model`` is inside `packing`."""
+        found: Tensor = model(
+            input_ids=self.tokens[None],
+            position_ids=self.positions,
+            use_cache=False,
+            logits_to_keep=self.before,
+            packed=self,  # models pass unknown keyword arguments on to the attention function
+        ).logits[0]
+        return found
+
+    def sums(self, of_tokens: Tensor) -> Tensor:
+        """Return the sum over each response of a number per token, (R,)."""
+        return of_tokens.new_zeros(len(self.lengths)).index_add(0, self.response_of, of_tokens)
+
+    def sums_before(self, of_tokens: Tensor) -> Tensor:
+        """Return, for each token of a response, the sum over those before it in the response, (T,)."""
+        _, of_responses = self.inside
+        rows = of_tokens.new_zeros(of_responses.shape).masked_scatter(of_responses, of_tokens)
+        return (rows.cumsum(1) - rows)[of_responses]
+
+    def logprobs(self, model: Any) -> Tensor:
+        """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
+        logits = self.logits(model)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # A gather minus a logsumexp: log_softmax would keep a second array of the size of the logits for the gradient.
+        return self.sums(logits.gather(-1, self.targets[:, None])[:, 0] - logits.logsumexp(-1))
+
+
+def _below(lengths: Tensor) -> Tensor:
+    return torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
+
+
+def _places(inside: Tensor) -> Tensor:
+    return torch.arange(inside.shape[1], device=inside.device)
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    packed: Packed,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from each token (1 × heads × N × width) to the tokens before it in its own text."""
+    del attention_mask
+    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(name)
+    of_prompts, of_responses = packed.inside
+    first, group = int(packed.prompt_lengths.sum()), query.shape[1] // key.shape[1]
+
+    def parted(flat: Tensor) -> tuple[Tensor, Tensor]:
+        rows = flat[0].repeat_interleave(group, 0) if flat is not query and group > 1 else flat[0]
+        prompts, responses = rows.transpose(0, 1).tensor_split([first])
+        return _padded(prompts, of_prompts), _padded(responses, of_responses)
+
+    (query_p, query_r), (key_p, key_r), (value_p, value_r) = parted(query), parted(key), parted(value)
+    to_prompts = scaled_dot_product_attention(query_p, key_p, value_p, is_causal=True, scale=scaling, dropout_p=dropout)
+    keys, values = (
+        torch.cat([prompts[packed.prompt_of], own], dim=2) for prompts, own in ((key_p, key_r), (value_p, value_r))
+    )
+    to_responses = scaled_dot_product_attention(
+        query_r, keys, values, attn_mask=packed.mask, scale=scaling, dropout_p=dropout
+    )
+    out = torch.cat([to_prompts.transpose(1, 2)[of_prompts], to_responses.transpose(1, 2)[of_responses]])
+    return out[None], None
+
+
+def _padded(tokens: Tensor, inside: Tensor) -> Tensor:
+    """Return tokens (tokens × heads × width) as rows padded to the longest (rows × heads × longest × width)."""
+    places = inside.flatten().nonzero()[:, 0]
+    rows = tokens.new_zeros(inside.numel(), *tokens.shape[1:]).index_copy(0, places, tokens)
+    return rows.view(*inside.shape, *tokens.shape[1:]).transpose(1, 2)
+
+
+@contextmanager
+def packing(model: Any) -> Iterator[None]:
+    """Let ``model`` take packed batches inside the block, and only those."""
+    AttentionInterface.register("infalign_packed", _attend)  # no mask function with it, so models build no mask
+    before = model.config._attn_implementation
+    model.set_attn_implementation("infalign_packed")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def packs(model: Any) -> bool:
+    """Return whether a packed pass gives the logits of plain ones.
+
+    It does for every transformers decoder whose layers all attend to all earlier tokens through the attention
+    interface.
+    """
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.arange(1, 11, device=model.device) % vocabulary
+    prompts, responses, prompt_of = [ids[:3], ids[3:5]], [ids[5:8], ids[4:5], ids[8:10]], [0, 1, 1]
+    texts = [[row.tolist() for row in rows] for rows in (prompts, responses)]
+    packed = Packed.of(texts[0], texts[1], prompt_of, model.device)
+    with evaluating(model):
+        expected = torch.cat(
+            [
+                model(torch.cat([prompts[p], response])[None], use_cache=False).logits[0, len(prompts[p]) - 1 : -1]
+                for p, response in zip(prompt_of, responses, strict=True)
+            ]
+        ).float()
+        try:
+            with packing(model):
+                found = packed.logits(model).float()
+        except Exception:  # a model without the attention interface can raise any exception
+            return False
+    gap = (found - expected).abs().max() / (1 + expected.abs().max())
+    return found.shape == expected.shape and float(gap) <= torch.finfo(model.dtype).eps ** 0.5

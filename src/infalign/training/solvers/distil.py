@@ -1,0 +1,81 @@
+"""Distillation: one plain language model that follows another policy of the run, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field, PrivateAttr
+
+from infalign.display import COLOURS
+from infalign.method.calibration import Array
+from infalign.method.procedures import Served
+from infalign.method.shapings import Shaping
+from infalign.settings import Name
+from infalign.theory.law import Law
+from infalign.training.solvers.base import Offline, Solver
+
+
+class Settings(Solver):
+    """Σ_t KL(π_teacher ‖ π) over the whole vocabulary, on the rollouts that the teacher was trained on.
+
+    What theory says of the teacher holds for it.
+    """
+
+    colour: ClassVar[str] = COLOURS[2]
+
+    solver: Literal["distil"]
+    teacher: Name = Field(description="the offline policy of this recipe that it follows, such as one with a guide")
+    _teacher: Offline = PrivateAttr()
+
+    def meet(self, policies: Mapping[str, Solver]) -> None:
+        """Find its teacher. Raises ValueError if there is none of that name, or it is not an offline policy."""
+        teacher = policies.get(self.teacher)
+        if not isinstance(teacher, Offline):
+            offline = ", ".join(name for name, other in policies.items() if isinstance(other, Offline))
+            raise ValueError(
+                f"teacher is {self.teacher}, which is no offline policy of this recipe ({offline or 'none'})"
+            )
+        self._teacher = teacher
+
+    @property
+    def followed(self) -> Offline:
+        """The settings of its teacher."""
+        return self._teacher
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Its teacher."""
+        return (self.teacher,)
+
+    @property
+    def shaping(self) -> Shaping:
+        """Its teacher's."""
+        return self._teacher.shaping
+
+    @property
+    def method(self) -> str:
+        """``exp:10 (qrpo guided), distilled``."""
+        return f"{self._teacher.method}, distilled"
+
+    @property
+    def aim(self) -> str:
+        """Its teacher's."""
+        return self._teacher.aim
+
+    @property
+    def budget(self) -> float | None:
+        """Its teacher's."""
+        return self._teacher.budget
+
+    def law(self, procedure: Served) -> Law | None:
+        """Return its teacher's."""
+        return self._teacher.law(procedure)
+
+    def law_at(self, procedure: Served, kl: float) -> Law | None:
+        """Return its teacher's."""
+        return self._teacher.law_at(procedure, kl)
+
+    def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
+        """Return its teacher's."""
+        return self._teacher.raw_beta(procedure, references)

@@ -1,0 +1,107 @@
+"""Packed passes: the numbers of plain ones, for models of several kinds, and their gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from infalign.models.guided import GuidedForCausalLM
+from infalign.models.logprobs import token_logprobs
+from infalign.models.packed import Packed, packing, packs
+
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "initializer_range": 0.3,
+}
+PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
+RESPONSES = [[10, 11, 12], [13], [14, 15, 16, 17, 18, 19], [20, 21], [22]]
+PROMPT_OF = [0, 0, 2, 1, 2]
+PACKED = Packed.of(PROMPTS, RESPONSES, PROMPT_OF)
+
+
+def guided() -> GuidedForCausalLM:
+    """Return a guide with random weights on a trunk of another shape."""
+    reference = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    trunk = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": 1, "hidden_size": 24})).model
+    model = GuidedForCausalLM.beside(reference, trunk)
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+MODELS = {
+    "llama, grouped heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE)),
+    "gpt-2, learnt positions": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, initializer_range=0.3)
+    ),
+    "guided": guided,
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    """Return each model with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    return MODELS[request.param]().eval()
+
+
+def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
+    """Each response of a batch of several prompts has the log-probability it has alone."""
+    assert packs(model)
+    expected = token_logprobs(model, [PROMPTS[p] for p in PROMPT_OF], RESPONSES, pad_id=0, batch_tokens=1)
+    with packing(model), torch.no_grad():
+        assert PACKED.logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_packed_pass_gives_the_gradients_of_plain_ones(model: Any) -> None:
+    """The gradient of a weighted sum of log-probabilities is the same, in every weight."""
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5])
+    with packing(model):
+        (PACKED.logprobs(model) * weights).sum().backward()
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    for p, response, weight in zip(PROMPT_OF, RESPONSES, weights, strict=True):
+        logits = model(torch.tensor([[*PROMPTS[p], *response]])).logits[0, len(PROMPTS[p]) - 1 : -1]
+        (weight * logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None]).sum()).backward()
+    expected = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert torch.allclose(gradient, expected[name], atol=1e-3, rtol=1e-3), name
+
+
+def test_a_model_with_a_window_does_not_pack() -> None:
+    """Its layers do not attend to all earlier tokens. Its attention is as before afterwards."""
+    model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=3))
+    assert not packs(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_sums_are_over_the_tokens_of_a_response() -> None:
+    """By hand: 3, 1, 6, 2 and 1 tokens."""
+    numbers = torch.arange(1.0, 14.0)
+    assert PACKED.sums(numbers).tolist() == [6, 4, 45, 23, 13]
+    assert PACKED.sums_before(numbers).tolist() == [0, 1, 3, 0, 0, 5, 11, 18, 26, 35, 0, 11, 0]
+
+
+def test_each_token_is_predicted_by_the_one_before_it() -> None:
+    """The first token of a response by the last of its prompt, also where responses share one."""
+    before = PACKED.tokens[PACKED.before].tolist()
+    assert before == [5, 10, 11, 5, 9, 14, 15, 16, 17, 18, 6, 20, 9]
+    assert PACKED.targets.tolist() == [token for response in RESPONSES for token in response]
+    assert PACKED.positions[0, -4:].tolist() == [8, 1, 2, 3]

@@ -1,0 +1,74 @@
+"""Distillation: a student follows its teacher, in a recipe too; a teacher that is none is refused."""
+
+import json
+from pathlib import Path
+
+import enumerable
+import micro
+import pytest
+import torch
+from offline_solvers import TAU, quiet
+from transformers import LlamaForCausalLM
+
+from infalign.method.procedures import BestOfN
+from infalign.method.transforms import Identity
+from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.settings import Fit
+from infalign.runs.recipe import Recipe
+from infalign.training.common import Job
+from infalign.training.offline import fit_offline
+from infalign.training.solvers.qrpo import QRPO
+
+
+def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
+    """A plain model ends within 0.01 nats of a random guide that is at least 0.2 nats from the reference."""
+    case = enumerable.enumerable(tmp_path / "reference")
+    student, tokenizer = load_policy(case.folder)
+    teacher = guided_by(case.folder, load_policy(case.folder)[0]).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        teacher.head.weight.normal_(0.0, 0.15)
+    taught = case.laws(teacher)
+    assert enumerable.kl(taught, case.log_reference) > 0.2
+    job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
+    fit = Fit(epochs=4, batch_size=128, learning_rate=3e-3)
+    rows = QRPO(Identity(), TAU)
+    history = fit_offline(student, tokenizer, rows, case.rollouts(256), fit, job, tmp_path / "student", teacher=teacher)
+    learnt = case.laws(load_policy(tmp_path / "student")[0])
+    assert enumerable.kl(taught, learnt) < 0.01
+    held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
+    assert min(held_out) < 0.01 < 0.2 < held_out[0]
+
+
+def test_a_recipe_distils_a_guide(tmp_path: Path) -> None:
+    """The student is a plain model, and has its teacher's budget, theory and transformation in all results."""
+    settings = micro.settings(tmp_path / "run")
+    fit = settings["policies"]["aware"]["fit"]
+    settings["policies"] = {
+        "student": {"solver": "distil", "teacher": "aware", "fit": fit},
+        "aware": settings["policies"]["aware"] | {"guide": {"trunk": "reward"}},
+    }
+    ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    model, _ = load_policy(tmp_path / "run" / "models" / "student")
+    assert isinstance(model, LlamaForCausalLM)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
+    assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
+    for same in ("transform", "kl_budget", "beta"):
+        assert results["student"][same] == results["aware"][same]
+    again = micro.infalign("run", tmp_path / "recipe.yaml", "--set", "policies.aware.kl_budget=0.9", "--dry-run")
+    assert "train-student" in again.stdout, again.stdout
+
+
+def test_a_teacher_must_be_an_offline_policy_of_the_recipe() -> None:
+    """The message names those there are."""
+    settings = micro.settings(Path("run"))
+    settings["policies"]["student"] = {"solver": "distil", "teacher": "aware"}
+    student = Recipe.model_validate(settings).policies["student"]
+    law = student.law(BestOfN(4))
+    assert law is not None
+    assert (student.budget, law.kl) == (1.0, pytest.approx(1.0))
+    for teacher in ("nobody", "online", "student"):
+        settings["policies"]["student"]["teacher"] = teacher
+        with pytest.raises(ValueError, match=rf"teacher is {teacher}, which is no offline policy .*\(aware, plain\)"):
+            Recipe.model_validate(settings)

@@ -1,0 +1,56 @@
+"""The strength of a guide: the KL asked for, exactly, on a model whose law is known."""
+
+import enumerable
+import numpy as np
+import pytest
+import torch
+from enumerable import Enumerable
+
+from infalign.models.guided import GuidedForCausalLM
+from infalign.models.packed import packing
+from infalign.models.pretrained import guided_by, load_policy
+from infalign.training.scale import scale_to_kl
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
+    """Make the reference."""
+    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
+
+
+def guide(case: Enumerable, strength: float) -> GuidedForCausalLM:
+    """Return a guide with a random head."""
+    model: GuidedForCausalLM = guided_by(case.folder, load_policy(case.folder)[0]).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.head.weight.normal_(0.0, strength)
+    return model
+
+
+def mean_kl(case: Enumerable, model: GuidedForCausalLM) -> float:
+    """Return the exact KL from the reference, the mean over prompts."""
+    laws = case.laws(model)
+    return float((np.exp(laws) * (laws - case.log_reference)).sum(1).mean())
+
+
+@pytest.mark.parametrize("kl", [0.1, 0.5, 1.0])
+def test_a_guide_is_brought_to_the_kl(case: Enumerable, kl: float) -> None:
+    """On systematic rollouts the estimate is nearly exact; what is left is the interpolation between factors."""
+    model = guide(case, 0.15)
+    assert abs(mean_kl(case, model) - kl) > 0.02
+    before = model.head.weight.clone()
+    with packing(model):
+        scale, reached = scale_to_kl(model, case.rollouts(256), kl)
+    assert mean_kl(case, model) == pytest.approx(kl, rel=0.02)
+    assert reached == pytest.approx(kl)
+    assert torch.equal(model.head.weight, before * scale)
+
+
+def test_a_guide_that_is_too_weak_is_strengthened_fourfold(case: Enumerable) -> None:
+    """An untrained one stays the reference."""
+    for strength in (0.0, 0.001):
+        model = guide(case, strength)
+        with packing(model):
+            scale, reached = scale_to_kl(model, case.rollouts(64), 1.0)
+        assert (scale, reached < 0.1) == (4.0, True)
+        assert mean_kl(case, model) == pytest.approx(reached, abs=1e-4)
