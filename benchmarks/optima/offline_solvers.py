@@ -23,7 +23,7 @@ from infalign.training.solvers.base import Objective
 from infalign.training.solvers.bon_sft import BestOfNTuning
 from infalign.training.solvers.bonbon import BoNBoN
 from infalign.training.solvers.ipo import IPO
-from infalign.training.solvers.qrpo import QRPO
+from infalign.training.solvers.qrpo import QRPO, kliep, squared
 from infalign.training.solvers.resample import Resample
 
 TAU = 0.3
@@ -51,10 +51,10 @@ def fit(epochs: float, batch_size: int) -> Fit:
 METHODS = {
     "qrpo": Method(QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)),
     "qrpo squared": Method(
-        QRPO(Identity(), TAU, "squared"), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
+        QRPO(Identity(), TAU, squared), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
     ),
     "qrpo kliep": Method(
-        QRPO(Identity(), TAU, "kliep"), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
+        QRPO(Identity(), TAU, kliep), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
     ),
     "qrpo guided": Method(
         QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU), guided=True
@@ -62,10 +62,10 @@ METHODS = {
     "ipo": Method(IPO(TAU), fit(10, 128), lambda case: enumerable.tilted(case, Identity(), TAU)),
     "qrpo exp:10": Method(QRPO(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
     "qrpo squared exp:10": Method(
-        QRPO(EXP10, BETA10, "squared"), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
+        QRPO(EXP10, BETA10, squared), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
     "qrpo kliep exp:10": Method(
-        QRPO(EXP10, BETA10, "kliep"), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
+        QRPO(EXP10, BETA10, kliep), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
     "resample exp:10": Method(
         Resample(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)

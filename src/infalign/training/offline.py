@@ -31,6 +31,17 @@ from infalign.training.common import Job, arguments, fit_and_save, lora
 from infalign.training.scale import scale_to_kl
 from infalign.training.solvers.base import Objective
 
+VALIDATED = {
+    "eval_strategy": "steps",
+    "eval_steps": 0.2,
+    "save_steps": 0.2,
+    "eval_on_start": True,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_loss",
+    "greater_is_better": False,
+    "remove_unused_columns": False,
+    "label_names": ["number"],
+}
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
 TOGETHER = 8  # examples of one prompt in a batch
 WATCHED = 2048  # examples of held-out prompts that the held-out loss is the mean of
@@ -59,50 +70,23 @@ def fit_offline(
     to ``kl`` nats, if given, on rollouts of the held-out prompts; the last row of the log has the factor, ``scale``.
     With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
     """
-    groups = _by_prompt(rollouts)
-    held_out, others = groups[:: round(1 / HELD_OUT)], [g for i, g in enumerate(groups) if i % round(1 / HELD_OUT)]
-    rng = np.random.default_rng(job.seed)
-    evaluation = _pass(objective, held_out, rng)
-    evaluation = evaluation.select(range(min(WATCHED, len(evaluation))))
-    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.epochs))]
-    training = concatenate_datasets(passes)
-    training = training.select(range(max(round(fit.epochs * len(passes[0])), min(fit.batch_size, len(training)))))
-    config = lora(fit, TaskType.CAUSAL_LM)
-    settings = arguments(fit, job) | {
-        "eval_strategy": "steps",
-        "eval_steps": 0.2,
-        "save_steps": 0.2,
-        "eval_on_start": True,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "eval_loss",
-        "greater_is_better": False,
-        "remove_unused_columns": False,
-        "label_names": ["number"],
-    }
+    training, evaluation, unseen = _rows(objective, rollouts, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
-    if teacher is not None and not together:
-        raise ConfigError("the teacher or its student has layers without full attention, so it cannot be distilled")
-    finish = None
-    if kl is not None and isinstance(model, GuidedForCausalLM):
-        if not together:
-            raise ConfigError(
-                "the reference or the trunk of its guide has layers without full attention; leave guide out"
-            )
-        each = ceil(SCALED_ON / len(held_out))
-        unseen = [
-            rollouts[i] for group in held_out for i in range(group.first, group.first + min(each, group.rewards.size))
-        ]
-        finish = partial(_to_kl, unseen, kl, job.on_progress)
-    goal = objective.loss if teacher is None else teacher
+    if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
+        raise ConfigError("a model has layers without full attention, which neither a guide nor distillation can use")
+    config = lora(fit, TaskType.CAUSAL_LM)
     trainer = (_ToTargets if teacher is None else _ToTeacher)(
-        goal,
+        objective.loss if teacher is None else teacher,
         model=get_peft_model(model, config) if config else model,
-        args=TrainingArguments(**settings),
+        args=TrainingArguments(**arguments(fit, job) | VALIDATED),
         train_dataset=training,
         eval_dataset=evaluation,
         data_collator=(_Packer if together else _Padder)(rollouts, tokenizer.pad_token_id),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
+    finish = None
+    if kl is not None and isinstance(model, GuidedForCausalLM):
+        finish = partial(_to_kl, unseen, kl, job.on_progress)
     with ExitStack() as stack:
         for packed in (model, teacher) if together else ():
             if packed is not None:
@@ -145,6 +129,23 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
         groups.append(_Group(first, rewards))
         first += len(rewards)
     return groups
+
+
+def _rows(
+    objective: Objective, rollouts: Sequence[dict[str, Any]], fit: Fit, seed: int
+) -> tuple[Dataset, Dataset, list[dict[str, Any]]]:
+    """Return the examples to train on, some of the held-out prompts, and some rollouts of these."""
+    groups, every = _by_prompt(rollouts), round(1 / HELD_OUT)
+    held_out, others = groups[::every], [group for i, group in enumerate(groups) if i % every]
+    rng = np.random.default_rng(seed)
+    evaluation = _pass(objective, held_out, rng)
+    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.epochs))]
+    training = concatenate_datasets(passes)
+    most = max(round(fit.epochs * len(passes[0])), fit.batch_size)
+    each = ceil(SCALED_ON / len(held_out))
+    unseen = [rollouts[group.first + i] for group in held_out for i in range(min(each, group.rewards.size))]
+    first = (rows.select(range(min(most, len(rows)))) for rows, most in ((training, most), (evaluation, WATCHED)))
+    return *first, unseen
 
 
 def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:

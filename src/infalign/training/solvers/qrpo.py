@@ -20,7 +20,31 @@ if TYPE_CHECKING:
     import torch
 
 
-Loss = Literal["squared", "logistic", "kliep"]
+Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # of targets from log-ratios, (B,) each
+
+
+def squared(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return (T − h)², in nats²: the loss of the QRPO paper."""
+    return (target - h).square()
+
+
+def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return KL(σ(T) ‖ σ(h)) of two coins: the cross-entropy of a classifier with odds e^h, less its minimum.
+
+    It tells π* from π_ref with the labels known, and does not chase log-ratios where π* has no mass.
+    """
+    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+    label = target.sigmoid()
+    return cross_entropy(h, label, reduction="none") - cross_entropy(target, label, reduction="none")
+
+
+def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return e^h − e^T − e^T·(h − T) under π_ref (Sugiyama et al. 2008), as it weighs rows drawn with (1 + e^T)/2."""
+    return 2.0 * (h.exp() - target.exp() * (1.0 + h - target)) / (1.0 + target.exp())
+
+
+LOSSES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,57 +54,30 @@ class QRPO:
     With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression. Any
     :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
 
-    Each ``kind`` of loss is a Bregman divergence of T from h, so that h = T is its minimiser, response by response,
-    whatever responses are drawn from; they differ in what a model that cannot reach it gives up (`docs/theory.md`).
-    ``squared``, (T − h)², is the paper's. ``logistic`` is the classification of π* against π_ref with its labels known:
-    it does not chase log-ratios where π* has no mass. ``kliep`` is e^h − e^T·h (Sugiyama et al. 2008). In each pass a
-    rollout comes (1 + e^T)/2 times in the mean, half from π_ref and half from π*.
+    Each loss is a Bregman divergence of T from h: h = T is its minimiser, response by response, whatever responses are
+    drawn from. They differ in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout
+    comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*.
     """
 
     shaping: Transformation | Shaping
     beta: float
-    kind: Loss = "logistic"
+    divergence: Divergence = logistic
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return K rollouts with their targets, each once in every (1 + e^T)/2 on average."""
+        """Return K rollouts with their targets."""
         targets_K = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
         rows_K = systematic(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the mean divergence of the targets from h: 0 where they are equal."""
-        return LOSSES[self.kind](h_BM[:, 0], number_B).mean()
-
-
-def squared(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return (T − h)², in nats²."""
-    return (target - h).square()
-
-
-def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return KL(σ(T) ‖ σ(h)) of two coins: the cross-entropy of a classifier with odds e^h, less its minimum."""
-    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
-
-    label = target.sigmoid()
-    return cross_entropy(h, label, reduction="none") - cross_entropy(target, label, reduction="none")
-
-
-def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the divergence e^h − e^T − e^T·(h − T) under π_ref, as it weighs rows drawn with (1 + e^T)/2."""
-    return 2.0 * (h.exp() - target.exp() * (1.0 + h - target)) / (1.0 + target.exp())
-
-
-LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "squared": squared,
-    "logistic": logistic,
-    "kliep": kliep,
-}
+        return self.divergence(h_BM[:, 0], number_B).mean()
 
 
 def systematic(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
     """Return rows that come ``expected_K`` times on average, each rounded up or down: systematic sampling.
 
-    If the numbers add up to a whole number, so many rows are returned.
+    If the numbers add up to a whole one, that is how many rows there are.
     """
     order_K = rng.permutation(expected_K.size)
     ends_K = np.floor(np.cumsum(expected_K[order_K]) + rng.random())
@@ -106,7 +103,9 @@ class Settings(Shaped, Offline):
     colour: ClassVar[str] = COLOURS[1]
 
     solver: Literal["qrpo"] = "qrpo"
-    loss: Loss = Field("logistic", description="how log π/π_ref is fitted; all three have the same optimum")
+    loss: Literal["squared", "logistic", "kliep"] = Field(
+        "logistic", description="how log π/π_ref is fitted; all three have the same optimum"
+    )
 
     @property
     def _said(self) -> str:
@@ -115,4 +114,4 @@ class Settings(Shaped, Offline):
 
     def objective(self, beta: float) -> QRPO:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
-        return QRPO(self.shaping, beta, self.loss)
+        return QRPO(self.shaping, beta, LOSSES[self.loss])
