@@ -93,7 +93,7 @@ def quiet(done: int, total: int, note: str) -> None:
 def trained(case: Enumerable, method: Method, folder: Path) -> Array:
     """Train from the reference and return the exact law of the policy that is saved."""
     model, tokenizer = load_policy(case.folder)
-    model = guided_by(str(case.folder), model) if method.guided else model
+    model = guided_by(str(case.folder), model, tokenizer) if method.guided else model
     job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
     fit_offline(model, tokenizer, method.objective, case.rollouts(K), method.fit, job, folder / "policy")
     return case.laws(load_policy(folder / "policy")[0])

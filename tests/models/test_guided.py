@@ -1,5 +1,6 @@
 """A guide beside a frozen reference: what it starts from, how it is drawn from, kept and refused."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from infalign.errors import ConfigError
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
-from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.pretrained import guided_by, load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.fingerprints import Digests, settings_of
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy(folder: Path, *, strength: float) -> tuple[GuidedForCausalLM, Any, Any]:
     """Return a guided policy whose head has random weights of that size, its reference and the tokenizer."""
     reference, tokenizer = load_policy(folder)
-    model = guided_by(folder, reference).eval()
+    model = guided_by(folder, reference, tokenizer).eval()
     with torch.no_grad():
         model.head.weight.normal_(0.0, strength, generator=torch.Generator().manual_seed(1))
     return model, reference, tokenizer
@@ -102,12 +103,22 @@ def test_a_trunk_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) 
     other = Scratch(**SMALL | {"vocabulary": 310})
     wider = new_policy(other, tokenizer, seed=0)
     wider.resize_token_embeddings(len(tokenizer) + 1)
-    wider.save_pretrained(tmp_path / "wider")
+    for part in (wider, tokenizer):
+        part.save_pretrained(tmp_path / "wider")
     with pytest.raises(ConfigError, match=f"vocabulary of {len(tokenizer) + 1} tokens, the reference {len(tokenizer)}"):
-        guided_by(tmp_path / "wider", reference)
+        guided_by(tmp_path / "wider", reference, tokenizer)
+    swapped = load_tokenizer(folder)
+    vocabulary = json.loads(swapped.backend_tokenizer.to_str())
+    first, second = list(vocabulary["model"]["vocab"])[-2:]
+    ids = vocabulary["model"]["vocab"]
+    ids[first], ids[second] = ids[second], ids[first]
+    shutil.copytree(folder, tmp_path / "swapped")
+    (tmp_path / "swapped" / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(ConfigError, match="swapped cannot be the trunk of a guide: it has another tokenizer"):
+        guided_by(tmp_path / "swapped", reference, tokenizer)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty cannot be the trunk of a guide"):
-        guided_by(tmp_path / "empty", reference)
+        guided_by(tmp_path / "empty", reference, tokenizer)
 
 
 def test_a_recipe_trains_a_guide(tmp_path: Path) -> None:

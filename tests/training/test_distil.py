@@ -24,7 +24,7 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     """A plain model ends within 0.01 nats of a random guide that is at least 0.2 nats from the reference."""
     case = enumerable.enumerable(tmp_path / "reference")
     student, tokenizer = load_policy(case.folder)
-    teacher = guided_by(case.folder, load_policy(case.folder)[0]).eval()
+    teacher = guided_by(case.folder, *load_policy(case.folder)).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         teacher.head.weight.normal_(0.0, 0.15)

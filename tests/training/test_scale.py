@@ -20,7 +20,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
 
 def guide(case: Enumerable, strength: float) -> GuidedForCausalLM:
     """Return a guide with a random head."""
-    model: GuidedForCausalLM = guided_by(case.folder, load_policy(case.folder)[0]).eval()
+    model: GuidedForCausalLM = guided_by(case.folder, *load_policy(case.folder)).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         model.head.weight.normal_(0.0, strength)

@@ -19,9 +19,10 @@ Data, models, rollouts and calibration are the run's own and done once; a later
 comparison trains only what is new. Numbers, tables and figures go to the
 folder compare of the run directory; the run's own report does not change.
 
-A method takes its fit from the recipe's first offline policy, or, if it
-generates responses while it trains, from the first on-policy one; without one
-it has 3 times the epochs and 2.5 times the learning rate of the offline fit.
+Offline methods take fit and guide from the recipe's first offline policy.
+Methods that generate responses while they train take the fit of the first
+on-policy one; without one, 3 times the epochs and 2.5 times the learning rate
+of a policy without a guide.
 bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
 
 Methods; those with a star are compared with the best of the others:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.models.logprobs import IGNORED, TokenIds, evaluating, padded_batches, scored_logits
+from infalign.models.logprobs import IGNORED, TokenIds, check_rows, evaluating, padded_batches, scored_logits
 
 if TYPE_CHECKING:
     import torch
@@ -63,14 +63,28 @@ def rao_blackwell_kl(
     Raises DataError if the two lists differ in length, a prompt is empty or the completions were not drawn in this way,
     ConfigError as `kl_from_logits`.
     """
+    from infalign.models.packed import packed_batches, packing, packs
+
     rao_blackwell, k1, k3 = np.empty((3, len(prompt_ids)))
     tokens = np.empty(len(prompt_ids), np.int64)
+    check_rows(prompt_ids, completion_ids)
     with evaluating(policy), evaluating(reference):
-        for rows, batch in padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, policy):
-            policy_logits, targets = scored_logits(policy, *batch)
-            reference_logits, _ = scored_logits(reference, *batch)
-            kl = kl_from_logits(policy_logits, reference_logits, targets, temperature=temperature, top_p=top_p)
-            rao_blackwell[rows], k1[rows], k3[rows], tokens[rows] = kl.rao_blackwell, kl.k1, kl.k3, kl.tokens
+        if all(map(len, completion_ids)) and packs(policy) and packs(reference):
+            with packing(policy), packing(reference):
+                for part, packed in packed_batches(prompt_ids, completion_ids, batch_tokens, policy):
+                    # every token is a sequence of its own here
+                    own, base = (packed.logits(model)[:, None] for model in (policy, reference))
+                    kl = kl_from_logits(own, base, packed.targets[:, None], temperature=temperature, top_p=top_p)
+                    of, many = packed.response_of.cpu().numpy(), len(packed.lengths)
+                    for sums, values in zip((rao_blackwell, k1, k3), (kl.rao_blackwell, kl.k1, kl.k3), strict=True):
+                        sums[part] = np.bincount(of, values, many)
+                    tokens[part] = np.bincount(of, minlength=many)
+        else:
+            for rows, batch in padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, policy):
+                policy_logits, targets = scored_logits(policy, *batch)
+                reference_logits, _ = scored_logits(reference, *batch)
+                kl = kl_from_logits(policy_logits, reference_logits, targets, temperature=temperature, top_p=top_p)
+                rao_blackwell[rows], k1[rows], k3[rows], tokens[rows] = kl.rao_blackwell, kl.k1, kl.k3, kl.tokens
     return SequenceKL(rao_blackwell, k1, k3, tokens)
 
 

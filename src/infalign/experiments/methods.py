@@ -18,7 +18,7 @@ from infalign.method.procedures import Extreme, is_extreme
 from infalign.runs.reading import untagged
 from infalign.runs.recipe import Recipe
 from infalign.training.solvers import KINDS, read_solver
-from infalign.training.solvers.base import Solver, ToBestOfN
+from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 
 AWARE = "aware"  # the paper's transformation for the recipe's procedure
 LONGER, FASTER = 3, 2.5  # on-policy relative to offline fit settings, from RLOO measured at the KL of QRPO
@@ -71,6 +71,7 @@ class Method:
 METHODS = {
     "qrpo": Method("QRPO on the procedure's transformation", "qrpo", AWARE, ours=True),
     "qrpo-identity": Method("QRPO on the identity: ordinary RLHF on the win rate", "qrpo", "identity"),
+    "qrpo-raw": Method("QRPO on the reward as it is: ordinary RLHF", "qrpo", "raw"),
     "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),
     "ipo": Method("IPO on pairs of rollouts", "ipo"),
     "ipo-averaged": Method("IPO with log-ratios a token, as TRL has them", "ipo", options={"length_averaged": True}),
@@ -211,10 +212,21 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
 
 
 def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
-    own = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
-    if own:
-        return own[0].model_dump(include={"fit", "generations"} if method.generates else {"fit"})
-    if not method.generates:
+    """Return how a method is trained, from the recipe's first policy of its kind.
+
+    All offline solvers share the form of the first one, with its guide if any. What trains one language model takes the
+    fit of a policy that is one, if there is such a policy.
+    """
+    policies = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
+    if method.generates and policies:
+        return policies[0].model_dump(include={"fit", "generations"})
+    offline = [policy for policy in policies if isinstance(policy, Offline)]
+    if not (method.generates or offline):
         raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
-    fit = next(iter(recipe.policies.values())).fit
+    if method.solver is not None and issubclass(KINDS[method.solver], Offline):
+        return offline[0].model_dump(include={"fit", "guide"})
+    from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
+    fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
+    if not method.generates:
+        return {"fit": fit.model_dump()}
     return {"fit": fit.model_dump() | {"epochs": LONGER * fit.epochs, "learning_rate": FASTER * fit.learning_rate}}

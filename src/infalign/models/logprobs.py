@@ -108,15 +108,20 @@ def _upcast(logits: torch.Tensor) -> torch.Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def padded_batches(
-    prompt_ids: TokenIds, completion_ids: TokenIds, pad_id: int, batch_tokens: int, model: PreTrainedModel
-) -> Iterator[tuple[list[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-    """Yield row numbers with their input ids, attention mask and labels."""
+def check_rows(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
+    """Raise DataError if there is not one completion a prompt, or a prompt is empty."""
     if len(prompt_ids) != len(completion_ids):
         raise DataError(f"{len(prompt_ids)} prompts do not go with {len(completion_ids)} completions")
     for row, prompt in enumerate(prompt_ids):
         if not len(prompt):
             raise DataError(f"row {row}: the prompt has no tokens, so the first token has no context; begin with a BOS")
+
+
+def padded_batches(
+    prompt_ids: TokenIds, completion_ids: TokenIds, pad_id: int, batch_tokens: int, model: PreTrainedModel
+) -> Iterator[tuple[list[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+    """Yield row numbers with their input ids, attention mask and labels."""
+    check_rows(prompt_ids, completion_ids)
     lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
     batch_tokens = min(batch_tokens, LOGITS // model.config.get_text_config(decoder=True).vocab_size)
     device = model.device

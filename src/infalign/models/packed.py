@@ -6,7 +6,7 @@ the attention pads, to the longest. Needs the ``train`` extra.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from infalign.models.logprobs import TokenIds, evaluating
+from infalign.models.logprobs import LOGITS, TokenIds, evaluating
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,15 @@ class Packed:
         ).logits[0]
         return found
 
+    def scores(self, model: Any) -> Tensor:
+        """Return the outputs of a sequence classifier after each response, (R, outputs); it is inside `packing`."""
+        last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
+        hidden = model.base_model(
+            input_ids=self.tokens[None], position_ids=self.positions, use_cache=False, packed=self
+        ).last_hidden_state[0]
+        found: Tensor = model.score(hidden[last])
+        return found
+
     def sums(self, of_tokens: Tensor) -> Tensor:
         """Return the sum over each response of a number per token, (R,)."""
         return of_tokens.new_zeros(len(self.lengths)).index_add(0, self.response_of, of_tokens)
@@ -104,6 +113,30 @@ class Packed:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A gather minus a logsumexp: log_softmax would keep a second array of the size of the logits for the gradient.
         return self.sums(logits.gather(-1, self.targets[:, None])[:, 0] - logits.logsumexp(-1))
+
+
+def packed_batches(
+    prompt_ids: TokenIds, completion_ids: TokenIds, batch_tokens: int, model: Any, *, logits: bool = True
+) -> Iterator[tuple[slice, Packed]]:
+    """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens.
+
+    If each token of a response has ``logits`` over the vocabulary, there are at most `LOGITS` of them.
+    """
+    scored = LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
+    rows, begin = len(completion_ids), 0
+    while begin < rows:
+        places: dict[tuple[int, ...], int] = {}
+        prompt_of, responses, tokens, total = list[int](), list[Sequence[int]](), 0, 0
+        for row in range(begin, rows):
+            prompt, response = tuple(prompt_ids[row]), completion_ids[row]
+            tokens += len(response)
+            total += len(response) + (0 if prompt in places else len(prompt))
+            if responses and (total > batch_tokens or tokens > scored):
+                break
+            prompt_of.append(places.setdefault(prompt, len(places)))
+            responses.append(response)
+        yield slice(begin, begin + len(responses)), Packed.of(list(places), responses, prompt_of, model.device)
+        begin += len(responses)
 
 
 def _below(lengths: Tensor) -> Tensor:
@@ -170,11 +203,11 @@ def packing(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def packs(model: Any) -> bool:
+def packs(model: Any, logits: Callable[[Packed, Any], Tensor] = Packed.logits) -> bool:
     """Return whether a packed pass gives the logits of plain ones.
 
     It does for every transformers decoder whose layers all attend to all earlier tokens through the attention
-    interface.
+    interface. ``logits`` returns those of a packed pass: one row a token of a response, or one a response.
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(1, 11, device=model.device) % vocabulary
@@ -182,16 +215,17 @@ def packs(model: Any) -> bool:
     texts = [[row.tolist() for row in rows] for rows in (prompts, responses)]
     packed = Packed.of(texts[0], texts[1], prompt_of, model.device)
     with evaluating(model):
-        expected = torch.cat(
-            [
-                model(torch.cat([prompts[p], response])[None], use_cache=False).logits[0, len(prompts[p]) - 1 : -1]
-                for p, response in zip(prompt_of, responses, strict=True)
-            ]
-        ).float()
         try:
             with packing(model):
-                found = packed.logits(model).float()
-        except Exception:  # a model without the attention interface can raise any exception
+                found = logits(packed, model).float()
+            rows = [torch.cat([prompts[p], response]) for p, response in zip(prompt_of, responses, strict=True)]
+            plain = [model(row[None], attention_mask=torch.ones_like(row)[None]).logits[0].float() for row in rows]
+        except Exception:  # a model without the attention interface, or of another kind, can raise any exception
             return False
+        if plain[0].ndim == 2:
+            plain = [row[-1 - len(response) : -1] for row, response in zip(plain, responses, strict=True)]
+    expected = torch.cat(plain) if plain[0].ndim == 2 else torch.stack(plain)
+    if found.shape != expected.shape:
+        return False
     gap = (found - expected).abs().max() / (1 + expected.abs().max())
-    return found.shape == expected.shape and float(gap) <= torch.finfo(model.dtype).eps ** 0.5
+    return bool(gap <= torch.finfo(model.dtype).eps ** 0.5)

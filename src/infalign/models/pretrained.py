@@ -67,24 +67,27 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     return model.to(device).eval(), tokenizer
 
 
-def guided_by(trunk: str | Path, reference: Any) -> Any:
+def guided_by(trunk: str | Path, reference: Any, tokenizer: Any) -> Any:
     """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
 
-    Raises ConfigError if that cannot be loaded or has another vocabulary than the reference.
+    Raises ConfigError if that cannot be loaded or has another tokenizer than the reference's, ``tokenizer``.
     """
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoTokenizer
 
     from infalign.models.guided import GuidedForCausalLM
 
     try:
         model = AutoModel.from_pretrained(trunk, dtype="float32", use_safetensors=True, trust_remote_code=False)
+        theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: {why_unloadable(error)}") from error
-    ours, theirs = reference.config.vocab_size, model.config.vocab_size
-    if ours != theirs:
+    ours, its = reference.config.vocab_size, model.config.vocab_size
+    if ours != its:
         raise ConfigError(
-            f"{trunk} cannot be the trunk of a guide: it has a vocabulary of {theirs} tokens, the reference {ours}"
+            f"{trunk} cannot be the trunk of a guide: it has a vocabulary of {its} tokens, the reference {ours}"
         )
+    if theirs.get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(f"{trunk} cannot be the trunk of a guide: it has another tokenizer than the reference")
     return GuidedForCausalLM.beside(reference, model.to(reference.device))
 
 

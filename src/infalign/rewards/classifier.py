@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +17,8 @@ from infalign.models.settings import is_hub_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 
 class ClassifierReward:
@@ -101,8 +107,6 @@ class ClassifierReward:
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row, computed in the model's precision; DataError if a row is too long."""
-        import torch
-
         token_ids = self.tokenize(prompts, responses)
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:
@@ -110,17 +114,45 @@ class ClassifierReward:
                     f"prompt {prompt_id(prompt)}: the conversation with its response has {len(ids)} tokens and the "
                     f"reward model reads {self.max_length}; drop the prompt or generate shorter responses"
                 )
-        pad_id = self.model.config.get_text_config().pad_token_id
         self.model.eval()
         # Each distinct text is scored once: rounding depends on the batch, and equal texts must tie.
-        distinct = list({tuple(ids): ids for ids in token_ids}.values())
-        rewards: dict[tuple[int, ...], float] = {}
-        for rows in length_batches([len(ids) for ids in distinct], self.batch_tokens):
+        distinct = {tuple(ids): prompt for prompt, ids in zip(prompts, token_ids, strict=True)}
+        packed = self._packs and min(map(len, distinct), default=2) > 1
+        rewards = dict(self._packed(distinct) if packed else self._padded(list(distinct)))
+        return [rewards[tuple(ids)] for ids in token_ids]
+
+    @cached_property
+    def _packs(self) -> bool:
+        from infalign.models.packed import Packed, packs
+
+        return packs(self.model, Packed.scores)
+
+    def _packed(self, texts: Mapping[Text, list[Message]]) -> Iterator[tuple[Text, float]]:
+        """Yield the reward of each text; what all texts of a prompt begin with is computed once."""
+        import torch
+
+        from infalign.models.packed import packed_batches, packing
+
+        beginnings, endings = list[Text](), list[Text]()
+        for _, of_prompt in groupby(texts, key=texts.__getitem__):
+            group = [*of_prompt]
+            shared = min(len(commonprefix(group)), min(map(len, group)) - 1)  # noqa: RUF071 (not of paths)
+            beginnings += [text[:shared] for text in group]
+            endings += [text[shared:] for text in group]
+        asked = list(texts)
+        with torch.inference_mode(), packing(self.model):
+            for part, packed in packed_batches(beginnings, endings, self.batch_tokens, self.model, logits=False):
+                yield from zip(asked[part], packed.scores(self.model)[:, 0].float().tolist(), strict=True)
+
+    def _padded(self, texts: Sequence[Text]) -> Iterator[tuple[Text, float]]:
+        """Yield the reward of each text."""
+        import torch
+
+        pad_id = self.model.config.get_text_config().pad_token_id
+        for rows in length_batches([len(text) for text in texts], self.batch_tokens):
             # Rows are always padded on the right, so that positions do not depend on the other rows.
-            input_ids = right_padded([distinct[row] for row in rows], pad_id, self.model.device)
-            attention_mask = right_padded([[1] * len(distinct[row]) for row in rows], 0, self.model.device)
+            input_ids = right_padded([texts[row] for row in rows], pad_id, self.model.device)
+            attention_mask = right_padded([[1] * len(texts[row]) for row in rows], 0, self.model.device)
             with torch.inference_mode():
                 logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-            for row, reward in zip(rows, logits.squeeze(-1).float().tolist(), strict=True):
-                rewards[tuple(distinct[row])] = reward
-        return [rewards[tuple(ids)] for ids in token_ids]
+            yield from zip([texts[row] for row in rows], logits.squeeze(-1).float().tolist(), strict=True)

@@ -44,9 +44,9 @@ VALIDATED = {
 }
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
 TOGETHER = 8  # examples of one prompt in a batch
-WATCHED = 2048  # examples of held-out prompts that the held-out loss is the mean of
+WATCHED = 1024  # examples of held-out prompts that the held-out loss is the mean of
 OFF = 0.1  # relative distance from the KL budget from which a run says so
-SCALED_ON = 2048  # rollouts of held-out prompts on which the strength of a guide is measured
+SCALED_ON = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
 
 
 def fit_offline(

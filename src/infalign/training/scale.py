@@ -1,6 +1,6 @@
 """The strength of a guide: π_s ∝ π_ref·e^{s·Q} at a given KL, found on stored rollouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,11 +8,12 @@ import torch
 
 from infalign.method.calibration import Array
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.logprobs import LOGITS, evaluating
-from infalign.models.packed import Packed
+from infalign.models.logprobs import evaluating
+from infalign.models.packed import Packed, packed_batches
 
 SCALES = np.geomspace(0.25, 4.0, 13)  # between which the KL is interpolated, in steps of 26 %
 SMALLEST = 1e-12  # nats
+BATCH_TOKENS = 16384  # tokens per forward pass
 
 
 def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: float) -> tuple[float, float]:
@@ -21,7 +22,9 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
     Returns the factor and the KL there. ``rows`` are rollouts of the reference, as in `training.offline.fit_offline`,
     of prompts that Q has not seen; ``model`` is inside `models.packed.packing`.
     """
-    spent = np.mean([found for batch in _batches(model, rows) for found in _kls(model, batch)], axis=0)
+    prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
+    batches = packed_batches(prompts, responses, BATCH_TOKENS, model)
+    spent = np.concatenate([_kls(model, batch) for _, batch in batches]).mean(0)
     # the KL is nearly a power of the factor, and an untrained guide spends nothing
     factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, SMALLEST)), np.log(SCALES))))
     reached = float(np.clip(kl, spent[0], spent[-1]))
@@ -29,18 +32,6 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
         model.head.weight.mul_(factor)
         model.head.bias.mul_(factor)
     return factor, reached
-
-
-def _batches(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]]) -> Iterator[Packed]:
-    """Yield the rows of one prompt after the other, with as many tokens at once as `LOGITS` admits."""
-    device, most = model.device, LOGITS // model.config.vocab_size
-    at_once = max(1, most // max(len(row["completion_ids"]) for row in rows))
-    for first in range(0, len(rows), at_once):
-        batch = [rows[i] for i in range(first, min(first + at_once, len(rows)))]
-        prompts = {row["prompt_id"]: row["prompt_ids"] for row in batch}
-        place = {prompt: i for i, prompt in enumerate(prompts)}
-        responses = [row["completion_ids"] for row in batch]
-        yield Packed.of(list(prompts.values()), responses, [place[row["prompt_id"]] for row in batch], device)
 
 
 def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:

@@ -129,7 +129,7 @@ def _train_offline(
     model, tokenizer = load_policy(material.reference, device=target.compute.torch_device())
     rows = material.stored.rows()
     if policy.guide is not None:
-        model = guided_by(_trunk(policy.guide, material), model)
+        model = guided_by(_trunk(policy.guide, material), model, tokenizer)
     if policy.fit.bf16 or not material.rounds_as_training:
         rows = _with_logprobs(rows, policy, target, model, tokenizer)
     return fit_offline(
