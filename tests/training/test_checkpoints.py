@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from infalign.data.examples import Message
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Identity
-from infalign.models.pretrained import load_policy
+from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.progress import OnProgress
@@ -31,6 +31,7 @@ from infalign.training.solvers.qrpo import QRPO
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
 TWICE = Fit(epochs=2, batch_size=2, learning_rate=1e-2, max_length=64)  # eight steps on eight rows
+OFFLINE = ("qrpo", "guided", "distil")
 Training = Callable[[Path, OnProgress], list[dict[str, Any]]]
 
 
@@ -99,7 +100,12 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
     def offline(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
         solver, rows = QRPO(Identity(), 0.3), case.rollouts(32)
-        return fit_offline(*load_policy(case.folder), solver, rows, fit, job(folder, report), folder / "model")
+        model, tokenizer = load_policy(case.folder)
+        guided = guided_by(case.folder, *load_policy(case.folder))
+        torch.nn.init.constant_(guided.head.bias, 0.1)
+        own = {"kl": 0.3} if name == "guided" else {"teacher": guided} if name == "distil" else {}
+        model = guided if name == "guided" else model
+        return fit_offline(model, tokenizer, solver, rows, fit, job(folder, report), folder / "model", **own)
 
     def online(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=8, device_batch_size=4, learning_rate=1e-2)  # eight steps of two prompts
@@ -118,8 +124,8 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         )
         return fit_on_policy(problem, solver, job(folder, report), folder / "model")
 
-    kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank, "qrpo": offline}
-    return kinds.get(name, online)
+    kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank}
+    return kinds.get(name, offline if name in OFFLINE else online)
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -139,7 +145,7 @@ def interrupted(training: Training, folder: Path, step: int) -> None:
         training(folder, stopped_at(step))
 
 
-KINDS = ("sft", "sft, lora", "reward model", "rank model", "qrpo", "rloo", "ppo")
+KINDS = ("sft", "sft, lora", "reward model", "rank model", *OFFLINE, "rloo", "ppo")
 
 
 @pytest.mark.parametrize("training", KINDS, indirect=True)
