@@ -26,6 +26,9 @@ PROMPT = [5, 6, 7, 8]
 SMALL = {"vocabulary": 300, "hidden": 16, "layers": 2, "heads": 2, "context": 64}
 
 
+FORMS = pytest.mark.parametrize("form", ["trunk", "adapter"])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small reference."""
@@ -36,35 +39,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def policy(folder: Path, *, strength: float) -> tuple[GuidedForCausalLM, Any, Any]:
+def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausalLM, Any, Any]:
     """Return a guided policy whose head has random weights of that size, its reference and the tokenizer."""
     reference, tokenizer = load_policy(folder)
-    model = guided_by(folder, reference, tokenizer).eval()
+    torch.manual_seed(0)
+    if form == "adapter":
+        model = GuidedForCausalLM.beside(load_policy(folder)[0], None, {"rank": 4, "alpha": 8.0}).eval()
+    else:
+        model = guided_by(folder, load_policy(folder)[0], tokenizer).eval()
     with torch.no_grad():
         model.head.weight.normal_(0.0, strength, generator=torch.Generator().manual_seed(1))
     return model, reference, tokenizer
 
 
-def test_a_guide_of_zeros_is_the_reference_bit_for_bit(folder: Path) -> None:
+@FORMS
+def test_a_guide_of_zeros_is_the_reference_bit_for_bit(folder: Path, form: str) -> None:
     """Before training every logit is the reference's."""
-    model, reference, _ = policy(folder, strength=0.0)
+    model, reference, _ = policy(folder, form, strength=0.0)
     ids = torch.randint(0, reference.config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(model(ids).logits, reference(ids).logits)
 
 
-def test_only_the_guide_is_trained(folder: Path) -> None:
+@FORMS
+def test_only_the_guide_is_trained(folder: Path, form: str) -> None:
     """No weight of the reference has a gradient, and every weight of the guide that it uses has one."""
-    model, _, _ = policy(folder, strength=0.1)
+    model, _, _ = policy(folder, form, strength=0.1)
     model(torch.tensor([PROMPT])).logits.square().sum().backward()
     with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
-    assert with_gradient == {name for name, _ in model.named_parameters() if not name.startswith("reference.")}
+    assert with_gradient == {name for name, weight in model.named_parameters() if weight.requires_grad}
+    own = {name for name in with_gradient if not name.startswith("reference.")}
+    assert (len(own) > 2, all(".lora_" in name for name in with_gradient - own)) == (True, True)
+    assert (form == "adapter") == bool(with_gradient - own)
 
 
+@FORMS
 @pytest.mark.parametrize("engine", [SharedPrefixEngine, TransformersEngine])
-def test_engines_draw_what_the_policy_says(folder: Path, engine: Any) -> None:
+def test_engines_draw_what_the_policy_says(folder: Path, form: str, engine: Any) -> None:
     """Both engines report the log-probabilities of a plain pass, with its two caches, and differ from the reference."""
-    model, reference, tokenizer = policy(folder, strength=0.5)
+    model, reference, tokenizer = policy(folder, form, strength=0.5)
     drawn = engine(model, tokenizer, Sampling(12, seed=3)).sample(PROMPT, "p", range(6))
     ids = [response.token_ids for response in drawn]
     found = token_logprobs(model, [PROMPT] * 6, ids, pad_id=tokenizer.pad_token_id, batch_tokens=1000)
@@ -72,9 +85,10 @@ def test_engines_draw_what_the_policy_says(folder: Path, engine: Any) -> None:
     assert abs(token_logprobs(reference, [PROMPT] * 6, ids, pad_id=0, batch_tokens=1000) - found).max() > 0.1
 
 
-def test_the_engines_draw_the_same_tokens(folder: Path) -> None:
+@FORMS
+def test_the_engines_draw_the_same_tokens(folder: Path, form: str) -> None:
     """The streams of random numbers are the same."""
-    model, _, tokenizer = policy(folder, strength=0.5)
+    model, _, tokenizer = policy(folder, form, strength=0.5)
     shared, plain = (
         engine(model, tokenizer, Sampling(12, seed=3)).sample(PROMPT, "p", range(6))
         for engine in (SharedPrefixEngine, TransformersEngine)
@@ -82,10 +96,11 @@ def test_the_engines_draw_the_same_tokens(folder: Path) -> None:
     assert [response.token_ids for response in shared] == [response.token_ids for response in plain]
 
 
-def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, tmp_path: Path) -> None:
+@FORMS
+def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, form: str, tmp_path: Path) -> None:
     """`load_policy` reads the folder: the same logits, and a KL to the reference that is 0 for zeros only."""
     for strength in (0.0, 0.5):
-        model, reference, tokenizer = policy(folder, strength=strength)
+        model, reference, tokenizer = policy(folder, form, strength=strength)
         saved = tmp_path / str(strength)
         model.save_pretrained(saved)
         tokenizer.save_pretrained(saved)
@@ -133,7 +148,10 @@ def test_a_recipe_trains_a_guide(tmp_path: Path) -> None:
     assert isinstance(model, GuidedForCausalLM)
     refused = micro.infalign("run", path, "--set", "policies.guided.fit.lora={rank: 2}")
     assert refused.returncode == 2
-    assert "a guide is trained whole: leave fit.lora out" in refused.stderr
+    assert "a guide takes guide.lora: leave fit.lora out" in refused.stderr
+    refused = micro.infalign("run", path, "--set", "policies.guided.guide.lora={rank: 2}")
+    assert refused.returncode == 2
+    assert "a guide with lora is an adapter on the reference, found the trunk reward" in refused.stderr
 
 
 @pytest.mark.parametrize(

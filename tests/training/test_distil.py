@@ -41,12 +41,15 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
 
 
 def test_a_recipe_distils_a_guide(tmp_path: Path) -> None:
-    """The student is a plain model, and has its teacher's budget, theory and transformation in all results."""
+    """The student is a plain model, and has its teacher's budget, theory and transformation in all results.
+
+    The teacher is an adapter on the reference.
+    """
     settings = micro.settings(tmp_path / "run")
     fit = settings["policies"]["aware"]["fit"]
     settings["policies"] = {
         "student": {"solver": "distil", "teacher": "aware", "fit": fit},
-        "aware": settings["policies"]["aware"] | {"guide": {"trunk": "reward"}},
+        "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
     }
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr

@@ -7,9 +7,13 @@ form is the prefix scorer of Controlled Decoding (Mudgal et al., ICML 2024). Nee
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -24,24 +28,34 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class GuidedConfig(PreTrainedConfig):
-    """The configurations of a reference and of its guide's trunk; as a decoder it has the layers of both."""
+    """The configurations of a reference and of its guide's trunk; as a decoder it has the layers of both.
+
+    Without a ``trunk`` this is the reference itself with a LoRA ``adapter``: its rank and alpha.
+    """
 
     model_type = "infalign-guided"
 
     def __init__(
-        self, reference: dict[str, Any] | None = None, trunk: dict[str, Any] | None = None, **more: Any
+        self,
+        reference: dict[str, Any] | None = None,
+        trunk: dict[str, Any] | None = None,
+        adapter: dict[str, Any] | None = None,
+        **more: Any,
     ) -> None:
-        self.reference, self.trunk = reference or {}, trunk or {}
+        self.reference, self.trunk, self.adapter = reference or {}, trunk, adapter
         super().__init__(**more)
 
     @classmethod
-    def of(cls, reference: PreTrainedConfig, trunk: PreTrainedConfig) -> GuidedConfig:
+    def of(
+        cls, reference: PreTrainedConfig, trunk: PreTrainedConfig | None, adapter: dict[str, Any] | None
+    ) -> GuidedConfig:
         """Return the configuration of a guided policy."""
         shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
         return cls(
             reference.to_dict(),
-            trunk.to_dict(),
-            num_hidden_layers=reference.num_hidden_layers + trunk.num_hidden_layers,
+            None if trunk is None else trunk.to_dict(),
+            adapter,
+            num_hidden_layers=reference.num_hidden_layers + (trunk or reference).num_hidden_layers,
             hidden_size=reference.hidden_size,
             tie_word_embeddings=False,
             **{name: getattr(reference, name) for name in shared},
@@ -49,36 +63,71 @@ class GuidedConfig(PreTrainedConfig):
 
 
 class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
-    """A reference and its guide as one causal language model."""
+    """A reference and its guide as one causal language model.
+
+    The guide has a trunk of its own, or it is a LoRA adapter on the reference, of which there is one in memory, with a
+    head of the adapter's rank and the reference's output embedding.
+    """
 
     config_class = GuidedConfig
     _supports_sdpa = True
     _supports_attention_backend = True
 
-    def __init__(self, config: GuidedConfig) -> None:
+    def __init__(
+        self, config: GuidedConfig, reference: PreTrainedModel | None = None, trunk: PreTrainedModel | None = None
+    ) -> None:
         super().__init__(config)
-        reference, trunk = (
-            AutoConfig.for_model(**part, attn_implementation=config._attn_implementation)
-            for part in (config.reference, config.trunk)
-        )
-        self.reference = AutoModelForCausalLM.from_config(reference)
-        self.trunk = AutoModel.from_config(trunk)
-        self.head = nn.Linear(trunk.hidden_size, reference.hidden_size)
-        self.vocabulary = nn.Parameter(torch.zeros(reference.vocab_size, reference.hidden_size))
+        attention = config._attn_implementation
+        for given in (reference, trunk):
+            for part in given.modules() if given is not None else ():
+                part._is_hf_initialized = True  # `post_init` would draw its weights anew
+        if reference is None:
+            reference = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**config.reference, attn_implementation=attention)
+            )
+        if trunk is None and config.trunk is not None:
+            trunk = AutoModel.from_config(AutoConfig.for_model(**config.trunk, attn_implementation=attention))
+        self.reference, self.trunk, self.narrow, self.vocabulary = reference, trunk, None, None
+        width = reference.config.hidden_size
+        if trunk is not None:
+            self.head = nn.Linear(trunk.config.hidden_size, width)
+            self.vocabulary = nn.Parameter(torch.zeros(reference.config.vocab_size, width))
+        else:
+            assert config.adapter is not None
+            lora = LoraConfig(r=config.adapter["rank"], lora_alpha=config.adapter["alpha"], target_modules="all-linear")
+            inject_adapter_in_model(lora, reference.base_model)
+            self.narrow, self.head = nn.Linear(width, lora.r, bias=False), nn.Linear(lora.r, width)
         self.post_init()
 
     @classmethod
-    def beside(cls, reference: PreTrainedModel, trunk: PreTrainedModel) -> GuidedForCausalLM:
-        """Return the reference with a guide that changes nothing yet, on ``trunk``; only the guide is trainable."""
-        model = cls(GuidedConfig.of(reference.config, trunk.config)).to(reference.device, reference.dtype)
-        model.reference.load_state_dict(reference.state_dict())
-        model.trunk.load_state_dict(trunk.state_dict())
+    def beside(
+        cls, reference: PreTrainedModel, trunk: PreTrainedModel | None, adapter: dict[str, Any] | None = None
+    ) -> GuidedForCausalLM:
+        """Return the reference with a guide that changes nothing yet; only the guide is trainable.
+
+        The guide is on ``trunk``, or without one a LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the reference.
+        Both models become parts of the policy; nothing is copied.
+        """
+        config = GuidedConfig.of(reference.config, None if trunk is None else trunk.config, adapter)
+        model = cls(config, reference, trunk).to(reference.device, reference.dtype)
         with torch.no_grad():
             model.head.weight.zero_()
             model.head.bias.zero_()
-            model.vocabulary.copy_(reference.get_output_embeddings().weight)
-        model.reference.requires_grad_(False)
+            if model.vocabulary is not None:
+                model.vocabulary.copy_(reference.get_output_embeddings().weight)
+        if model.narrow is not None:  # `post_init` drew both too small
+            model.narrow.reset_parameters()
+            for layer in model.adapted:
+                layer.reset_lora_parameters("default", True)
+        for name, weight in reference.named_parameters():
+            weight.requires_grad_(".lora_" in name)
         return model
+
+    def strengthen(self, factor: float) -> None:
+        """Multiply Q by ``factor``."""
+        with torch.no_grad():
+            self.head.weight.mul_(factor)
+            self.head.bias.mul_(factor)
 
     def forward(
         self,
@@ -93,26 +142,47 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the reference's logits + Q; a cache holds the layers of both, the reference's first."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        first = len(self.reference.base_model.layers)
-        parts = [slice(0, first), slice(first, None)]
+        first = self.config.reference["num_hidden_layers"]
+        of_reference, of_trunk = slice(0, first), slice(first, None)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = []
-        for model, part in zip((self.reference.base_model, self.trunk), parts, strict=True):
-            cache = None if past_key_values is None else layers_of(past_key_values, part)
+
+        def hidden(model: Any, layers: slice) -> Tensor:
+            cache = None if past_key_values is None else layers_of(past_key_values, layers)
             own = kwargs | ({"shared_prefix": cache} if "shared_prefix" in kwargs else {})
-            with torch.set_grad_enabled(torch.is_grad_enabled() and model is self.trunk):
-                found = model(
-                    input_ids=input_ids,
-                    attention_mask=attention_mask,
-                    position_ids=position_ids,
-                    past_key_values=cache,
-                    use_cache=use_cache,
-                    **own,
-                )
-            hidden.append(found.last_hidden_state[:, kept])
-        of_reference, of_trunk = hidden
-        logits = self.reference.get_output_embeddings()(of_reference) + self.head(of_trunk) @ self.vocabulary.T
+            found: Tensor = model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=use_cache,
+                **own,
+            ).last_hidden_state[:, kept]
+            return found
+
+        embedding = self.reference.get_output_embeddings()
+        with torch.no_grad(), self._unadapted():
+            logits = embedding(hidden(self.reference.base_model, of_reference))
+        guide = hidden(self.reference.base_model if self.trunk is None else self.trunk, of_trunk)
+        guide = guide if self.narrow is None else self.narrow(guide)
+        vocabulary = embedding.weight if self.vocabulary is None else self.vocabulary
+        logits = logits + self.head(guide) @ vocabulary.T
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+
+    @property
+    def adapted(self) -> list[LoraLayer]:
+        """The layers of the reference that have an adapter."""
+        return [layer for layer in self.reference.modules() if isinstance(layer, LoraLayer)]
+
+    @contextmanager
+    def _unadapted(self) -> Iterator[None]:
+        """Switch the adapter off inside the block, if the guide is one."""
+        for layer in self.adapted:
+            layer._disable_adapters = True  # `enable_adapters` would also change which weights are trained
+        try:
+            yield
+        finally:
+            for layer in self.adapted:
+                layer._disable_adapters = False
 
 
 def layers_of(cache: Any, part: slice) -> Any:

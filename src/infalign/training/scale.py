@@ -28,9 +28,7 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
     # the KL is nearly a power of the factor, and an untrained guide spends nothing
     factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, SMALLEST)), np.log(SCALES))))
     reached = float(np.clip(kl, spent[0], spent[-1]))
-    with torch.no_grad():
-        model.head.weight.mul_(factor)
-        model.head.bias.mul_(factor)
+    model.strengthen(factor)
     return factor, reached
 
 

@@ -129,7 +129,7 @@ def _train_offline(
     model, tokenizer = load_policy(material.reference, device=target.compute.torch_device())
     rows = material.stored.rows()
     if policy.guide is not None:
-        model = guided_by(_trunk(policy.guide, material), model, tokenizer)
+        model = _guided(policy.guide, material, model, tokenizer)
     if policy.fit.bf16 or not material.rounds_as_training:
         rows = _with_logprobs(rows, policy, target, model, tokenizer)
     return fit_offline(
@@ -150,10 +150,14 @@ def _distil(
     return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
 
 
-def _trunk(guide: Guide, material: Material) -> str:
-    """Return the folder or hub id that a guide starts from."""
+def _guided(guide: Guide, material: Material, reference: Any, tokenizer: Any) -> Any:
+    """Return the reference with an untrained guide."""
+    from infalign.models.guided import GuidedForCausalLM
+
+    if guide.lora is not None:
+        return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
     of_run = dict(zip(TRUNKS, (material.reference, material.provenance.reward.model), strict=True))
-    return of_run.get(guide.trunk, guide.trunk)
+    return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
 
 
 def _with_logprobs(

@@ -21,7 +21,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
-from infalign.models.settings import Fit
+from infalign.models.settings import Fit, Lora
 from infalign.settings import Draws, Kind, Positive, Settings, spelled
 from infalign.theory.law import Law, aligned_law, law_at_kl
 
@@ -278,6 +278,13 @@ class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
     trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
+    lora: Lora | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
+
+    @model_validator(mode="after")
+    def _on_the_reference(self) -> Guide:
+        if self.lora is not None and self.trunk != "reference":
+            raise ValueError(f"a guide with lora is an adapter on the reference, found the trunk {self.trunk}")
+        return self
 
 
 class Offline(Solver):
@@ -288,7 +295,7 @@ class Offline(Solver):
     @model_validator(mode="after")
     def _whole_guide(self) -> Offline:
         if self.guide is not None and self.fit.lora is not None:
-            raise ValueError("a guide is trained whole: leave fit.lora out")
+            raise ValueError("a guide takes guide.lora: leave fit.lora out")
         return self
 
     def check(self, around: Surroundings) -> None:
