@@ -1,9 +1,9 @@
 """What a guide costs beside the policy that is the reference itself: ``python benchmarks/guides.py [HIDDEN LAYERS]``.
 
-Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a second
-in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a trunk of
-the reference's size and an adapter of rank 16, each with its ratio to training the reference itself. Random weights of a
-Llama; a few minutes for the default of 100 M parameters.
+Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a
+second in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a
+trunk of the reference's size and an adapter of rank 16, each with its ratio to training the reference itself. Random
+weights of a Llama; a few minutes for the default of 100 M parameters.
 """
 
 import sys
