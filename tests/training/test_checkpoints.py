@@ -26,7 +26,7 @@ from infalign.training.rank_model import fit_calibrated
 from infalign.training.reward_model import fit_reward_model
 from infalign.training.sft import fine_tune
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.qrpo import QRPO
+from infalign.training.solvers.qrpo import QRPO, squared
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
@@ -257,7 +257,8 @@ def test_a_training_makes_one_step_at_least() -> None:
 def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: float = 5) -> list[dict[str, Any]]:
     """Fit a policy by steps far too large, two an epoch: of losses 1, 270, 582 and 276 the second is the model's."""
     fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), Job(folder / "checkpoints", 0, "cpu", [], report)
-    return fit_offline(*load_policy(case.folder), QRPO(Identity(), 0.3), case.rollouts(16), fit, job, folder / "model")
+    solver = QRPO(Identity(), 0.3, squared)
+    return fit_offline(*load_policy(case.folder), solver, case.rollouts(16), fit, job, folder / "model")
 
 
 def test_a_fit_that_never_beats_the_reference_says_so(case: Enumerable, tmp_path: Path) -> None:

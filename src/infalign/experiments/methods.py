@@ -72,6 +72,7 @@ METHODS = {
     "qrpo": Method("QRPO on the procedure's transformation", "qrpo", AWARE, ours=True),
     "qrpo-identity": Method("QRPO on the identity: ordinary RLHF on the win rate", "qrpo", "identity"),
     "qrpo-raw": Method("QRPO on the reward as it is: ordinary RLHF", "qrpo", "raw"),
+    "qrpo-raw-prompt": Method("QRPO on the reward standardised by prompt", "qrpo", "raw-prompt"),
     "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),
     "ipo": Method("IPO on pairs of rollouts", "ipo"),
     "ipo-averaged": Method("IPO with log-ratios a token, as TRL has them", "ipo", options={"length_averaged": True}),
