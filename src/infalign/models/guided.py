@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -93,6 +91,8 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             self.head = nn.Linear(trunk.config.hidden_size, width)
             self.vocabulary = nn.Parameter(torch.zeros(reference.config.vocab_size, width))
         else:
+            from peft import LoraConfig, inject_adapter_in_model
+
             assert config.adapter is not None
             lora = LoraConfig(r=config.adapter["rank"], lora_alpha=config.adapter["alpha"], target_modules="all-linear")
             inject_adapter_in_model(lora, reference.base_model)
@@ -169,8 +169,12 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
     @property
-    def adapted(self) -> list[LoraLayer]:
+    def adapted(self) -> list[Any]:
         """The layers of the reference that have an adapter."""
+        if self.trunk is not None:
+            return []
+        from peft.tuners.lora import LoraLayer
+
         return [layer for layer in self.reference.modules() if isinstance(layer, LoraLayer)]
 
     @contextmanager
