@@ -7,11 +7,20 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation.kl import SequenceKL, kl_from_logits, rao_blackwell_kl
 from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
+from infalign.models.packed import packs
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 
@@ -260,6 +269,22 @@ def test_kl_estimates_do_not_depend_on_chunks(policy, reference, chunk, logits, 
     monkeypatch.setattr("infalign.evaluation.kl.CHUNK", chunk)
     monkeypatch.setattr("infalign.models.logprobs.LOGITS", logits)
     assert_same(estimates(), whole)
+
+
+def test_a_model_that_does_not_pack_has_the_same_kl() -> None:
+    """A window longer than every text changes nothing but how the passes are made."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3}
+    found = []
+    for window in (None, 64):
+        models = []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            models.append(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=window)).double())
+        assert [packs(model) for model in models] == [window is None] * 2
+        found.append(rao_blackwell_kl(*models, PROMPTS, COMPLETIONS, pad_id=PAD, batch_tokens=64))
+    assert_same(*found)
+    assert (found[0].rao_blackwell > 0.01).all()
 
 
 def test_half_precision_logits_are_not_rounded_further():

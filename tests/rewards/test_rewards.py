@@ -17,6 +17,7 @@ from transformers import (
 
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError, InfalignError
+from infalign.models.packed import Packed, packs
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward
@@ -123,6 +124,19 @@ def test_a_reward_does_not_depend_on_its_batch(padding_side, pad_token_id):
     assert np.ptp(alone) > 0.01
 
 
+def test_responses_to_a_prompt_share_its_computation(classifier):
+    """A packed pass gives each the reward that it has alone, also where one begins with another or is the same."""
+    assert packs(classifier.model, Packed.scores)
+    responses = ["Yes", "Yes, I am", "No", "Yes", ""]
+    prompts = [prompt for prompt in PROMPTS for _ in responses]
+    together = classifier(prompts, responses * len(PROMPTS))
+    alone = [classifier([prompt], [text])[0] for prompt, text in zip(prompts, responses * len(PROMPTS), strict=True)]
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert together[0] == together[3]
+    padded = dict(classifier._padded([*map(tuple, classifier.tokenize(prompts, responses * len(PROMPTS)))]))
+    np.testing.assert_allclose(sorted(padded.values()), sorted(set(together)), atol=1e-5)
+
+
 def test_a_bidirectional_classifier_does_not_see_padding():
     """A BERT, whose tokens could attend to padding on the right, gives each row the reward that it has alone."""
     torch.manual_seed(0)
@@ -136,6 +150,7 @@ def test_a_bidirectional_classifier_does_not_see_padding():
         num_labels=1,
     )
     reward = ClassifierReward(BertForSequenceClassification(config), tiny_tokenizer())
+    assert not packs(reward.model, Packed.scores)
     alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
     np.testing.assert_allclose(reward(PROMPTS, RESPONSES), alone, atol=1e-5)
 
