@@ -52,10 +52,10 @@ def compare_methods(
 ) -> Numbers:
     """Train each of the `METHODS` at each KL budget in the recipe's run directory and return all numbers.
 
-    By default ``methods`` are all for which the recipe's own policies give the settings. Offline methods take the fit
-    settings of the recipe's first offline policy, methods that generate those of its first on-policy policy; without
-    one, three times the epochs and 2.5 times the learning rate of the first policy. Finished work is not repeated; the
-    run's results, report and recipe do not change.
+    By default ``methods`` are all for which the recipe's own policies give the settings. Offline methods take fit and
+    guide of the recipe's first offline policy, methods that generate the fit of its first on-policy policy; without
+    one, three times the epochs and 2.5 times the learning rate of a policy without a guide. Finished work is not
+    repeated; the run's results, report and recipe do not change.
 
     The numbers are stored in the folder ``compare`` of the run directory: comparison.json, .csv and .md, and the win
     rates against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
