@@ -31,6 +31,7 @@ from infalign.runs.run import Run
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers import read_solver
+from infalign.training.solvers.base import Guide
 
 FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
 
@@ -298,6 +299,19 @@ def test_every_method_is_a_policy_of_the_recipe(tmp_path: Path, served: str) -> 
     assert methods["rloo"].fit == methods["bond"].fit == changed.policies["online"].fit
     assert methods["ipo"].fit == methods["grpo-once"].fit == changed.policies["aware"].fit
     assert methods["rloo"].generations == 4
+
+
+def test_all_offline_methods_have_the_form_of_the_recipes_first(tmp_path: Path) -> None:
+    """With a guide there all have it; what trains one language model takes the fit of the student instead."""
+    changed = recipe(tmp_path, "rollout.k=8")
+    student = read_solver(solver="distil", teacher="aware", fit={"learning_rate": 0.5})
+    guided = changed.policies["aware"].model_copy(update={"guide": Guide(trunk="reward")})
+    changed = changed.model_copy(update={"policies": {"student": student, "aware": guided}})
+    offline, others = ["qrpo", "qrpo-raw", "resample", "ipo", "bon-sft", "bonbon"], ["grpo-once", "rloo"]
+    found = Compared(changed, [*offline, *others], [0.5]).recipe.policies.values()
+    fits = [(getattr(policy, "guide", None), policy.fit.learning_rate) for policy in found]
+    own = (Guide(trunk="reward"), guided.fit.learning_rate)
+    assert fits == [own] * len(offline) + [(None, 0.5), (None, 2.5 * 0.5)]
 
 
 def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path) -> None:
