@@ -1,0 +1,92 @@
+"""All methods as guides and as plain language models, for Best-of-4 and for Worst-of-4, in the demo's world.
+
+``python benchmarks/forms.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2: the demo's data, models and
+rollouts are made once a seed; in a copy of its run directory for each procedure and form `infalign compare` trains the
+methods at the demo's KL budget. Prints a row a method with the mean over seeds and its 95 % interval (Student's t over
+seeds): KL, the served win rate by each judge at the KL that all methods of the comparison reach, and the method's share
+of theory's gap. What is done is not repeated. Some 15 minutes a seed, procedure and form on two cores.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from scipy.stats import t
+
+from infalign.experiments.compare import compare_methods
+from infalign.experiments.methods import METHODS
+from infalign.runs.reading import load_recipe
+
+RECIPE = str(Path(__file__).parents[1] / "recipes" / "demo.yaml")
+OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
+ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
+FORMS = {
+    "guide": (OFFLINE, []),
+    "plain": ([*OFFLINE, *ON_POLICY], ["policies.aware.guide=null", "policies.aware.fit.learning_rate=0.0004"]),
+}
+PROCEDURES = ("best-of-4", "worst-of-4")
+
+
+def compared(folder: Path, seed: str, procedure: str, form: str, overrides: list[str]) -> dict[str, Any]:
+    """Return the numbers of a comparison, from its file if it is done."""
+    run_dir, base = folder / f"seed-{seed}" / f"{procedure}-{form}", folder / f"seed-{seed}" / "base"
+    methods, changes = FORMS[form]
+    settings = [f"seed={seed}", *overrides]
+    if not run_dir.exists():
+        command = [sys.executable, "-m", "infalign", "calibrate", RECIPE]
+        sets = (f"run_dir={base}", *settings)
+        subprocess.run([*command, *(word for change in sets for word in ("--set", change))], check=True)
+        shutil.copytree(base, run_dir)
+    found = run_dir / "compare" / "comparison.json"
+    if not found.exists():
+        own = [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes]
+        recipe = load_recipe(RECIPE, own)
+        budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
+        compare_methods(recipe, methods=methods, budgets=[budget], console=Console())
+    return dict(json.loads(found.read_text()))
+
+
+def numbers(results: dict[str, Any], method: str) -> dict[str, float]:
+    """Return the numbers of a method; NaN where it spent a KL too far from the others'."""
+    (policy,) = (policy for policy in results["policies"].values() if policy["method"] == method)
+    share = policy["captured"]["test"]["share"]
+    row = {"KL": policy["kl"]["mean"]}
+    for judge, wins in results["matched"][-1]["win_rates"].items():
+        row[judge] = 100 * wins[results["procedure"]].get(method, {"mean": np.nan})["mean"]
+    return row | {"share": np.nan if share is None else share["mean"]}
+
+
+def interval(values: list[float]) -> str:
+    """Return the mean over seeds with half the width of its interval, which one seed does not have."""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{np.mean(values):.2f} ± {half:.2f}"
+
+
+def main() -> None:
+    """Do what is missing and print a table for each procedure and form."""
+    folder, *words = sys.argv[1:]
+    overrides, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
+    for procedure in PROCEDURES:
+        for form, (methods, _) in FORMS.items():
+            rows = defaultdict(list)
+            for seed in seeds or ["0", "1", "2"]:
+                results = compared(Path(folder), seed, procedure, form, overrides)
+                for method in methods:
+                    rows[method].append(numbers(results, method))
+            columns = list(rows[methods[0]][0])
+            print(f"\n{procedure}, {form}\n\n| method | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
+            for method, found in rows.items():
+                said = (interval([row[column] for row in found]) for column in columns)
+                print(f"| {method}{'*' if METHODS[method].ours else ''} | {' | '.join(said)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
