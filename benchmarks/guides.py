@@ -64,7 +64,7 @@ def main() -> None:
     packed = Packed.of(prompts, torch.randint(3, 32000, (32, RESPONSE)).tolist(), [i // 8 for i in range(32)])
     first: list[float] = []
     for name, form in FORMS.items():
-        model = form(reference(hidden, layers))
+        model = form(reference(hidden, layers)).eval()
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE, seed=0))
