@@ -18,12 +18,19 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
-def guide(case: Enumerable, strength: float) -> GuidedForCausalLM:
-    """Return a guide with a random head."""
-    model: GuidedForCausalLM = guided_by(case.folder, *load_policy(case.folder)).eval()
+def guide(case: Enumerable, strength: float, form: str = "trunk") -> GuidedForCausalLM:
+    """Return a guide with a random head, and a random adapter if it is one."""
+    reference, tokenizer = load_policy(case.folder)
     torch.manual_seed(0)
+    if form == "trunk":
+        model: GuidedForCausalLM = guided_by(case.folder, reference, tokenizer).eval()
+    else:
+        model = GuidedForCausalLM.beside(reference, None, {"rank": 4, "alpha": 8.0}).eval()
     with torch.no_grad():
         model.head.weight.normal_(0.0, strength)
+        for name, weight in model.named_parameters():
+            if ".lora_B" in name:
+                weight.normal_(0.0, 0.1)
     return model
 
 
@@ -33,10 +40,11 @@ def mean_kl(case: Enumerable, model: GuidedForCausalLM) -> float:
     return float((np.exp(laws) * (laws - case.log_reference)).sum(1).mean())
 
 
+@pytest.mark.parametrize(("form", "strength"), [("trunk", 0.15), ("adapter", 0.8)])
 @pytest.mark.parametrize("kl", [0.1, 0.5, 1.0])
-def test_a_guide_is_brought_to_the_kl(case: Enumerable, kl: float) -> None:
+def test_a_guide_is_brought_to_the_kl(case: Enumerable, kl: float, form: str, strength: float) -> None:
     """On systematic rollouts the estimate is nearly exact; what is left is the interpolation between factors."""
-    model = guide(case, 0.15)
+    model = guide(case, strength, form)
     assert abs(mean_kl(case, model) - kl) > 0.02
     before = model.head.weight.clone()
     with packing(model):

@@ -160,7 +160,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             return found
 
         embedding = self.reference.get_output_embeddings()
-        with torch.no_grad(), self._unadapted():
+        with torch.no_grad(), self.unguided():
             logits = embedding(hidden(self.reference.base_model, of_reference))
         guide = hidden(self.reference.base_model if self.trunk is None else self.trunk, of_trunk)
         guide = guide if self.narrow is None else self.narrow(guide)
@@ -178,8 +178,8 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         return [layer for layer in self.reference.modules() if isinstance(layer, LoraLayer)]
 
     @contextmanager
-    def _unadapted(self) -> Iterator[None]:
-        """Switch the adapter off inside the block, if the guide is one."""
+    def unguided(self) -> Iterator[None]:
+        """Let ``reference`` be the reference inside the block: an adapter, if the guide is one, is off."""
         for layer in self.adapted:
             layer._disable_adapters = True  # `enable_adapters` would also change which weights are trained
         try:

@@ -39,7 +39,8 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
     """
     found = np.empty((len(batch.lengths), len(SCALES)))
     with evaluating(model):
-        reference = batch.logits(model.reference).log_softmax(-1)
+        with model.unguided():
+            reference = batch.logits(model.reference).log_softmax(-1)
         guide = batch.logits(model).log_softmax(-1) - reference
         for column, scale in enumerate(SCALES):
             log_ratio = (reference + scale * guide).log_softmax(-1) - reference
