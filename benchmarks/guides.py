@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
     prompts = torch.randint(3, 32000, (4, PROMPT)).tolist()
-    packed = Packed.of(prompts, torch.randint(3, 32000, (32, RESPONSE)).tolist(), [i // 8 for i in range(32)])
+    packed = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, 32000, (32, RESPONSE)).tolist())
     first: list[float] = []
     for name, form in FORMS.items():
         model = form(reference(hidden, layers)).eval()

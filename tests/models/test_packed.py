@@ -32,7 +32,7 @@ SHAPE = {
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
 RESPONSES = [[10, 11, 12], [13], [14, 15, 16, 17, 18, 19], [20, 21], [22]]
 PROMPT_OF = [0, 0, 2, 1, 2]
-PACKED = Packed.of(PROMPTS, RESPONSES, PROMPT_OF)
+PACKED = Packed.of([PROMPTS[p] for p in PROMPT_OF], RESPONSES)
 
 
 def guided() -> GuidedForCausalLM:
@@ -67,6 +67,14 @@ def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
     expected = token_logprobs(model, [PROMPTS[p] for p in PROMPT_OF], RESPONSES, pad_id=0, batch_tokens=1)
     with packing(model), torch.no_grad():
         assert PACKED.logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("responses", [[[], [10, 11], []], [[], [], []]])
+def test_an_empty_response_has_a_log_probability_of_zero(model: Any, responses: list[list[int]]) -> None:
+    """Between others, and where all are empty."""
+    expected = token_logprobs(model, PROMPTS, responses, pad_id=0, batch_tokens=99)
+    with packing(model), torch.no_grad():
+        assert Packed.of(PROMPTS, responses).logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_a_packed_pass_gives_the_gradients_of_plain_ones(model: Any) -> None:

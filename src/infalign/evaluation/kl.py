@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.models.logprobs import IGNORED, TokenIds, check_rows, evaluating, padded_batches, scored_logits
+from infalign.models.logprobs import IGNORED, TokenIds, evaluating, padded_batches, scored_logits
 
 if TYPE_CHECKING:
     import torch
@@ -67,9 +67,8 @@ def rao_blackwell_kl(
 
     rao_blackwell, k1, k3 = np.empty((3, len(prompt_ids)))
     tokens = np.empty(len(prompt_ids), np.int64)
-    check_rows(prompt_ids, completion_ids)
     with evaluating(policy), evaluating(reference):
-        if all(map(len, completion_ids)) and packs(policy) and packs(reference):
+        if packs(policy) and packs(reference):
             with packing(policy), packing(reference):
                 for part, packed in packed_batches(prompt_ids, completion_ids, batch_tokens, policy):
                     # every token is a sequence of its own here

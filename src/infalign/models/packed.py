@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from infalign.models.logprobs import LOGITS, TokenIds, evaluating
+from infalign.models.attention import check_plain
+from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Packed:
     prompt_of: Tensor
 
     @classmethod
-    def of(
-        cls, prompts: TokenIds, responses: TokenIds, prompt_of: Sequence[int], device: torch.device | None = None
-    ) -> Packed:
-        """Pack the token ids of prompts and responses; response r answers prompt ``prompt_of[r]``."""
-        tokens = [token for row in (*prompts, *responses) for token in row]
-        lengths = ([len(row) for row in rows] for rows in (prompts, responses))
+    def of(cls, prompts: TokenIds, responses: TokenIds, device: torch.device | None = None) -> Packed:
+        """Pack the token ids of responses and their prompts, one each; equal prompts are packed once."""
+        places: dict[tuple[int, ...], int] = {}
+        prompt_of = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+        tokens = [token for row in (*places, *responses) for token in row]
+        lengths = ([len(row) for row in rows] for rows in (places, responses))
         return cls(*(torch.tensor(part, device=device) for part in (tokens, *lengths, prompt_of)))
 
     @cached_property
@@ -55,8 +56,9 @@ class Packed:
         """The place of the token before each token of a response, (T,): the one that predicts it."""
         last = self.prompt_lengths.cumsum(0) - 1
         places = torch.arange(len(self.tokens), device=last.device)[int(last[-1]) + 1 :] - 1
-        first = self.lengths.cumsum(0) - self.lengths
-        return places.index_copy(0, first, last[self.prompt_of])
+        some = self.lengths > 0
+        first = (self.lengths.cumsum(0) - self.lengths)[some]
+        return places.index_copy(0, first, last[self.prompt_of[some]])
 
     @cached_property
     def targets(self) -> Tensor:
@@ -123,19 +125,21 @@ def packed_batches(
     If each token of a response has ``logits`` over the vocabulary, there are at most `LOGITS` of them.
     """
     scored = LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
+    check_rows(prompt_ids, completion_ids)
     rows, begin = len(completion_ids), 0
     while begin < rows:
-        places: dict[tuple[int, ...], int] = {}
-        prompt_of, responses, tokens, total = list[int](), list[Sequence[int]](), 0, 0
+        prompts, responses, tokens, total = list[Sequence[int]](), list[Sequence[int]](), 0, 0
+        seen: set[tuple[int, ...]] = set()
         for row in range(begin, rows):
-            prompt, response = tuple(prompt_ids[row]), completion_ids[row]
+            prompt, response = prompt_ids[row], completion_ids[row]
             tokens += len(response)
-            total += len(response) + (0 if prompt in places else len(prompt))
+            total += len(response) + (0 if tuple(prompt) in seen else len(prompt))
             if responses and (total > batch_tokens or tokens > scored):
                 break
-            prompt_of.append(places.setdefault(prompt, len(places)))
+            seen.add(tuple(prompt))
+            prompts.append(prompt)
             responses.append(response)
-        yield slice(begin, begin + len(responses)), Packed.of(list(places), responses, prompt_of, model.device)
+        yield slice(begin, begin + len(responses)), Packed.of(prompts, responses, model.device)
         begin += len(responses)
 
 
@@ -161,9 +165,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend from each token (1 × heads × N × width) to the tokens before it in its own text."""
     del attention_mask
-    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(name)
+    check_plain(kwargs)
     of_prompts, of_responses = packed.inside
     first, group = int(packed.prompt_lengths.sum()), query.shape[1] // key.shape[1]
 
@@ -211,14 +213,14 @@ def packs(model: Any, logits: Callable[[Packed, Any], Tensor] = Packed.logits) -
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(1, 11, device=model.device) % vocabulary
-    prompts, responses, prompt_of = [ids[:3], ids[3:5]], [ids[5:8], ids[4:5], ids[8:10]], [0, 1, 1]
+    prompts, responses = [ids[:3], ids[3:5], ids[3:5]], [ids[5:8], ids[4:5], ids[8:10]]
     texts = [[row.tolist() for row in rows] for rows in (prompts, responses)]
-    packed = Packed.of(texts[0], texts[1], prompt_of, model.device)
+    packed = Packed.of(texts[0], texts[1], model.device)
     with evaluating(model):
         try:
             with packing(model):
                 found = logits(packed, model).float()
-            rows = [torch.cat([prompts[p], response]) for p, response in zip(prompt_of, responses, strict=True)]
+            rows = [torch.cat(text) for text in zip(prompts, responses, strict=True)]
             plain = [model(row[None], attention_mask=torch.ones_like(row)[None]).logits[0].float() for row in rows]
         except Exception:  # a model without the attention interface, or of another kind, can raise any exception
             return False

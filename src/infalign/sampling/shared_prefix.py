@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.errors import ConfigError, first_line
+from infalign.models.attention import check_plain
 from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (
     NO_POLICY,
@@ -165,9 +166,7 @@ def _attend(
     """Attend from one token per row (rows × heads × 1 × width) to the shared prefix and to the row's own tokens."""
     import torch
 
-    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ConfigError(f"its attention uses {name}")
+    check_plain(kwargs)
     prefix_keys, prefix_values = (tensor[0] for tensor in shared_prefix.prefix[module.layer_idx])
     blocks = shared_prefix.suffix[module.layer_idx]
     n, kv_heads, _, width = key.shape

@@ -223,10 +223,8 @@ class _Collator(ABC):
 class _Packer(_Collator):
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the tensors of `Packed`; each prompt is there once."""
-        first = {row["prompt_id"]: row for row in rows}
-        place = {prompt: i for i, prompt in enumerate(first)}
-        prompts, responses = [row["prompt_ids"] for row in first.values()], [row["completion_ids"] for row in rows]
-        return dict(vars(Packed.of(prompts, responses, [place[row["prompt_id"]] for row in rows])))
+        prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
+        return dict(vars(Packed.of(prompts, responses)))
 
 
 class _Padder(_Collator):

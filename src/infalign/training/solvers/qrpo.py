@@ -109,8 +109,8 @@ class Settings(Shaped, Offline):
 
     @property
     def _said(self) -> str:
-        own = "" if self.loss == type(self).model_fields["loss"].default else f" {self.loss}"
-        return super()._said.replace(self.solver, self.solver + own, 1)
+        usual = self.loss == type(self).model_fields["loss"].default
+        return super()._said if usual else f"{super()._said} {self.loss}"
 
     def objective(self, beta: float) -> QRPO:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
