@@ -1,10 +1,11 @@
 """All methods as guides and as plain language models, for Best-of-4 and for Worst-of-4, in the demo's world.
 
 ``python benchmarks/forms.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2: the demo's data, models and
-rollouts are made once a seed; in a copy of its run directory for each procedure and form `infalign compare` trains the
-methods at the demo's KL budget. Prints a row a method with the mean over seeds and its 95 % interval (Student's t over
-seeds): KL, the served win rate by each judge at the KL that all methods of the comparison reach, and the method's share
-of theory's gap. What is done is not repeated. Some 15 minutes a seed, procedure and form on two cores.
+rollouts are made once a seed; in a copy of its run directory for each form `infalign compare` trains the methods at the
+demo's KL budget, for one procedure after the other: what does not depend on it is trained once. Prints a row a method
+with the mean over seeds and its 95 % interval (Student's t over seeds): KL, the served win rate by each judge at the KL
+that all methods of the comparison reach, and the method's share of theory's gap. What is done is not repeated. Some 40
+minutes a seed on two cores.
 """
 
 import json
@@ -35,7 +36,8 @@ PROCEDURES = ("best-of-4", "worst-of-4")
 
 def compared(folder: Path, seed: str, procedure: str, form: str, overrides: list[str]) -> dict[str, Any]:
     """Return the numbers of a comparison, from its file if it is done."""
-    run_dir, base = folder / f"seed-{seed}" / f"{procedure}-{form}", folder / f"seed-{seed}" / "base"
+    of_seed = folder / f"seed-{seed}"
+    base, run_dir, found = of_seed / "base", of_seed / form, of_seed / f"{procedure}-{form}.json"
     methods, changes = FORMS[form]
     settings = [f"seed={seed}", *overrides]
     if not run_dir.exists():
@@ -43,12 +45,10 @@ def compared(folder: Path, seed: str, procedure: str, form: str, overrides: list
         sets = (f"run_dir={base}", *settings)
         subprocess.run([*command, *(word for change in sets for word in ("--set", change))], check=True)
         shutil.copytree(base, run_dir)
-    found = run_dir / "compare" / "comparison.json"
     if not found.exists():
-        own = [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes]
-        recipe = load_recipe(RECIPE, own)
+        recipe = load_recipe(RECIPE, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes])
         budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
-        compare_methods(recipe, methods=methods, budgets=[budget], console=Console())
+        found.write_text(json.dumps(compare_methods(recipe, methods=methods, budgets=[budget], console=Console())))
     return dict(json.loads(found.read_text()))
 
 

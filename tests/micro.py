@@ -1,5 +1,6 @@
 """A run small enough for tests: a few rows of the built-in world and models of a few thousand parameters."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -56,3 +57,41 @@ def nan_reward(prompts: list[Any], responses: list[str]) -> list[float]:
 def infalign(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the installed command to its end."""
     return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
+
+
+def write_gguf(policy: Any, tokenizer: Any, path: Path, *, architecture: str = "llama", kind: str = "gpt2") -> Path:
+    """Write a Llama with tied embeddings as llama.cpp's converter does."""
+    import gguf
+
+    config, writer = policy.config, gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    numbers = tokenizer.get_vocab()
+    vocabulary = sorted(numbers, key=lambda token: numbers[token])
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([control if token.startswith("<|") else normal for token in vocabulary])
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_chat_template(tokenizer.chat_template)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in policy.model.state_dict(prefix="model.").items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp's rotary embedding pairs neighbours
+            halves = tensor.view(config.num_attention_heads, 2, -1, config.hidden_size)
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
+from infalign.models.pretrained import load_policy
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
@@ -184,6 +185,24 @@ def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
     assert done == ["data"]
     assert pq.read_table(Layout(root).data / "judge_pairs.parquet").num_rows == 0
     assert pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows > before
+
+
+def test_a_policy_in_a_gguf_is_that_of_its_folder(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is converted at the start; where the file lies does not count, and the recipe keeps its name."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    model, tokenizer = load_policy(finished / "models" / "reference")
+    file = micro.write_gguf(model, tokenizer, tmp_path / "tiny.gguf")
+    root = tmp_path / "run"
+    root.mkdir()
+    changes = ["policy.scratch=null", "policy.fit=null", "policies={aware: {solver: qrpo, kl_budget: 0.3}}"]
+    assert "rollout-0" in again(root, *changes, f"policy.model={file}", until="rollout")
+    assert recipe_of(root).policy.model == str(file)
+    moved = file.rename(tmp_path / "moved.gguf")
+    assert again(root, *changes, f"policy.model={moved}", until="rollout") == []
+    texts = {row["text"] for row in rollouts(root)}
+    assert len(texts) > 1
 
 
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:

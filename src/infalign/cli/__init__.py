@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, paper, samples, theory, whole_run
+from infalign.cli import methods, models, paper, samples, theory, whole_run
 from infalign.errors import InfalignError
 from infalign.runs import STAGES
 
@@ -61,9 +61,11 @@ for _place, (_stage, _about) in enumerate(STAGES.items()):
 _group = Group("Several methods", sort_key=2)
 app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGUE)
 
-_group = Group("Before a run: what theory says, in seconds and without data", sort_key=3)
+_group = Group("Before a run: what theory says, and what models there are", sort_key=3)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
+
+app.command(models.models, group=_group, sort_key=2, help_epilogue=models.MODELS_EPILOGUE)
 
 _group = Group("Anybody's samples", sort_key=4)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)

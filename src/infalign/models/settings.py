@@ -52,7 +52,7 @@ class Fit(Settings):
 class Model(Settings):
     """A model: `model` (folder or hub id) or `scratch`, trained by `fit`; without `fit` it is used as it is."""
 
-    model: str | None = None
+    model: str | None = Field(None, description="folder, GGUF file, `package:NAME` of one that holds a GGUF, or hub id")
     scratch: Scratch | None = None
     fit: Fit | None = None
 
@@ -81,7 +81,7 @@ class RankModel(Settings):
     It starts from `model`; without it from the reward model, or from the reference policy if the reward is no model.
     """
 
-    model: str | None = Field(None, description="folder or hub id")
+    model: str | None = Field(None, description="folder, GGUF or hub id")
     fit: Fit
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infalign.errors import DataError
+from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import model_digest
 from infalign.runs.recipe import Recipe
 from infalign.storage import hash_file, read_record, write_record
@@ -62,7 +63,9 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             source["hub"] = _folder_content(Path(source["hub"]), digests) | {"name": source["hub"]}
     for name in ("policy", "reward", "judge", "gold", "rank_model"):
         model = settings[name] or {}
-        if model.get("model") is not None and Path(model["model"]).is_dir():
+        if model.get("model") is not None and is_gguf(model["model"]):
+            model["model"] = {"content": digests(gguf_file(model["model"]))}
+        elif model.get("model") is not None and Path(model["model"]).is_dir():
             model["model"] = {"content": model_digest(model["model"], digests)}
         if function := model.get("function"):
             source_file = _module_file(function.partition(":")[0])

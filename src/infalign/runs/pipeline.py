@@ -14,6 +14,7 @@ from rich.console import Console
 
 from infalign.distributed import is_first, processes
 from infalign.errors import ConfigError
+from infalign.models.gguf import converted, is_gguf
 from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import STAGES
 from infalign.runs.fingerprints import Digests
@@ -54,6 +55,8 @@ def opened(recipe: Recipe) -> Iterator[Run]:
         records(layout.root)  # raises for records that this version cannot read, before anything is written
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
+        for model in filter(is_gguf, recipe.named_models.values()):
+            converted(model)
         digests = Digests(layout.digests)
         found = Run.of(recipe, digests)
         if is_first():

@@ -13,6 +13,7 @@ from infalign.data.sources import Source, read_examples
 from infalign.display import heading, plain_table, say
 from infalign.errors import ConfigError
 from infalign.method.procedures import Standard
+from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
@@ -41,9 +42,10 @@ def print_plan(recipe: Recipe, console: Console) -> None:
             function_reward(source.function)
     for name in unchecked:
         say(console, f"not checked: {name}")
-    _print_work(Run.of(recipe), console)
+    run = Run.of(recipe)
+    _print_work(run, console)
     _print_policies(recipe, console)
-    _print_cost(recipe, console)
+    _print_cost(run.recipe, console)  # whose models are folders
 
 
 def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
@@ -65,13 +67,11 @@ def _origin(source: Source) -> str:
 
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check the tokenizer of each model in a local folder; yield the models on the hub, which are not checked."""
-    named = [(name, model.model) for name, model in recipe.models.items()]
-    named += [] if recipe.rank_model is None else [("rank_model", recipe.rank_model.model)]
-    for name, path in named:
-        if path is None:
-            continue
-        if Path(path).is_dir():
+    """Check the tokenizer of each model in a local folder; yield those of the hub or in a GGUF, which are unchecked."""
+    for name, path in recipe.named_models.items():
+        if is_gguf(path):
+            yield f"{name}.model: {gguf_file(path)}, which the run converts"
+        elif Path(path).is_dir():
             load_tokenizer(path)
         elif is_hub_id(path):
             yield f"{name}.model: {path} of the hub"

@@ -50,6 +50,12 @@ class Recipe(Settings):
         """The models that a recipe may name or train, besides its policies."""
         return {"policy": self.policy, **self.rewards}
 
+    @property
+    def named_models(self) -> dict[str, str]:
+        """The folder, GGUF or hub id that a section's ``model`` names, by section."""
+        sections = {**self.models, "rank_model": self.rank_model}
+        return {name: section.model for name, section in sections.items() if section is not None and section.model}
+
     @model_validator(mode="after")
     def _served_and_evaluated(self) -> "Recipe":
         procedure = self.procedure

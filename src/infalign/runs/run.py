@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infalign.evaluation.settings import Evaluate
+from infalign.models.gguf import folder_of, is_gguf
 from infalign.models.pretrained import model_digest
 from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
@@ -56,7 +57,8 @@ class Run:
     def of(cls, recipe: Recipe, digests: Digests | None = None) -> "Run":
         """Return the run of a recipe; ``digests`` defaults to those of its directory."""
         layout = Layout(Path(recipe.run_dir))
-        return cls(recipe, layout, settings_of(recipe, digests or Digests(layout.digests)))
+        digests = digests or Digests(layout.digests)
+        return cls(_with_folders(recipe, digests), layout, settings_of(recipe, digests))
 
     def key(self, *names: str) -> dict[str, Any]:
         """Return the seed and the parts of the recipe that an output depends on."""
@@ -117,6 +119,13 @@ class Run:
         """The parts of the recipe that a model's responses depend on."""
         rollout = self.contents["rollout"]
         return self.key("policy") | {"rollout": {name: rollout[name] for name in ("engine", "max_new_tokens")}}
+
+
+def _with_folders(recipe: Recipe, digests: Digests) -> Recipe:
+    """Return a recipe with the folder of each GGUF in the place of its name."""
+    folders = {name: str(folder_of(model, digests)) for name, model in recipe.named_models.items() if is_gguf(model)}
+    update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in folders.items()}
+    return recipe.model_copy(update=update)
 
 
 def confidence(evaluate: Evaluate, seed: int) -> Confidence:

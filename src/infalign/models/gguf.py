@@ -1,0 +1,97 @@
+"""Models in GGUF files, converted once to the folders that everything else reads.
+
+A recipe names a file, or with ``package:NAME`` an installed Python package that holds one; the package's code is not
+run. The folder has the dequantised weights in float32, tokenizer and chat template, and lies in the cache of the
+Hugging Face hub (``HF_HOME``) under the hash of the file. Needs the ``gguf`` extra.
+"""
+
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from infalign.errors import ConfigError
+from infalign.models.pretrained import why_unloadable
+from infalign.storage import fsync, hash_file, settle, writing
+
+PACKAGE = "package:"
+PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
+
+
+def is_gguf(model: str) -> bool:
+    """Return whether a model of a recipe is a GGUF file or a package with one."""
+    return model.startswith(PACKAGE) or model.endswith(".gguf")
+
+
+def gguf_file(model: str) -> Path:
+    """Return the GGUF file that a recipe names. Raises ConfigError if there is none, or several."""
+    if not model.startswith(PACKAGE):
+        if not Path(model).is_file():
+            raise ConfigError(f"there is no file {model}; correct the path")
+        return Path(model)
+    name = model.removeprefix(PACKAGE)
+    try:
+        files = distribution(name).files or []
+    except (PackageNotFoundError, ValueError) as error:
+        raise ConfigError(f"{model}: no package {name} is installed; `pip install {name}`") from error
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if len(found) != 1:
+        raise ConfigError(f"{model}: the package {name} holds {len(found)} GGUF files; give the path of one")
+    return found[0]
+
+
+def folder_of(model: str, of_file: Callable[[Path], str] = hash_file) -> Path:
+    """Return the folder that `converted` makes of a GGUF, whether it exists or not.
+
+    ``of_file`` returns the hash of one file, `hash_file`'s or one that is known.
+    """
+    from huggingface_hub.constants import HF_HOME
+
+    file = gguf_file(model)
+    return Path(HF_HOME) / "infalign" / f"{file.stem}-{of_file(file)[:16]}"
+
+
+def converted(model: str) -> str:
+    """Return the folder of a GGUF, which is converted on the first call.
+
+    Raises ConfigError if the file is damaged, of an unsupported architecture or quantisation, or if its tokenizer does
+    not return the text that it encodes.
+    """
+    folder = folder_of(model)
+    if folder.is_dir():
+        return str(folder)
+    policy, tokenizer = _read(model, gguf_file(model))
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(f"{folder}.part")  # complete when it gets its name
+        shutil.rmtree(half, ignore_errors=True)
+        policy.save_pretrained(half)
+        tokenizer.save_pretrained(half)
+        settle(half)
+        half.rename(folder)
+        fsync(folder.parent)
+    return str(folder)
+
+
+def _read(model: str, file: Path) -> tuple[Any, Any]:
+    """Return the dequantised model and the tokenizer of a GGUF file."""
+    try:
+        import gguf  # noqa: F401 - transformers reads with it
+    except ImportError as error:
+        raise ConfigError(f"{model} is a GGUF; reading one needs `pip install 'infalign[gguf]'`") from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    try:
+        policy = AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    except Exception as error:  # the readers of transformers and gguf raise whatever a damaged file makes of them
+        raise ConfigError(f"{file} cannot be read as a GGUF: {why_unloadable(error)}") from error
+    said = tokenizer.decode(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    if said.strip() != PROBE:
+        raise ConfigError(f"the tokenizer in {file} does not return the text that it encodes; use the original model")
+    return policy, tokenizer

@@ -1,0 +1,96 @@
+"""A GGUF is converted once to the folder of the model that it was written from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from micro import write_gguf
+
+from infalign.errors import ConfigError
+from infalign.models.gguf import converted, folder_of, gguf_file, is_gguf
+from infalign.models.pretrained import load_policy
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+
+SCRATCH = Scratch(vocabulary=320, hidden=32, layers=2, heads=2, context=64)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A tiny policy and its tokenizer."""
+    tokenizer = train_tokenizer(["hello there", "how are you", "fine thanks"], SCRATCH)
+    return new_policy(SCRATCH, tokenizer, seed=0), tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of converted models."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "infalign"
+
+
+def test_the_folder_computes_and_tokenises_as_the_model(model: Any, tmp_path: Path) -> None:
+    """The same logits, token ids and EOS."""
+    policy, tokenizer = model
+    ours, its = load_policy(converted(str(write_gguf(policy, tokenizer, tmp_path / "tiny.gguf"))))
+    tokens = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens).logits, policy(tokens).logits)
+    text = [{"role": "user", "content": "hello <|user|> there: ünï!"}]
+    rendered = [t.apply_chat_template(text, add_generation_prompt=True)["input_ids"] for t in (its, tokenizer)]
+    assert rendered[0] == rendered[1]
+    assert its.eos_token_id == tokenizer.eos_token_id
+
+
+def test_it_is_converted_once_for_a_content(model: Any, tmp_path: Path, cache: Path) -> None:
+    """A folder that is there is used; half of one is replaced; other bytes make another one."""
+    file = write_gguf(*model, tmp_path / "tiny.gguf")
+    (cache / f"{folder_of(str(file)).name}.part").mkdir(parents=True)  # of a conversion that was killed
+    folder = Path(converted(str(file)))
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    made = folder.stat().st_mtime_ns
+    assert converted(str(file)) == str(folder)
+    assert folder.stat().st_mtime_ns == made
+    with file.open("ab") as open_file:
+        open_file.write(b"\0")
+    assert folder_of(str(file)) != folder
+
+
+@pytest.mark.parametrize("bytes_left", [0, 100, 5_000, -3_000])
+def test_a_truncated_file_is_named(model: Any, tmp_path: Path, cache: Path, bytes_left: int) -> None:
+    """And leaves no folder."""
+    file = write_gguf(*model, tmp_path / "cut.gguf")
+    file.write_bytes(file.read_bytes()[:bytes_left])
+    with pytest.raises(ConfigError, match=r"cut\.gguf cannot be read as a GGUF"):
+        converted(str(file))
+    assert not cache.exists()
+
+
+def test_an_unknown_architecture_is_named(model: Any, tmp_path: Path) -> None:
+    """The error says which one."""
+    file = write_gguf(*model, tmp_path / "odd.gguf", architecture="lmama")
+    with pytest.raises(ConfigError, match=r"odd\.gguf cannot be read as a GGUF: .*lmama"):
+        converted(str(file))
+
+
+def test_a_tokenizer_that_changes_text_is_refused(model: Any, tmp_path: Path) -> None:
+    """Prompts would not be what they were."""
+    file = write_gguf(
+        *model, tmp_path / "text.gguf", kind="llama"
+    )  # read as SentencePiece, whose spaces are other signs
+    with pytest.raises(ConfigError, match=r"tokenizer in .*text\.gguf does not return the text"):
+        converted(str(file))
+
+
+def test_what_is_named_must_be_there() -> None:
+    """A file, or a package with exactly one."""
+    assert is_gguf("package:some-model")
+    assert is_gguf("models/some.gguf")
+    assert not is_gguf("owner/name")
+    with pytest.raises(ConfigError, match=r"there is no file none\.gguf"):
+        gguf_file("none.gguf")
+    with pytest.raises(ConfigError, match="no package nowhere-to-be-found is installed; `pip install"):
+        gguf_file("package:nowhere-to-be-found")
+    with pytest.raises(ConfigError, match="package numpy holds 0 GGUF files"):
+        gguf_file("package:numpy")
