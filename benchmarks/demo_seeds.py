@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
+from infalign.experiments.compare import LEAST_KL
 from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Identity
 from infalign.runs.results import read_results
@@ -26,9 +27,11 @@ AWARE, BASELINES = ("aware", "aware-student"), ("raw", "identity")
 
 
 def share(results: dict[str, Any], policy: str) -> float:
-    """Return the share of theory's gap that a policy reaches."""
+    """Return the share of theory's gap that a policy reaches; NaN for a policy that has not moved."""
     found, procedure = results["policies"][policy], parse_procedure(results["procedure"])
     kl = found["kl"]["mean"]
+    if kl < LEAST_KL:
+        return np.nan
     identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(procedure), optimal(procedure, kl=kl).win_rate
     return float((found["win_rates"]["reward"][procedure.name]["mean"] - identity) / (optimum - identity))
 

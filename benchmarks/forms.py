@@ -34,18 +34,23 @@ FORMS = {
 PROCEDURES = ("best-of-4", "worst-of-4")
 
 
+def base_run(folder: Path, seed: str, settings: list[str]) -> Path:
+    """Return the directory with the demo's data, models and calibrated rollouts of a seed, made if it is not there."""
+    base = folder / f"seed-{seed}" / "base"
+    command = [sys.executable, "-m", "infalign", "calibrate", RECIPE]
+    changes = [word for change in (f"run_dir={base}", *settings) for word in ("--set", change)]
+    subprocess.run([*command, *changes], check=True)
+    return base
+
+
 def compared(folder: Path, seed: str, procedure: str, form: str, overrides: list[str]) -> dict[str, Any]:
     """Return the numbers of a comparison, from its file if it is done."""
-    of_seed = folder / f"seed-{seed}"
-    base, run_dir, found = of_seed / "base", of_seed / form, of_seed / f"{procedure}-{form}.json"
-    methods, changes = FORMS[form]
-    settings = [f"seed={seed}", *overrides]
-    if not run_dir.exists():
-        command = [sys.executable, "-m", "infalign", "calibrate", RECIPE]
-        sets = (f"run_dir={base}", *settings)
-        subprocess.run([*command, *(word for change in sets for word in ("--set", change))], check=True)
-        shutil.copytree(base, run_dir)
+    of_seed, settings = folder / f"seed-{seed}", [f"seed={seed}", *overrides]
+    run_dir, found = of_seed / form, of_seed / f"{procedure}-{form}.json"
     if not found.exists():
+        base, (methods, changes) = base_run(folder, seed, settings), FORMS[form]
+        if not run_dir.exists():
+            shutil.copytree(base, run_dir)
         recipe = load_recipe(RECIPE, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes])
         budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
         found.write_text(json.dumps(compare_methods(recipe, methods=methods, budgets=[budget], console=Console())))

@@ -1,0 +1,118 @@
+"""Why a guide keeps more of theory's gap than a plain language model: controls in the demo's world.
+
+``python benchmarks/controls.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2, in the folder of
+`benchmarks/forms.py`, whose data, models and rollouts it takes or makes. exp:10 at the demo's KL budget on the same
+rows: guides on the trunk of the reward model, of the reference and of a model that knows nothing; the reference itself
+trained, at three learning rates; and a reference with twice the layers, the new ones adding nothing at first, so that
+it has as many parameters as reference and guide. Prints a row a control with the mean over seeds and its 95 % interval
+(Student's t over seeds). What is done is not repeated. Some 15 minutes a seed on two cores.
+"""
+
+import json
+import shutil
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from demo_seeds import share
+from forms import RECIPE, base_run, interval
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from infalign.runs import pipeline
+from infalign.runs.reading import load_recipe
+from infalign.runs.results import read_results
+
+RATES = (2e-4, 4e-4, 1e-3)
+
+
+def without_knowledge(reference: Path, folder: Path) -> Path:
+    """Save a new model of the reference's shape, with its tokenizer."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(reference)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(reference).save_pretrained(folder)
+    return folder
+
+
+def doubled(reference: Path, folder: Path) -> Path:
+    """Save the reference with each layer followed by a new one that adds nothing to the residual stream yet."""
+    torch.manual_seed(0)
+    small, config = AutoModelForCausalLM.from_pretrained(reference), AutoConfig.from_pretrained(reference)
+    config.num_hidden_layers *= 2
+    large = AutoModelForCausalLM.from_config(config)
+    of_small = small.state_dict()
+    for place, layer in enumerate(small.model.layers):
+        large.model.layers[2 * place].load_state_dict(layer.state_dict())
+        added = large.model.layers[2 * place + 1]
+        torch.nn.init.zeros_(added.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(added.mlp.down_proj.weight)
+    large.load_state_dict({name: of_small[name] for name in of_small if ".layers." not in name}, strict=False)
+    tokens = torch.arange(10, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(large(tokens).logits, small(tokens).logits)
+    large.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(reference).save_pretrained(folder)
+    return folder
+
+
+def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
+    """Return the settings of the aware policy with each guide, and of the reference itself at each learning rate."""
+    aware = recipe.policies["aware"].model_dump(mode="json", exclude_defaults=True)
+    guided = {name: aware | {"guide": {"trunk": trunk}} for name, trunk in guides.items()}
+    plain = {key: value for key, value in aware.items() if key != "guide"}
+    rates = {f"plain-{rate:.0e}": plain | {"fit": aware["fit"] | {"learning_rate": rate}} for rate in RATES}
+    return guided | rates
+
+
+def measured(run_dir: Path, *changes: str) -> dict[str, Any]:
+    """Run the demo with changes in a directory and return its results."""
+    recipe = load_recipe(RECIPE, [f"run_dir={run_dir}", *changes])
+    pipeline.run(recipe, until="evaluate", console=Console())
+    return read_results(run_dir)
+
+
+def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str, float]]:
+    """Return the numbers of every control of one seed."""
+    settings = [f"seed={seed}", *overrides]
+    base = base_run(folder, seed, settings)
+    models, made = base / "models", base.parent / "controls"
+    if not made.exists():
+        shutil.copytree(base, made)
+    nothing = without_knowledge(models / "reference", base.parent / "nothing")
+    recipe = load_recipe(RECIPE, settings)
+    wanted = policies(recipe, {"guide-reward": "reward", "guide-reference": "reference", "guide-random": str(nothing)})
+    results = measured(made, *settings, f"policies={json.dumps(wanted)}")
+    rows = {name: numbers(results, name) for name in wanted}
+    deep = doubled(models / "reference", base.parent / "doubled")
+    ready = [f"{name}={{model: {models / name}}}" for name in ("reward", "judge")]
+    wanted = policies(recipe, {})
+    changes = [f"policy={{model: {deep}}}", *ready, f"policies={json.dumps(wanted)}"]
+    results = measured(base.parent / "controls-doubled", *settings, *changes)
+    return rows | {f"doubled, {name}": numbers(results, name) for name in wanted}
+
+
+def numbers(results: dict[str, Any], name: str) -> dict[str, float]:
+    """Return KL, win rates by each judge and share of a policy."""
+    policy, procedure = results["policies"][name], results["procedure"]
+    wins = {judge: 100 * rates[procedure]["mean"] for judge, rates in policy["win_rates"].items()}
+    return {"KL": policy["kl"]["mean"], **wins, "share": share(results, name)}
+
+
+def main() -> None:
+    """Do what is missing and print the table."""
+    folder, *words = sys.argv[1:]
+    overrides, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
+    rows = defaultdict(list)
+    for seed in seeds or ["0", "1", "2"]:
+        for name, found in of_seed(Path(folder), seed, overrides).items():
+            rows[name].append(found)
+    columns = list(next(iter(rows.values()))[0])
+    print(f"\n| control | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
+    for name, found in rows.items():
+        print(f"| {name} | {' | '.join(interval([row[column] for row in found]) for column in columns)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
