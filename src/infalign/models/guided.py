@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     GenerationMixin,
+    LogitsProcessor,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -159,14 +160,22 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             ).last_hidden_state[:, kept]
             return found
 
-        embedding = self.reference.get_output_embeddings()
         with torch.no_grad(), self.unguided():
-            logits = embedding(hidden(self.reference.base_model, of_reference))
-        guide = hidden(self.reference.base_model if self.trunk is None else self.trunk, of_trunk)
-        guide = guide if self.narrow is None else self.narrow(guide)
-        vocabulary = embedding.weight if self.vocabulary is None else self.vocabulary
-        logits = logits + self.head(guide) @ vocabulary.T
+            logits = self.reference.get_output_embeddings()(hidden(self.reference.base_model, of_reference))
+        logits = logits + self.q(hidden(self.guide, of_trunk))
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+
+    @property
+    def guide(self) -> Any:
+        """The network whose last hidden states Q is made of."""
+        return self.reference.base_model if self.trunk is None else self.trunk
+
+    def q(self, hidden: Tensor) -> Tensor:
+        """Return Q, (…, V), from the last hidden states of `guide`."""
+        narrow = hidden if self.narrow is None else self.narrow(hidden)
+        vocabulary = self.reference.get_output_embeddings().weight if self.vocabulary is None else self.vocabulary
+        found: Tensor = self.head(narrow) @ vocabulary.T
+        return found
 
     @property
     def adapted(self) -> list[Any]:
@@ -187,6 +196,39 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         finally:
             for layer in self.adapted:
                 layer._disable_adapters = False
+
+
+class GuideProcessor(LogitsProcessor):
+    """Adds the Q of a guided policy to the logits of its reference, so that the reference samples as the policy.
+
+    ``reference.generate(ids, attention_mask=mask, logits_processor=[GuideProcessor(policy, mask)])``, with the mask
+    (B, prompt tokens) of left-padded prompts. It keeps a cache, so each call of ``generate`` takes a new one; it raises
+    ValueError where rows change places or prompts, as in beam search.
+    """
+
+    def __init__(self, policy: GuidedForCausalLM, attention_mask: Tensor) -> None:
+        self._policy, self._mask, self._cache = policy, attention_mask, DynamicCache()
+        self._seen: Tensor | None = None
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the reference's logits ``scores`` (rows, V) + Q after the tokens ``input_ids`` (rows, tokens)."""
+        rows, length = input_ids.shape
+        begin = 0 if self._seen is None else self._seen.shape[1]
+        if self._seen is None:
+            self._mask = self._mask.repeat_interleave(rows // len(self._mask), 0)  # `num_return_sequences`
+        elif length <= begin or not torch.equal(input_ids[:, :begin], self._seen):
+            raise ValueError("a GuideProcessor follows the rows of one call of generate, without beam search")
+        grown = self._mask.new_ones(rows, length - self._mask.shape[1])
+        self._mask, self._seen = torch.cat([self._mask, grown], dim=1), input_ids
+        hidden = self._policy.guide(
+            input_ids=input_ids[:, begin:],
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        return scores + self._policy.q(hidden[:, -1])
 
 
 def layers_of(cache: Any, part: slice) -> Any:
