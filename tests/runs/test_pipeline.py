@@ -205,6 +205,23 @@ def test_a_policy_in_a_gguf_is_that_of_its_folder(
     assert len(texts) > 1
 
 
+def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
+    """Only the head is trained, on its own pairs, and the run scores with it; the report shows both accuracies."""
+    changes = ["reward.fit=null", "reward.head={pairs: 40}", "judge={head: {pairs: 30}, model: %s}"]
+    changes[-1] %= Layout(root).model("reference").rename(root.parent / "pretrained")
+    done = again(
+        root, "policy.model=%s" % (root.parent / "pretrained"), "policy.scratch=null", "policy.fit=null", *changes
+    )
+    assert {"reward", "judge", "score-0", "train-aware", "results", "report"} <= set(done)
+    records = {name: json.loads((root / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
+    assert [records[name]["summary"]["pairs"] for name in ("reward", "judge")] == [40, 30]
+    for record in records.values():
+        assert record["summary"]["layers"] == [1]
+        assert 0 <= record["summary"]["validated_accuracy"]["mean"] <= 1
+    reward = AutoModelForSequenceClassification.from_pretrained(root / "models" / "reward")
+    assert type(reward).__name__ == "PooledForSequenceClassification"
+
+
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
     """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
     before = rollouts(root)

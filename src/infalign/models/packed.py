@@ -90,13 +90,17 @@ class Packed:
         ).logits[0]
         return found
 
-    def scores(self, model: Any) -> Tensor:
-        """Return the outputs of a sequence classifier after each response, (R, outputs); it is inside `packing`."""
+    def ends(self, model: Any) -> Tensor:
+        """Return the last hidden state of a model without head after each response, (R, width); inside `packing`."""
         last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
-        hidden = model.base_model(
+        hidden: Tensor = model(
             input_ids=self.tokens[None], position_ids=self.positions, use_cache=False, packed=self
         ).last_hidden_state[0]
-        found: Tensor = model.score(hidden[last])
+        return hidden[last]
+
+    def scores(self, model: Any) -> Tensor:
+        """Return the outputs of a sequence classifier after each response, (R, outputs); it is inside `packing`."""
+        found: Tensor = model.score(self.ends(model.base_model))
         return found
 
     def sums(self, of_tokens: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ class ClassifierReward:
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from infalign.models import pooled  # noqa: F401 - so that transformers knows it
+
         if not Path(path).is_dir() and not is_hub_id(str(path)):
             raise ConfigError(f"reward model {path}: there is no such folder")
         try:

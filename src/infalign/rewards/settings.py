@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from infalign.models.settings import Model
+from infalign.settings import Count, Settings
 
 
 def _over_http(url: str) -> str:
@@ -17,9 +18,17 @@ def _over_http(url: str) -> str:
     return url
 
 
+class Head(Settings):
+    """A linear Bradley–Terry head on mean states of a frozen model; layers and penalty by cross-validation."""
+
+    pairs: Count = Field(4000, description="training pairs at most")
+    max_length: Count = Field(512, description="longer pairs are dropped and counted")
+
+
 class RewardSource(Model):
     """A Bradley–Terry classifier, a Python function or a server; a classifier starts from the reference by default."""
 
+    head: Head | None = Field(None, description="instead of `fit`: only a head is trained, on states of the model")
     function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
     url: Annotated[str, AfterValidator(_over_http)] | None = Field(
         None, description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}"
@@ -31,15 +40,27 @@ class RewardSource(Model):
         """Whether it is a model that transformers loads."""
         return self.function is None and self.url is None
 
+    @property
+    def has_trunk(self) -> bool:
+        """Whether it is a model that another training can start from."""
+        return self.is_classifier and self.head is None
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run trains it."""
+        return self.fit is not None or self.head is not None
+
     @model_validator(mode="after")
     def _usable(self) -> "RewardSource":
         if self.function is not None and self.url is not None:
             raise ValueError("give `function` or `url`, not both")
         if self.api_key_env is not None and self.url is None:
             raise ValueError("api_key_env is for a `url`")
-        if not self.is_classifier and (self.model or self.scratch or self.fit):
+        if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
-            raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch and fit")
-        if self.is_classifier and self.model is None and self.fit is None:
-            raise ValueError("a reward model that is no `function` and no ready `model` needs `fit`")
+            raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch, fit and head")
+        if self.head is not None and (self.fit is not None or self.scratch is not None):
+            raise ValueError("a `head` is trained on a frozen model: leave out fit and scratch")
+        if self.is_classifier and self.model is None and not self.trained:
+            raise ValueError("a reward model that is no `function` and no ready `model` needs `fit` or `head`")
         return self

@@ -90,7 +90,7 @@ class Run:
 
     def reward_inputs(self, *names: str) -> tuple[Path, ...]:
         """Return the model folders that must exist before the rewards ``names`` can score."""
-        return tuple(self.layout.model(name) for name in names if self.recipe.rewards[name].fit is not None)
+        return tuple(self.layout.model(name) for name in names if self.recipe.rewards[name].trained)
 
     @property
     def provenance(self) -> Provenance:
@@ -141,7 +141,7 @@ def target(recipe: Recipe, layout: Layout, name: str) -> Target:
 def scorer(recipe: Recipe, layout: Layout, name: str) -> Scorer:
     """Return a recipe's reward ``name``; the model is in ``layout`` if the run trains it."""
     source: RewardSource = recipe.rewards[name]
-    model = str(layout.model(name)) if source.fit is not None else str(source.model)
+    model = str(layout.model(name)) if source.trained else str(source.model)
     return Scorer(name, source, model, layout.tokenizer, recipe.compute, partial(layout.scored, name))
 
 

@@ -176,7 +176,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
 def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
     """Return the records of the recipe's current units, except that of the report itself."""
     models = {"reference", *recipe.policies}
-    fitted = {name for name, source in recipe.rewards.items() if source.fit is not None}
+    fitted = {name for name, source in recipe.rewards.items() if source.trained}
     numbers = {str(part) for part in range(recipe.rollout.engine.parts)}
 
     def belongs(name: str, stage: str) -> bool:

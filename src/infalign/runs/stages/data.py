@@ -28,7 +28,7 @@ LESSON = 10_000  # characters per text for training a tokenizer, whose cost is q
 def units(run: Run) -> Iterator[Unit]:
     """Yield the one unit of this stage: all tables and the tokenizer."""
     recipe, layout = run.recipe, run.layout
-    learns = recipe.judge.fit is not None  # an untrained judge leaves its share of the rows to the reward model
+    learns = recipe.judge.trained  # an untrained judge leaves its share of the rows to the reward model
     tokenizer = {name: run.contents["policy"][name] for name in ("model", "scratch")}
     yield Unit(
         "data",

@@ -47,7 +47,7 @@ def rank_model_start(run: Run) -> str:
     if run.recipe.rank_model.model is not None:
         return run.recipe.rank_model.model
     reward = run.scorer("reward")
-    return reward.model if reward.source.is_classifier else run.reference
+    return reward.model if reward.source.has_trunk else run.reference
 
 
 def fit_rank_model(

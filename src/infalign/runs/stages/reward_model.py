@@ -8,8 +8,7 @@ from typing import Any
 from infalign.data.examples import Message
 from infalign.errors import DataError
 from infalign.method.calibration import win
-from infalign.models.pretrained import load_tokenizer
-from infalign.models.settings import Fit
+from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.progress import OnProgress
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
@@ -20,13 +19,15 @@ from infalign.runs.units import Unit
 from infalign.storage import read_table
 from infalign.training.target import Target, fitting
 
+Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield a training for each reward source that has to be trained; units are named after the sources."""
     intervals = confidence(run.recipe.evaluate, run.recipe.seed)
     for name, source in run.recipe.rewards.items():
-        target = run.target(name)
-        if source.fit is not None:
+        target, work = run.target(name), fit_reward if source.head is None else fit_head_on
+        if source.trained:
             from_policy = not (source.model or source.scratch)
             yield Unit(
                 "reward-model",
@@ -34,7 +35,7 @@ def units(run: Run) -> Iterator[Unit]:
                 inputs=run.reference_inputs if from_policy else (run.layout.data,),
                 settings=run.key(name),
                 output=target.model,
-                work=partial(fit_reward, name, source, run.reference, run.layout, target, intervals),
+                work=partial(work, name, source, run.reference, run.layout, target, intervals),
                 workspace=target.checkpoints,
                 so_far=target.so_far,
             )
@@ -55,20 +56,53 @@ def fit_reward(
 
     assert source.fit is not None
     start, tokenizer = reward_start(source, reference, layout, target)
-    train, long = _pairs(layout, "reward" if name == "reward" else "judge", tokenizer, source.fit)
-    test, _ = _pairs(layout, "test", tokenizer, source.fit)
+    train, long = _pairs(layout, name, tokenizer, source.fit.max_length)
+    test, _ = _pairs(layout, "test", tokenizer, source.fit.max_length)
     with target.job(on_progress) as (job, folder):
         history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
     # Evaluate again pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
-    prompts, chosen, rejected = map(list, zip(*test, strict=True))
-    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device())
-    right = win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
+    accuracy = _accuracy(name, test, target, intervals)
+    return {"pairs": len(train), "pairs_too_long": long, "history": history, "test_accuracy": accuracy}
+
+
+def fit_head_on(
+    name: str,
+    source: RewardSource,
+    reference: str,
+    layout: Layout,
+    target: Target,
+    intervals: Confidence,
+    *,
+    on_progress: OnProgress,
+) -> Summary:
+    """Fit the head of the reward model or the judge (``name``) on its own share of the preference pairs."""
+    from infalign.training.common import save_model
+    from infalign.training.frozen_head import fit_head
+
+    assert source.head is not None
+    start, longest = source.model or reference, source.head.max_length
+    base, tokenizer = load_policy(start, device=target.compute.torch_device())
+    train, long = _pairs(layout, name, tokenizer, longest)
+    train = train[: source.head.pairs]
+    test, _ = _pairs(layout, "test", tokenizer, longest)
+    with target.job(on_progress) as (_, folder):
+        model, chosen = fit_head(base, tokenizer, train, seed=target.seed, on_progress=on_progress)
+        save_model(model, tokenizer, folder)
     return {
         "pairs": len(train),
         "pairs_too_long": long,
-        "history": history,
-        "test_accuracy": intervals.of(right),
+        "layers": chosen.layers,
+        "penalty": chosen.penalty,
+        "validated_accuracy": intervals.of(chosen.margins > 0),
+        "test_accuracy": _accuracy(name, test, target, intervals),
     }
+
+
+def _accuracy(name: str, pairs: list[Pair], target: Target, intervals: Confidence) -> dict[str, float]:
+    """Return how often the saved reward model prefers the chosen response; a tie counts one half."""
+    prompts, chosen, rejected = map(list, zip(*pairs, strict=True))
+    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device())
+    return intervals.of(win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name)))
 
 
 def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
@@ -84,13 +118,14 @@ def reward_start(source: RewardSource, reference: str, layout: Layout, target: T
     return str(start), tokenizer
 
 
-def _pairs(layout: Layout, part: str, tokenizer: Any, fit: Fit) -> tuple[list[tuple[list[Message], str, str]], int]:
-    """Return (prompt, chosen, rejected) of the pairs that fit, and how many were too long."""
+def _pairs(layout: Layout, name: str, tokenizer: Any, max_length: int) -> tuple[list[Pair], int]:
+    """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
+    part = name if name in ("reward", "test") else "judge"
     table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
-    rows, long = fitting(table, tokenizer, fit.max_length, lambda row: [row["chosen"], row["rejected"]])
+    rows, long = fitting(table, tokenizer, max_length, lambda row: [row["chosen"], row["rejected"]])
     if not rows:
         raise DataError(
             f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "
-            f"{fit.max_length} tokens; use more data or raise fit.max_length"
+            f"{max_length} tokens; use more data or raise max_length"
         )
     return [(row["prompt"], row["chosen"], row["rejected"]) for row in rows], long

@@ -1,0 +1,168 @@
+"""A reward model on a frozen language model: one linear head on the mean states of the response in some of its layers.
+
+As a sequence classifier it goes wherever one does. The mean begins after the last `opening`, the tokens with which the
+chat template opens the assistant's turn; the layers above the highest one that it reads are left out. Needs the
+``train`` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+
+from infalign.data.examples import reply
+from infalign.errors import ConfigError
+from infalign.models.packed import Packed
+from infalign.models.pretrained import conversation_ids
+
+
+class PooledConfig(PreTrainedConfig):
+    """The configuration of the frozen model, the layers whose states are read, and the `opening` of a response."""
+
+    model_type = "infalign-pooled"
+
+    def __init__(
+        self,
+        base: dict[str, Any] | None = None,
+        layers: Sequence[int] = (),
+        opening: Sequence[int] = (),
+        **more: Any,
+    ) -> None:
+        self.base, self.layers, self.opening = base or {}, list(layers), list(opening)
+        super().__init__(**{"num_labels": 1} | more)
+
+
+class PooledModel(PreTrainedModel):
+    """The frozen model; its last hidden state at a token is the mean over the response up to there, of all layers."""
+
+    config_class = PooledConfig
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: PooledConfig, base: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        for part in base.modules() if base is not None else ():
+            part._is_hf_initialized = True  # `post_init` would draw its weights anew
+        if base is None:
+            attention = config._attn_implementation
+            base = AutoModel.from_config(AutoConfig.for_model(**config.base, attn_implementation=attention))
+        self.base = base
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        packed: Packed | None = None,
+        **_: Any,
+    ) -> BaseModelOutput:
+        """Return means of states, (rows, tokens, layers · width); rows are padded on the right, or one is packed."""
+        own = {} if packed is None else {"packed": packed}
+        states = self.base(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
+            output_hidden_states=True,
+            **own,
+        ).hidden_states
+        read = torch.cat([states[layer] for layer in self.config.layers], dim=-1).float()
+        means = self._plain(input_ids, read) if packed is None else self._packed(packed, read[0])[None]
+        return BaseModelOutput(last_hidden_state=means)
+
+    def _plain(self, tokens: Tensor, states: Tensor) -> Tensor:
+        said = torch.arange(tokens.shape[1], device=tokens.device) >= self._begins(tokens)[:, None]
+        return (states * said[..., None]).cumsum(1) / said.cumsum(1).clamp(min=1)[..., None]
+
+    def _packed(self, packed: Packed, states: Tensor) -> Tensor:
+        """Return the means at the tokens of responses; a part of a response may lie in what is packed as its prompt."""
+        of_prompts, of_responses = packed.inside
+        first = int(packed.prompt_lengths.sum())
+        prompts = packed.tokens.new_full(of_prompts.shape, -1).masked_scatter(of_prompts, packed.tokens[:first])
+        said = of_prompts & (torch.arange(of_prompts.shape[1], device=states.device) >= self._begins(prompts)[:, None])
+        row_of = torch.arange(len(said), device=states.device).repeat_interleave(packed.prompt_lengths)
+        in_prompt = states.new_zeros(len(said), states.shape[1])
+        in_prompt = in_prompt.index_add(0, row_of, states[:first] * said[of_prompts][:, None])
+        rows = states.new_zeros(*of_responses.shape, states.shape[1])
+        rows[of_responses] = states[first:]
+        counts = said.sum(1)[packed.prompt_of][:, None] + of_responses.cumsum(1)
+        means = (in_prompt[packed.prompt_of][:, None] + rows.cumsum(1)) / counts[..., None]
+        return torch.cat([torch.zeros_like(states[:first]), means[of_responses]])
+
+    def _begins(self, tokens: Tensor) -> Tensor:
+        """Return where the response of each row begins, (rows,): after the last opening, or with the row."""
+        opening = torch.tensor(self.config.opening, device=tokens.device)
+        if tokens.shape[1] < len(opening):
+            return tokens.new_zeros(len(tokens))
+        found = (tokens.unfold(1, len(opening), 1) == opening).all(-1)
+        ends = torch.arange(found.shape[1], device=tokens.device) + len(opening)
+        return (found * ends).amax(1)
+
+
+class PooledForSequenceClassification(PreTrainedModel):
+    """The frozen model with its head; the output is read after the last token that is no padding."""
+
+    config_class = PooledConfig
+    base_model_prefix = "model"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: PooledConfig, base: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self.model = PooledModel(config, base)
+        self.score = nn.Linear(config.base["hidden_size"] * len(config.layers), config.num_labels, bias=False)
+        self.post_init()
+
+    @classmethod
+    def on(
+        cls, base: PreTrainedModel, layers: Sequence[int], opening: Sequence[int]
+    ) -> PooledForSequenceClassification:
+        """Return a classifier on a frozen model, without the layers that it does not read; its head is zero."""
+        below = base.config.__class__.from_dict(base.config.to_dict())
+        # One more than it reads: what a model returns as the states of its last layer is normalised.
+        below.num_hidden_layers = min(base.config.num_hidden_layers, max(layers) + 1)
+        lower = AutoModel.from_config(below, dtype=base.dtype).to(base.device)
+        weights = base.state_dict()
+        lower.load_state_dict({name: weights[name] for name in lower.state_dict()})
+        shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
+        config = PooledConfig(below.to_dict(), layers, opening, **{name: getattr(below, name) for name in shared})
+        model = cls(config, lower.eval()).to(base.device, base.dtype).requires_grad_(False)
+        model.score.weight.zero_()
+        model.eval()
+        return model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> SequenceClassifierOutput:
+        """Return the output of each row, (rows, 1)."""
+        means = self.model(input_ids, attention_mask, **more).last_hidden_state
+        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        last = means[torch.arange(len(means), device=means.device), kept.sum(1) - 1]
+        return SequenceClassifierOutput(logits=self.score(last.to(self.score.weight.dtype)))
+
+
+def opening_of(tokenizer: Any) -> list[int]:
+    """Return the tokens with which the chat template opens a response.
+
+    Raises ConfigError if there is no special token among them, since a message could spell them, or if the template
+    does not render a response after them.
+    """
+    turn = [{"role": "user", "content": "Hello"}]
+    asked = conversation_ids(tokenizer, turn, add_generation_prompt=False)
+    begun = conversation_ids(tokenizer, turn, add_generation_prompt=True)
+    answered = conversation_ids(tokenizer, [*turn, reply("Hi")], add_generation_prompt=False)
+    opening, special = begun[len(asked) :], {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    if begun[: len(asked)] != asked or answered[: len(begun)] != begun or not special & {*opening}:
+        raise ConfigError(
+            f"the chat template of {tokenizer.name_or_path} does not open a response with a special token, so that "
+            "where it begins could not be told from what it says; train the reward model with `fit` instead of `head`"
+        )
+    return opening
+
+
+AutoConfig.register(PooledConfig.model_type, PooledConfig)
+AutoModelForSequenceClassification.register(PooledConfig, PooledForSequenceClassification)

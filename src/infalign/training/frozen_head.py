@@ -1,0 +1,121 @@
+"""A Bradley–Terry reward on frozen states of a language model; layers and penalty are chosen by cross-validation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
+
+from infalign.data.examples import Message, prompt_id, reply
+from infalign.errors import ConfigError, DataError
+from infalign.method.calibration import Array
+from infalign.models.packed import Packed, packed_batches, packing, packs
+from infalign.models.pooled import PooledForSequenceClassification, opening_of
+from infalign.models.pretrained import conversation_ids
+from infalign.progress import OnProgress
+
+DEPTHS = 6  # layers to choose from, evenly spaced
+PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+FOLDS = 4
+BATCH_TOKENS = 4096  # in a pass that keeps the states of all layers
+
+Pair = tuple[list[Message], str, str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The layers and the penalty with the least cross-validated loss, and each pair's margin outside of its fold."""
+
+    layers: list[int]
+    penalty: float
+    loss: float
+    margins: Array
+
+
+def fit_head(
+    base: Any, tokenizer: Any, pairs: Sequence[Pair], *, seed: int, on_progress: OnProgress
+) -> tuple[PooledForSequenceClassification, Chosen]:
+    """Fit a head on (prompt, chosen, rejected) and return the reward model with what was chosen.
+
+    ``base`` is a causal language model, of which nothing is trained. The loss is Bradley–Terry's on differences of the
+    responses' mean states, standardised, with an L2 penalty. The best layer is chosen, and a second one where that
+    lowers the loss in `FOLDS` folds of prompts.
+
+    Raises ConfigError for a model that cannot be packed and for a chat template as in `opening_of`.
+    """
+    opening, depth = opening_of(tokenizer), base.config.num_hidden_layers
+    layers = sorted({max(1, round(depth * step / DEPTHS)) for step in range(1, DEPTHS + 1)})
+    reader = PooledForSequenceClassification.on(base.base_model, layers, opening)
+    if not packs(reader, Packed.scores):
+        raise ConfigError(
+            f"{base.config.name_or_path} cannot have a frozen head, since not all of its layers attend to all earlier "
+            "tokens; train the reward model with `fit`"
+        )
+    states = pooled_states(reader, tokenizer, pairs, on_progress)  # (pairs, 2, layers · width)
+    scale = states.std(axis=(0, 1)) + 1e-6
+    gaps = ((states[:, 0] - states[:, 1]) / scale).reshape(len(pairs), len(layers), -1)
+    fold = folds([prompt_id(prompt) for prompt, _, _ in pairs], seed)
+    best = min((_validated(gaps, [place], fold) for place in range(len(layers))), key=lambda found: found.loss)
+    more = [sorted({*best.layers, place}) for place in range(len(layers)) if place not in best.layers]
+    best = min([best, *(_validated(gaps, both, fold) for both in more)], key=lambda found: found.loss)
+    weights = fitted(gaps[:, best.layers].reshape(len(pairs), -1), best.penalty)
+    chosen = [layers[place] for place in best.layers]
+    model = PooledForSequenceClassification.on(base.base_model, chosen, opening)
+    by_layer = scale.reshape(len(layers), -1)[best.layers].ravel()
+    model.score.weight.copy_(torch.tensor(weights / by_layer)[None])
+    return model, Chosen(chosen, best.penalty, best.loss, best.margins)
+
+
+def pooled_states(
+    reader: PooledForSequenceClassification, tokenizer: Any, pairs: Sequence[Pair], on_progress: OnProgress
+) -> Array:
+    """Return the mean states of both responses of each pair, (pairs, 2, layers · width)."""
+    prompts, responses = list[list[int]](), list[list[int]]()
+    for prompt, *both in pairs:
+        asked = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
+        for text in both:
+            ids = conversation_ids(tokenizer, [*prompt, reply(text)], add_generation_prompt=False)
+            if ids[: len(asked)] != asked or len(ids) == len(asked):
+                raise DataError(f"prompt {prompt_id(prompt)}: the chat template renders it otherwise before a response")
+            prompts.append(asked)
+            responses.append(ids[len(asked) :])
+    found = list[Array]()
+    with torch.inference_mode(), packing(reader):
+        for rows, packed in packed_batches(prompts, responses, BATCH_TOKENS, reader, logits=False):
+            found.append(packed.ends(reader.base_model).cpu().numpy())
+            on_progress(rows.stop // 2, len(pairs), "states of pairs")
+    return np.concatenate(found).astype(float).reshape(len(pairs), 2, -1)
+
+
+def folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:
+    """Return the fold of each pair, (pairs,); the pairs of a prompt share one."""
+    names, place = np.unique(prompts, return_inverse=True)
+    return np.random.default_rng(seed).permutation(len(names))[place] % FOLDS
+
+
+def fitted(gaps: Array, penalty: float) -> Array:
+    """Return the minimiser w of mean −log σ(gaps·w) + penalty/2·|w|², for gaps (pairs, features)."""
+
+    def loss(w: Array) -> tuple[float, Array]:
+        margins = gaps @ w
+        gradient = -gaps.T @ expit(-margins) / len(gaps) + penalty * w
+        return -log_expit(margins).mean() + penalty / 2 * (w @ w), gradient
+
+    return np.asarray(minimize(loss, np.zeros(gaps.shape[1]), jac=True, method="L-BFGS-B").x)
+
+
+def _validated(gaps: Array, places: list[int], fold: NDArray[np.int64]) -> Chosen:
+    """Return the best penalty for some of the layers, by the loss outside of each pair's fold."""
+    rows = gaps[:, places].reshape(len(gaps), -1)
+
+    def outside(penalty: float) -> Chosen:
+        margins = np.empty(len(rows))
+        for held_out in range(FOLDS):
+            margins[fold == held_out] = rows[fold == held_out] @ fitted(rows[fold != held_out], penalty)
+        return Chosen(places, penalty, float(-log_expit(margins).mean()), margins)
+
+    return min(map(outside, PENALTIES), key=lambda found: found.loss)

@@ -1,0 +1,142 @@
+"""A frozen model with a head on the mean states of the response, alone, in packs, and from its folder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infalign.errors import ConfigError
+from infalign.models.packed import Packed, packing, packs
+from infalign.models.pooled import PooledForSequenceClassification, opening_of
+from infalign.models.pretrained import conversation_ids
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.rewards.classifier import ClassifierReward
+from infalign.training.common import save_model
+from infalign.training.frozen_head import fit_head, fitted, folds
+
+SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, heads=2, context=128)
+LAYER = 4  # on which the preferences depend
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    """A small language model and its tokenizer."""
+    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, SCRATCH)
+    return new_policy(SCRATCH, tokenizer, seed=0).eval(), tokenizer
+
+
+def user(text: str) -> list[dict[str, str]]:
+    """Return a conversation of one turn."""
+    return [{"role": "user", "content": text}]
+
+
+def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) -> torch.Tensor:
+    """Return the mean state of a response in a layer, from a plain pass over the whole model."""
+    asked = conversation_ids(tokenizer, user(prompt), add_generation_prompt=True)
+    turns = [*user(prompt), {"role": "assistant", "content": response}]
+    ids = conversation_ids(tokenizer, turns, add_generation_prompt=False)
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    return states[layer][0, len(asked) :].mean(0)
+
+
+def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> None:
+    """As computed by hand, however many responses are scored together, and also from the saved folder."""
+    model, tokenizer = base
+    reader = PooledForSequenceClassification.on(model.base_model, [2, LAYER], opening_of(tokenizer))
+    assert reader.model.base.config.num_hidden_layers == LAYER + 1
+    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    texts = [("How?", "Write."), ("How?", "Write a function."), ("Explain the moon", "No"), ("How?", "")]
+    expected = [
+        float(reader.score.weight[0] @ torch.cat([state(model, tokenizer, *text, layer) for layer in (2, LAYER)]))
+        for text in texts
+    ]
+    save_model(reader, tokenizer, tmp_path)
+    for reward in (ClassifierReward(reader, tokenizer), ClassifierReward.load(tmp_path)):
+        assert packs(reward.model, Packed.scores)
+        together = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
+        alone = [reward([user(prompt)], [response])[0] for prompt, response in texts]
+        reward.__dict__["_packs"] = False
+        padded = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
+        for found in (together, alone, padded):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_prefixes_have_the_mean_so_far(base: Any) -> None:
+    """The hidden state at a token is what the output would read if the response ended there."""
+    model, tokenizer = base
+    opening = opening_of(tokenizer)
+    reader = PooledForSequenceClassification.on(model.base_model, [LAYER], opening).model
+    ids = [5, 6, *opening, 7, 8, 9, 10]
+    with torch.no_grad():
+        whole = reader(torch.tensor([ids])).last_hidden_state[0]
+        for end in range(len(opening) + 3, len(ids) + 1):
+            part = reader(torch.tensor([ids[:end]])).last_hidden_state[0, -1]
+            torch.testing.assert_close(whole[end - 1], part)
+        with packing(reader):
+            packed = Packed.of([ids[:-3]] * 2, [ids[-3:], ids[-3:-1]])  # some of the response in the prompt
+            torch.testing.assert_close(packed.ends(reader), whole[[-1, -2]])
+
+
+def test_a_head_finds_the_layer_and_its_direction(base: Any) -> None:
+    """Preferences that are linear in the mean state of one layer are learnt from it, and hold for new responses."""
+    model, tokenizer = base
+    rng = np.random.default_rng(0)
+    words = ["how", "do", "I", "write", "the", "moon", "a", "function", "explain", "please"]
+    direction = torch.randn(SCRATCH.hidden, generator=torch.Generator().manual_seed(3))
+
+    def pairs(count: int) -> list[Any]:
+        found = []
+        for _ in range(count):
+            prompt, *texts = (" ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(3))
+            worth = {text: float(direction @ state(model, tokenizer, prompt, text, LAYER)) for text in texts}
+            better, worse = sorted(texts, key=lambda text: -worth[text])
+            found.append((user(prompt), better, worse))
+        return found
+
+    seen: list[tuple[int, int]] = []
+    reward_model, chosen = fit_head(
+        model, tokenizer, pairs(300), seed=0, on_progress=lambda done, total, _: seen.append((done, total))
+    )
+    assert LAYER in chosen.layers
+    assert seen[-1] == (300, 300)
+    assert np.mean(chosen.margins > 0) > 0.85
+    reward, fresh = ClassifierReward(reward_model, tokenizer), pairs(100)
+    prompts, better, worse = map(list, zip(*fresh, strict=True))
+    assert np.mean(np.array(reward(prompts, better)) > np.array(reward(prompts, worse))) > 0.85
+
+
+def test_the_penalised_minimum_has_no_gradient() -> None:
+    """By the closed form of the gradient, for two penalties; a stronger one has smaller weights."""
+    gaps = np.random.default_rng(0).normal(size=(50, 4)) + 0.3
+    norms = []
+    for penalty in (0.01, 1.0):
+        w = fitted(gaps, penalty)
+        gradient = -(gaps / (1 + np.exp(gaps @ w))[:, None]).mean(0) + penalty * w
+        assert np.abs(gradient).max() < 1e-4
+        norms.append(np.linalg.norm(w))
+    assert norms[0] > norms[1]
+
+
+def test_the_pairs_of_a_prompt_share_a_fold() -> None:
+    """Otherwise validation would see prompts that it was fitted on."""
+    prompts = ["a", "b", "c", "a", "d", "b", "e"]
+    found = folds(prompts, seed=1)
+    assert {p: set(found[np.array(prompts) == p]) for p in prompts}.keys() == set("abcde")
+    assert all(len({*found[np.array(prompts) == p]}) == 1 for p in prompts)
+
+
+def test_a_response_must_begin_where_no_message_can_say_so(base: Any) -> None:
+    """A template that opens it with plain text, or not at all, is refused."""
+    _, tokenizer = base
+    assert opening_of(tokenizer)
+    for opening in ("Assistant: ", ""):
+        template = "{% for m in messages %}{% if m.role == 'assistant' %}" + opening + "{% endif %}{{ m.content }}"
+        template += "{% endfor %}{% if add_generation_prompt %}" + opening + "{% endif %}"
+        other = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token=tokenizer.eos_token)
+        other.chat_template = template
+        with pytest.raises(ConfigError, match="does not open a response with a special token"):
+            opening_of(other)
