@@ -22,6 +22,7 @@ from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.models.pretrained import load_policy
+from infalign.rewards.classifier import ClassifierReward
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
@@ -220,6 +221,21 @@ def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
         assert 0 <= record["summary"]["validated_accuracy"]["mean"] <= 1
     reward = AutoModelForSequenceClassification.from_pretrained(root / "models" / "reward")
     assert type(reward).__name__ == "PooledForSequenceClassification"
+
+
+def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:
+    """What depends on it is made again, and nothing else; the rewards are those of float32 to its rounding."""
+    before = {path.name: pq.read_table(path)["reward"].to_numpy() for path in (root / "scores").glob("*.parquet")}
+    reward = ClassifierReward.load(root / "models" / "reward", dtype="bfloat16")
+    prompts, responses = [[{"role": "user", "content": "Hi"}]] * 2, ["Hello there.", "No"]
+    exact = ClassifierReward.load(root / "models" / "reward")(prompts, responses)
+    np.testing.assert_allclose(reward(prompts, responses), exact, atol=0.05)
+    done = again(root, "compute.dtype=bfloat16", until="calibrate")
+    assert {"data", "sft"}.isdisjoint(done)
+    assert {"reward", "judge", "rollout-0", "score-3", "calibrate"} <= set(done)
+    after = {path.name: pq.read_table(path)["reward"].to_numpy() for path in (root / "scores").glob("*.parquet")}
+    assert any((before[name] != after[name]).any() for name in before)
+    assert again(root, "compute.dtype=bfloat16", until="calibrate") == []
 
 
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:

@@ -89,6 +89,9 @@ class Compute(Settings):
     """The machine."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights when a model draws or scores; training and KL are in float32"
+    )
     processes: Count = Field(1, description="worker processes for rollouts and models trained side by side (CPU)")
     threads: Count | None = Field(None, description="torch threads a process; default: torch decides")
 

@@ -36,7 +36,7 @@ class Scorer:
         Raises DataError if a server or a function no longer reproduces the rewards that the run has stored.
         """
         if self.source.is_classifier:
-            return ClassifierReward.load(self.model, device=self.compute.torch_device())
+            return ClassifierReward.load(self.model, device=self.compute.torch_device(), dtype=self.compute.dtype)
         if self.source.function is not None:
             reward = function_reward(self.source.function)
         else:

@@ -118,7 +118,14 @@ class Run:
     def sampling_key(self) -> dict[str, Any]:
         """The parts of the recipe that a model's responses depend on."""
         rollout = self.contents["rollout"]
-        return self.key("policy") | {"rollout": {name: rollout[name] for name in ("engine", "max_new_tokens")}}
+        drawn = {"rollout": {name: rollout[name] for name in ("engine", "max_new_tokens")}}
+        return self.key("policy") | drawn | self.precision
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The precision of drawing and scoring, which their results depend on; nothing where it is float32."""
+        dtype = self.recipe.compute.dtype
+        return {} if dtype == "float32" else {"compute": {"dtype": dtype}}
 
 
 def _with_folders(recipe: Recipe, digests: Digests) -> Recipe:

@@ -40,6 +40,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
+    dtype: str = "float32"  # of the weights of a model that is loaded here
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

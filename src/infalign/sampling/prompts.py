@@ -63,7 +63,7 @@ class Sampler:
 
     def opened(self, probe: Prompt, *, seed: int) -> Opened:
         """Return a context that gives the engine, checked on a probe prompt."""
-        sampling = Sampling(self.max_new_tokens, seed=seed)
+        sampling = Sampling(self.max_new_tokens, seed=seed, dtype=self.compute.dtype)
         return self.engine.opened(self.model, sampling, self.compute.torch_device, probe)
 
     def draw(self, prompts: Prompts, k: int, folder: Path, *, seed: int, on_progress: OnProgress) -> None:

@@ -80,4 +80,4 @@ class Settings(EngineSettings):
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield TransformersEngine(*load_policy(model, device=device()), sampling)
+        yield TransformersEngine(*load_policy(model, device=device(), dtype=sampling.dtype), sampling)

@@ -33,7 +33,7 @@ def units(run: Run) -> Iterator[Unit]:
                 "reward-model",
                 name,
                 inputs=run.reference_inputs if from_policy else (run.layout.data,),
-                settings=run.key(name),
+                settings=run.key(name) | run.precision,
                 output=target.model,
                 work=partial(work, name, source, run.reference, run.layout, target, intervals),
                 workspace=target.checkpoints,
@@ -81,7 +81,7 @@ def fit_head_on(
 
     assert source.head is not None
     start, longest = source.model or reference, source.head.max_length
-    base, tokenizer = load_policy(start, device=target.compute.torch_device())
+    base, tokenizer = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
     train, long = _pairs(layout, name, tokenizer, longest)
     train = train[: source.head.pairs]
     test, _ = _pairs(layout, "test", tokenizer, longest)
@@ -101,7 +101,7 @@ def fit_head_on(
 def _accuracy(name: str, pairs: list[Pair], target: Target, intervals: Confidence) -> dict[str, float]:
     """Return how often the saved reward model prefers the chosen response; a tie counts one half."""
     prompts, chosen, rejected = map(list, zip(*pairs, strict=True))
-    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device())
+    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     return intervals.of(win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name)))
 
 

@@ -29,7 +29,7 @@ def units(run: Run) -> Iterator[Unit]:
             "score",
             f"score-{number}",
             inputs=(rollouts, *run.reward_inputs("reward")),
-            settings=run.key("reward"),
+            settings=run.key("reward") | run.precision,
             extent={"rollout": {"prompts": rollout.prompts, "k": rollout.k}},
             output=table,
             work=partial(score_rollouts, scorer, part, rollout.k, rollouts, table),
