@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from infalign.data.examples import Message
 from infalign.errors import DataError
 from infalign.method.calibration import win
@@ -83,7 +85,7 @@ def fit_head_on(
     start, longest = source.model or reference, source.head.max_length
     base, tokenizer = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
     train, long = _pairs(layout, name, tokenizer, longest)
-    train = train[: source.head.pairs]
+    train = [train[row] for row in np.random.default_rng(target.seed).permutation(len(train))[: source.head.pairs]]
     test, _ = _pairs(layout, "test", tokenizer, longest)
     with target.job(on_progress) as (_, folder):
         model, chosen = fit_head(base, tokenizer, train, seed=target.seed, on_progress=on_progress)
