@@ -9,11 +9,11 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.special import expit
-from scipy.stats import beta
+from scipy.stats import beta, spearmanr
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given
-from infalign.evaluation.diagnostics import rank_error, saturation, uniformity
+from infalign.evaluation.diagnostics import agreement, rank_error, saturation, uniformity
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.matched import matched
@@ -487,6 +487,16 @@ def test_rank_error_holds_for_all_ranks_at_once() -> None:
     steps = np.sort(rng.random((4000, 40)), axis=1)
     worst = np.maximum(np.arange(1, 41) / 40 - steps, steps - np.arange(40) / 40).max(axis=1)
     assert 0.02 < np.mean(worst > rank_error(40)) <= 0.05
+
+
+def test_agreement_is_spearmans_correlation_where_there_is_one() -> None:
+    """As scipy has it, with ties; a prompt whose rewards all tie by one source is left out."""
+    rng = np.random.default_rng(0)
+    rewards, judged = rng.integers(0, 6, (2, 5, 12)).astype(float)
+    judged[1], rewards[3] = 2.0, -1.0
+    expected = [spearmanr(rewards[row], judged[row]).statistic for row in (0, 2, 4)]
+    assert agreement(rewards, judged) == pytest.approx(expected)
+    assert agreement(rewards[1:2], judged[1:2]).shape == (0,)
 
 
 def test_uniformity_is_the_kolmogorov_distance() -> None:

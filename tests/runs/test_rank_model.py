@@ -13,6 +13,7 @@ from scipy.special import logit
 from scipy.stats import spearmanr
 
 from infalign.errors import ConfigError, DataError
+from infalign.evaluation.diagnostics import rank_correlations
 from infalign.method.calibration import calibrate
 from infalign.method.reward import PredictedRankReward
 from infalign.method.transforms import Exponential, Function, Log
@@ -22,7 +23,7 @@ from infalign.runs.layout import Layout, records
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run, rollout_parts
-from infalign.runs.stages.rank_model import rank_correlations, rank_model_start
+from infalign.runs.stages.rank_model import rank_model_start
 from infalign.runs.units import Unit
 from infalign.runs.units import keys as keys_of
 from infalign.sampling.rollouts import read_rollouts

@@ -1,10 +1,10 @@
-"""Whether ranks can be trusted: saturation, error, uniformity."""
+"""Whether ranks can be trusted: saturation, error, uniformity, and how far two sources agree."""
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import rankdata
 
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, calibrate
 
 
 def saturation(rewards_PM: Array, reference_rewards_PK: Array) -> Array:
@@ -29,3 +29,26 @@ def uniformity(ranks: ArrayLike) -> float:
     u = np.sort(np.asarray(ranks, float).ravel())
     steps = rankdata(u, method="max") / u.size
     return float(np.max(np.maximum(np.abs(steps - u), np.abs((rankdata(u, method="min") - 1) / u.size - u))))
+
+
+def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:
+    """Return Spearman's correlation within each prompt, shape (P,); 0 where all predictions tie.
+
+    Ties have mid-ranks. ``ranks_PK`` are calibrated rewards, so already mid-ranks; those of a prompt must not all tie.
+    """
+    found_PK = calibrate(predicted_PK, np.sort(predicted_PK, axis=1)) - 0.5
+    true_PK = ranks_PK - 0.5  # the mean of mid-ranks
+    together_P = np.sqrt((found_PK**2).sum(axis=1) * (true_PK**2).sum(axis=1))
+    products_P = (found_PK * true_PK).sum(axis=1)
+    return np.asarray(np.divide(products_P, together_P, out=np.zeros_like(products_P), where=together_P > 0))
+
+
+def agreement(rewards_PM: Array, judged_PM: Array) -> Array:
+    """Return Spearman's correlation of two sources of rewards within each prompt, shape (P′,).
+
+    Prompts where all rewards of one source tie are left out. The agreement of reward and judge bounds
+    what a policy can win by the judge; that of reward and length shows what is learnt besides. P′ may be 0.
+    """
+    differ = (np.ptp(rewards_PM, axis=1) > 0) & (np.ptp(judged_PM, axis=1) > 0)
+    judged = judged_PM[differ]
+    return rank_correlations(rewards_PM[differ], calibrate(judged, np.sort(judged, axis=1)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from infalign.errors import DataError
-from infalign.evaluation.diagnostics import uniformity
+from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.matched import matched
 from infalign.evaluation.samples import Samples
@@ -62,6 +62,11 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
             "rewind_draws": evaluated.estimated(rewind_draws(reference, reference, evaluated.rewind)),
             "calibrated_mean": evaluated.estimated(check.mean(axis=1)),
             "distance_from_uniform": uniformity(check),
+            "agreement": {
+                other: evaluated.estimated(found)
+                for other in (*sources, "length")
+                if other != "reward" and (found := agreement(selected, evaluated.column("reference", other))).size
+            },
         },
     }
     write_text(evaluated.layout.results, json.dumps(results, indent=1))

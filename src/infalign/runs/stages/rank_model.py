@@ -8,7 +8,8 @@ import numpy as np
 from scipy.special import expit
 
 from infalign.errors import DataError
-from infalign.method.calibration import Array, calibrate
+from infalign.evaluation.diagnostics import rank_correlations
+from infalign.method.calibration import calibrate
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.settings import Fit
 from infalign.progress import OnProgress
@@ -118,15 +119,3 @@ def _rank_quality(target: Target, rows: list[dict[str, Any]], k: int, intervals:
         "rank_correlation": rank_correlations(predicted_PK[ordered], ranks_PK[ordered]),
     }
     return {name: intervals.of(values_P) for name, values_P in found.items()}
-
-
-def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:
-    """Return Spearman's correlation within each prompt, shape (P,); 0 where all predictions tie.
-
-    Ties have mid-ranks. ``ranks_PK`` are calibrated rewards, so already mid-ranks; those of a prompt must not all tie.
-    """
-    found_PK = calibrate(predicted_PK, np.sort(predicted_PK, axis=1)) - 0.5
-    true_PK = ranks_PK - 0.5  # the mean of mid-ranks
-    together_P = np.sqrt((found_PK**2).sum(axis=1) * (true_PK**2).sum(axis=1))
-    products_P = (found_PK * true_PK).sum(axis=1)
-    return np.asarray(np.divide(products_P, together_P, out=np.zeros_like(products_P), where=together_P > 0))
