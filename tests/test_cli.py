@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs import STAGES
+from infalign.runs.ownership import MARKER
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 
@@ -121,7 +122,8 @@ def test_wrong_usage_is_exit_code_2_with_a_suggestion(main: Any, words: list[str
 
 def test_an_unexpected_exception_is_one_line_and_debug_shows_where(main: Any, tmp_path: Path, models: Path) -> None:
     """A failure that nobody foresaw is exit code 1, and its traceback comes with --debug only."""
-    (tmp_path / "run" / "recipe.yaml").mkdir(parents=True)
+    (tmp_path / "run" / "digests.json").mkdir(parents=True)
+    (tmp_path / "run" / MARKER).touch()
     path = recipe(tmp_path, models)
     code, _, err = main("run", path)
     assert code == 1

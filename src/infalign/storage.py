@@ -63,6 +63,14 @@ def unwritable(path: Path, why: str) -> InfalignError:
     )
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that it holds, or a link, whose target stays; without any of them do nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def fsync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -25,6 +25,7 @@ from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import STAGES
 from infalign.runs.layout import records
 from infalign.runs.lock import HOLDER, held, holder
+from infalign.runs.ownership import MARKER
 from infalign.runs.reading import load_recipe
 from infalign.runs.status import status
 from infalign.runs.workers import STOP_WITHIN, Task, run_tasks
@@ -343,7 +344,7 @@ def closed_json(lab: Lab) -> Seen:
 
 def at_work(root: Path, run: subprocess.Popen[str], since: float) -> bool:
     """Wait until a run that was started at ``since`` changes something, and return whether it goes on."""
-    said = {HOLDER, ".lock", "recipe.yaml", "digests.json"}
+    said = {HOLDER, ".lock", MARKER, "recipe.yaml", "digests.json"}
     while run.poll() is None:
         for path in root.rglob("*"):
             with suppress(FileNotFoundError):

@@ -27,7 +27,7 @@ from infalign.runs.pending import pending, reasons
 from infalign.runs.reading import load_recipe
 from infalign.runs.run import Run
 from infalign.runs.status import status
-from infalign.storage import hash_file, read_record, read_table, write_record, write_table
+from infalign.storage import hash_file, read_record, read_table, remove, write_record, write_table
 from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
 
@@ -252,6 +252,8 @@ def undo(root: Path, *units: str) -> None:
             (root / made).unlink(missing_ok=True)
         for path in (record, record.with_suffix(".started")):
             path.unlink(missing_ok=True)
+        remove(root / name.replace("score-", "scores/part-"))
+    remove(root / "checkpoints")
 
 
 def unit_harmed(lab: Lab, unit: str, harm: Harm) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from infalign.errors import ConfigError
 from infalign.runs.lock import HOLDER, held, holder
+from infalign.runs.ownership import MARKER
 
 HOLD = """
 import sys
@@ -51,7 +52,7 @@ def test_a_second_process_says_who_holds_the_directory(
     assert err.startswith(f"infalign: the run directory {tmp_path / 'run'} is in use by process {other.pid} on ")
     assert "(-c " in err
     assert err.count("\n") == 1
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", HOLDER}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", HOLDER, MARKER}
 
 
 def test_looking_takes_no_lock(main: Any, tmp_path: Path, other: subprocess.Popen[str]) -> None:

@@ -41,6 +41,11 @@ class Digests:
         self._used[name] = [*stamp, digest]
         return str(digest)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files whose hashes were requested, with links resolved."""
+        return [Path(name) for name in self._used]
+
     def save(self) -> None:
         """Write the hashes that were requested and drop the others."""
         if self._used != self._kept:

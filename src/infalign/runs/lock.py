@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from infalign.distributed import is_first
 from infalign.errors import ConfigError, InfalignError
+from infalign.runs.ownership import MARKER, check_run_dir, mark
 from infalign.storage import write_text
 
 LOCK, HOLDER = ".lock", "holder.json"
@@ -22,20 +23,22 @@ LOCK, HOLDER = ".lock", "holder.json"
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Create the run directory ``root`` and lock it until the block ends.
+    """Create the run directory ``root``, lock it until the block ends, and mark it as a run's.
 
     The operating system releases the lock of a process that died. ``holder.json`` names the holder; the file of a dead
     process is overwritten. Blocks of one process may be nested, and in a distributed run only the first process takes
-    the lock. A directory that was created here and stayed empty is removed again.
+    the lock. A directory that stayed empty loses its mark again, and is removed if it was created here.
 
-    Raises InfalignError that names the holder, and ConfigError if the directory cannot be created or written to.
+    Raises InfalignError that names the holder, and ConfigError if the directory cannot be created or written to or,
+    before anything is written, if it is no run's.
     """
     if not is_first():
         yield
         return
     lock = FileLock(root / LOCK, timeout=0, is_singleton=True)
     try:
-        made = not root.exists()
+        made, marked = not root.exists(), False
+        check_run_dir(root)
         root.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
@@ -46,13 +49,16 @@ def held(root: Path) -> Iterator[None]:
         raise ConfigError(f"the run directory {root} cannot be made: {error.strerror}; change run_dir") from error
     try:
         if lock.lock_counter == 1:
+            marked = mark(root)
             write_text(root / HOLDER, json.dumps(_self()))
         yield
     finally:
         if lock.lock_counter == 1:
             (root / HOLDER).unlink(missing_ok=True)
-            if made and [path.name for path in root.iterdir()] == [LOCK]:
-                shutil.rmtree(root)
+            if marked and {path.name for path in root.iterdir()} == {LOCK, MARKER}:
+                (root / MARKER).unlink()
+                if made:
+                    shutil.rmtree(root)
         lock.release()
 
 

@@ -1,7 +1,6 @@
 """Doing the remaining work of a run: each unit runs as soon as its inputs are done, and is recorded with its key."""
 
 import importlib.metadata
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,13 +19,13 @@ from infalign.runs import STAGES
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import FORMAT, Layout, Summary, records
 from infalign.runs.lock import held
+from infalign.runs.ownership import check_inputs, check_outputs_free, write_recipe
 from infalign.runs.pending import check_outputs, holds, pending, reasons
-from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import Unit, bases, keys, needs
 from infalign.runs.workers import Task, run_tasks
-from infalign.storage import inventory, write_record, write_text, writing
+from infalign.storage import inventory, remove, write_record, write_text, writing
 
 
 def units(run: Run, *, until: str = "report") -> list[Unit]:
@@ -42,23 +41,28 @@ def run(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
     Partial outputs of an earlier attempt are continued if at most their extent differs, and removed otherwise.
     """
     with opened(recipe) as found:
-        write_text(found.layout.root / "recipe.yaml", dump_recipe(recipe))
+        write_recipe(recipe, found.layout.root)
         do(found, units(found, until=until), until=until, console=console)
     return found.layout.root
 
 
 @contextmanager
 def opened(recipe: Recipe) -> Iterator[Run]:
-    """Yield the run of a recipe with its directory created and locked; the file hashes are cached in it."""
+    """Yield the run of a recipe with its directory created and locked; the file hashes are cached in it.
+
+    Raises ConfigError, before anything is written, for a directory that is no run's and for inputs in the places of
+    outputs.
+    """
     layout = Layout(Path(recipe.run_dir))
     with held(layout.root):
         records(layout.root)  # raises for records that this version cannot read, before anything is written
+        digests = Digests(layout.digests)
+        found = Run.of(recipe, digests)
+        check_inputs(digests.files, units(found))
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         for model in filter(is_gguf, recipe.named_models.values()):
             converted(model)
-        digests = Digests(layout.digests)
-        found = Run.of(recipe, digests)
         if is_first():
             digests.save()
         yield found
@@ -70,6 +74,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     needed, base_of = needs(wanted), bases(wanted)
     todo = pending(wanted, layout)
     check_outputs(wanted, todo, layout.root)
+    check_outputs_free((by_name[name] for name in todo), layout)
     distributed = processes() > 1
     if distributed and (waiting := [name for name in todo if by_name[name].stage != until]):
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {until}; run them without it first")
@@ -129,13 +134,14 @@ def _begin(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) ->
             time.sleep(0.1)
     else:
         continued = holds(started, base)
+        check_outputs_free([unit], layout)  # again: hours may have passed
         if not unit.clears:
             if not (continued and unit.only_adds):  # other units replace the recorded output
                 layout.record(unit.name).unlink(missing_ok=True)
             if not continued:
                 for left in (unit.output, unit.workspace):
                     if left is not None:
-                        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+                        remove(left)
         if not continued:
             write_text(started, base)
     with writing(unit.output.parent):

@@ -18,6 +18,9 @@ from infalign.models.pretrained import load_tokenizer
 from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
+from infalign.runs.fingerprints import Digests
+from infalign.runs.layout import Layout
+from infalign.runs.ownership import check_inputs, check_run_dir
 from infalign.runs.pending import pending, reasons
 from infalign.runs.pipeline import units
 from infalign.runs.recipe import Recipe
@@ -34,15 +37,19 @@ def print_plan(recipe: Recipe, console: Console) -> None:
     """Check what can be checked without loading weights, then print what a run would do and its cost.
 
     Raises DataError for data that cannot be read, ConfigError for a local model without a usable tokenizer, a missing
-    model folder or a reward function that cannot be imported. Hub ids are listed as not checked.
+    model folder, a reward function that cannot be imported, a run directory that is no run's, or an input where an
+    output goes. Hub ids are listed as not checked.
     """
+    digests = Digests(Layout(Path(recipe.run_dir)).digests)
+    run = Run.of(recipe, digests)
+    check_run_dir(run.layout.root)
+    check_inputs(digests.files, units(run))
     unchecked = [*_check_data(recipe, console), *_check_models(recipe)]
     for source in recipe.rewards.values():
         if source.function is not None:
             function_reward(source.function)
     for name in unchecked:
         say(console, f"not checked: {name}")
-    run = Run.of(recipe)
     _print_work(run, console)
     _print_policies(recipe, console)
     _print_cost(run.recipe, console)  # whose models are folders

@@ -13,7 +13,7 @@ from infalign.distributed import is_first
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
 from infalign.progress import OnProgress
-from infalign.storage import fsync, writing
+from infalign.storage import fsync, remove, writing
 
 if TYPE_CHECKING:
     from infalign.training.common import Job
@@ -37,7 +37,8 @@ class Target:
         from infalign.training.common import Job
 
         saved = self.model.with_name(f"{self.model.name}.unfinished")
-        shutil.rmtree(saved, ignore_errors=True)
+        if is_first():
+            remove(saved)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         set_seed(self.seed)  # reward heads and adapters are initialised before the trainer sets the seed
         yield (
@@ -46,7 +47,7 @@ class Target:
         )
         if is_first():
             with writing(self.model):
-                shutil.rmtree(self.model, ignore_errors=True)
+                remove(self.model)
                 saved.replace(self.model)
                 fsync(saved.parent)  # before the checkpoints are removed
             for left in (*self.checkpoints.glob("checkpoint-*"), self.checkpoints / "start"):

@@ -1,6 +1,5 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
-from infalign.storage import write_table, write_text, writing
+from infalign.storage import remove, write_table, write_text, writing
 
 HELD_OUT_PAIRS = 512
 LEAST_PROMPTS = 4  # in each split
@@ -82,7 +81,7 @@ def prepare_data(
     pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
 
     layout.record("data").unlink(missing_ok=True)  # from here on the recorded output is replaced
-    shutil.rmtree(layout.data, ignore_errors=True)
+    remove(layout.data)
     layout.data.mkdir()
     with writing(layout.tokenizer):
         tokenizer.save_pretrained(layout.tokenizer)
