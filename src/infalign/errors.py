@@ -25,6 +25,10 @@ class PartialError(InfalignError):
     exit_code = 4
 
 
+class StoppedError(BaseException):
+    """SIGTERM came; like KeyboardInterrupt it is not caught by `except Exception`."""
+
+
 def first_line(error: Exception) -> str:
     """Return the type of an error and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

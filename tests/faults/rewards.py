@@ -294,6 +294,52 @@ def constant(lab: Lab) -> Seen:
     return Seen(0, f"degenerate_prompts {summary['degenerate_prompts']} of {summary['prompts']}")
 
 
+def wrong_function(lab: Lab, body: str, name: str) -> Seen:
+    """The scoring is refused, and with a function that gives numbers the run ends as one that never had another."""
+    root = lab.copy()
+    with module(lab, f"import os, sys\n\ndef reward(prompts, responses):\n    {body}\n", name):
+        return told(lambda: calibrate_with(root, f"{{function: '{name}:reward'}}"))
+
+
+for what, body in {
+    "a dict of rewards by response": "return {r: float(i) for i, r in enumerate(responses)}",
+    "a dict whose keys are numbers": "return {float(i): r for i, r in enumerate(responses)}",
+    "a set": "return {float(i) for i in range(len(responses))}",
+    "whole numbers that no float tells apart": "return [2**53 + i for i in range(len(responses))]",
+    "a generator": "return (float(len(r)) for r in responses)",
+    "text of the right length": "return '1' * len(responses)",
+}.items():
+    fault(f"a reward function returns {what}", brief=True)(
+        partial(wrong_function, body=body, name="returns_" + what.replace(" ", "_"))
+    )
+fault("a reward function calls sys.exit(0)", brief=True)(partial(wrong_function, body="sys.exit(0)", name="leaves"))
+
+
+@fault("the module of a reward function calls sys.exit(0)", brief=True)
+def leaves_on_import(lab: Lab) -> Seen:
+    """It is no success, for a run and a dry run alike."""
+    root = lab.copy()
+    with module(lab, "import sys\n\nsys.exit(0)\n", "leaves_early"):
+        return told(lambda: calibrate_with(root, "{function: 'leaves_early:reward'}"))
+
+
+@fault("a reward function rewrites its prompts and responses and changes the directory", brief=True)
+def rewrites(lab: Lab) -> Seen:
+    """It gets copies: what is stored, and what other rewards see, is as if it had not."""
+    expected, root = calibrated(lab), lab.copy()
+    source = "    rewards = gold(prompts, responses)\n    for prompt in prompts:\n        prompt.clear()\n"
+    source += "    responses.clear()\n    os.chdir('/')\n    return rewards\n"
+    here = Path.cwd()
+    os.chdir(lab.folder)
+    try:
+        with module(lab, f"import os\n{TO_GOLD}{source}", "rude"):
+            calibrate_with(root.relative_to(lab.folder), "{function: 'rude:reward'}")
+    finally:
+        os.chdir(here)
+    assert tables(root) == expected
+    return Seen(0, "")
+
+
 @fault("a trainer's data has no calibrated rewards of the prompt", brief=True)
 def no_references(lab: Lab) -> Seen:
     """The reward that TRL calls refuses to make up a rank."""

@@ -174,7 +174,7 @@ def test_an_answer_that_is_no_finite_number_is_refused_with_its_place(
         ({"rewards": [1.0] * 10}, "returned 10 rewards for the 9 responses"),
         ({"rewards": None}, "returned NoneType for the 9 responses"),
         ({"rewards": 1.0}, "returned float for the 9 responses"),
-        ({"rewards": {str(i): 1.0 for i in range(9)}}, "row 0 .*found a str"),
+        ({"rewards": {str(i): 1.0 for i in range(9)}}, "returned dict for the 9 responses"),
         ({"scores": [1.0] * 9}, "no JSON object with `rewards`, it begins .*scores"),
         ([1.0] * 9, "no JSON object with `rewards`"),
         (b"<html>gateway</html>", "no JSON object with `rewards`, it begins '<html>gateway"),

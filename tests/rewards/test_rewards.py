@@ -1,8 +1,14 @@
 """Reward sources against a real classifier, TRL's own reward trainer, and rewards that are none."""
 
+import os
+from collections import deque
+from copy import deepcopy
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -16,12 +22,15 @@ from transformers import (
 )
 
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError, DataError, InfalignError
+from infalign.errors import ConfigError, DataError, InfalignError, StoppedError
+from infalign.method.reward import CalibratedReward
+from infalign.method.transforms import Identity
 from infalign.models.packed import Packed, packs
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import score_to
+from infalign.storage import read_table
 from infalign.world import gold
 
 TEMPLATE = (
@@ -289,6 +298,9 @@ def test_scores_come_in_row_order_whatever_the_chunk(chunk):
         ("1.5", "found a str"),
         (np.array([1.0]), "found a ndarray"),
         (1j, "found a complex"),
+        (2**53 + 1, "found 9007199254740993, which no float holds"),
+        (np.int64(2**60 + 1), "found 1152921504606846977, which no float holds"),
+        (Fraction(1, 3), r"found Fraction(1, 3), which no float holds"),
     ],
 )
 def test_a_reward_that_is_no_finite_number_is_refused_with_its_place(value, found):
@@ -316,12 +328,86 @@ def test_a_reward_that_raises_is_told_with_its_rows_and_its_line():
 
 
 @pytest.mark.parametrize(
-    ("values", "found"), [([1.0], "1 rewards"), ([], "0 rewards"), (None, "NoneType"), (2.0, "float")]
+    ("values", "found"),
+    [
+        *(([1.0], "1 rewards"), ([], "0 rewards"), (None, "NoneType"), (2.0, "float"), ("12", "str"), (b"12", "bytes")),
+        ({1.0: "a", 2.0: "b"}, "dict"),
+        ({1.0, 2.0}, "set"),
+        ({1.0: 0, 2.0: 0}.keys(), "dict_keys"),
+        ((value for value in (1.0, 2.0)), "generator"),
+        (np.array(1.0), "float"),
+    ],
 )
 def test_the_wrong_number_of_rewards_is_refused(values, found):
-    """Too few rewards, or none at all, is an error with the rows that were asked for."""
+    """Too few rewards, none at all, or values that have no order of rows are an error with the rows asked for."""
     with pytest.raises(DataError, match=rf"reward mine: returned {found} for the 2 responses of rows 0 to 1"):
         score(lambda *_: values, PROMPTS, RESPONSES, name="mine", chunk=2)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, pd.Series, pa.array, deque])
+def test_sequences_and_arrays_are_rewards(kind):
+    """Also a torch tensor that still has its graph, and whole numbers up to 2^53."""
+    assert score(lambda *_: kind([1.5, 2.0**53]), PROMPTS[:2], RESPONSES[:2], name="mine").tolist() == [1.5, 2.0**53]
+    learning = torch.tensor([1.5, 2.5], requires_grad=True)
+    assert score(lambda *_: learning, PROMPTS[:2], RESPONSES[:2], name="mine").tolist() == [1.5, 2.5]
+
+
+def test_a_reward_function_cannot_change_what_it_is_given(tmp_path):
+    """Neither prompts nor responses that are stored, scored later or scored by another reward, nor the directory."""
+
+    def rude(prompts, responses):
+        for prompt in prompts:
+            prompt[0]["content"] = "overwritten"
+            prompt.clear()
+        prompts.clear()
+        responses[:] = [response.upper() for response in responses]
+        os.chdir(tmp_path)
+        return [float(len(response)) for response in responses]
+
+    prompts, responses, here = deepcopy(PROMPTS), list(RESPONSES), Path.cwd()
+    options = {"name": "mine", "made_by": "mine", "on_progress": lambda done, total: None}
+    score_to(tmp_path / "scores", rude, prompts, responses, **options)
+    assert (prompts, responses, Path.cwd()) == (PROMPTS, RESPONSES, here)
+    stored = read_table(tmp_path / "scores" / "part-00000.parquet")
+    assert stored["prompt"].to_pylist() == PROMPTS
+    assert stored["response"].to_pylist() == RESPONSES
+    CalibratedReward(rude, Identity())(prompts, responses, [[0.0, 1.0]] * len(prompts))
+    assert (prompts, responses) == (PROMPTS, RESPONSES)
+
+
+class OddError(BaseException):
+    """Not an Exception."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), SystemExit("bye"), GeneratorExit(), OddError("odd")])
+def test_a_reward_function_cannot_end_the_run(raised):
+    """What is no Exception is told like one; Ctrl-C and SIGTERM still end the process."""
+
+    def ends(prompts, responses):
+        raise raised
+
+    with pytest.raises(InfalignError, match=rf"raised {type(raised).__name__} in test_rewards.py, line \d+"):
+        score(ends, PROMPTS, RESPONSES, name="mine")
+    with pytest.raises(InfalignError, match=rf"the reward function raised {type(raised).__name__} in test_rewards"):
+        CalibratedReward(ends, Identity())(PROMPTS, RESPONSES, [[0.0, 1.0]] * len(PROMPTS))
+    for signalled in (KeyboardInterrupt(), StoppedError()):
+        raised = signalled
+        with pytest.raises(type(signalled)):
+            score(ends, PROMPTS, RESPONSES, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("import sys; sys.exit(0)", "SystemExit"), ("def x(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError")],
+)
+def test_a_module_that_fails_on_import_is_told(tmp_path, monkeypatch, line, found):
+    """It neither ends the run nor passes for a missing module, and the directory is what it was."""
+    (tmp_path / f"fails_{found.lower()}.py").write_text(f"import os; os.chdir('/')\n{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    here = Path.cwd()
+    with pytest.raises(ConfigError, match=rf"importing fails_{found.lower()} raised {found}"):
+        function_reward(f"fails_{found.lower()}:reward")
+    assert Path.cwd() == here
 
 
 def test_prompts_and_responses_must_pair_up():

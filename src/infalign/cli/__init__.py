@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError, Group
 
 from infalign.cli import methods, models, paper, samples, theory, whole_run
-from infalign.errors import InfalignError
+from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 
 __all__ = ["app", "main"]
@@ -91,7 +91,7 @@ def main() -> None:
         _fail(f"{str(error).rstrip('.')}. See `infalign --help`.", 2)
     except KeyboardInterrupt:
         _fail(f"interrupted; {CONTINUES}", 130)
-    except _StoppedError:
+    except StoppedError:
         _fail(f"stopped; {CONTINUES}", 143)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it exits
@@ -107,15 +107,11 @@ def main() -> None:
         _fail(f"unexpected {type(error).__name__}: {text}; run again with --debug to see where", 1)
 
 
-class _StoppedError(BaseException):
-    """SIGTERM came; like KeyboardInterrupt it is not caught by `except Exception`."""
-
-
 def _stop(number: int, _: Any) -> NoReturn:
     """Raise, so that `main` ends in one sentence; exit at once on a second signal. Workers end with this process."""
     for second in (signal.SIGINT, signal.SIGTERM):
         signal.signal(second, lambda number, _: os._exit(128 + number))
-    raise KeyboardInterrupt if number == signal.SIGINT else _StoppedError
+    raise KeyboardInterrupt if number == signal.SIGINT else StoppedError
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:

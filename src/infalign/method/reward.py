@@ -3,20 +3,27 @@
 :class:`CalibratedReward` ranks a reward among stored rewards of the prompt, :class:`PredictedRankReward` asks a model.
 """
 
+import contextlib
+import importlib
+import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
-from infalign.errors import DataError, InfalignError
+from infalign.errors import DataError, InfalignError, StoppedError
 from infalign.method.calibration import Array, calibrate
 from infalign.method.shapings import Shaping, as_shaping
 from infalign.method.transforms import Transformation
+
+# Code that calls or imports a function of the user: this package, contextlib, importlib.
+BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, str(Path(importlib.__file__).parent), "<frozen importlib")
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,12 @@ def _rewards(
 ) -> Array:
     """Return the reward of each completion, which is text or messages; DataError unless all are numbers."""
     responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    values = ask(reward, prompts, responses, name="the reward function")
-    if np.shape(values) != (len(responses),):
-        raise DataError(f"the reward function returned shape {np.shape(values)} for {len(responses)} responses")
+    values = listed(ask(reward, prompts, responses, name="the reward function"))
+    if not isinstance(values, list) or len(values) != len(responses):
+        found = f"shape {(len(values),)}" if isinstance(values, list) else values
+        raise DataError(
+            f"the reward function returned {found} for {len(responses)} responses; return a list of numbers"
+        )
     for row, value in enumerate(values):
         if problem := not_a_number(value):
             raise DataError(f"the reward of response {row}: {problem}")
@@ -125,22 +135,50 @@ def _rewards(
 
 def ask(
     reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], responses: list[str], *, name: str
-) -> Sequence[float]:
-    """Return what ``reward``, called ``name``, gives; what it raises becomes an InfalignError that says where."""
+) -> object:
+    """Return what ``reward``, called ``name``, gives for copies of prompts and responses. Raises as `user_code`."""
+    with user_code(f"{name} raised"):
+        return reward(deepcopy(prompts), list(responses))
+
+
+@contextlib.contextmanager
+def user_code(what: str, kind: type[InfalignError] = InfalignError) -> Iterator[None]:
+    """Run code of the user: whatever it raises, also SystemExit, becomes an error that says ``what`` and where.
+
+    Errors of infalign and signals pass. The working directory is afterwards what it was.
+    """
     try:
-        return reward(prompts, responses)
-    except InfalignError:
+        with contextlib.chdir(Path.cwd()):
+            yield
+    except (InfalignError, KeyboardInterrupt, StoppedError):
         raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # after this function's own line, if there is one
-        raise InfalignError(
-            f"{name} raised {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: "
-            f"{' '.join(str(error).split())[:300]}; fix it and run the same command again"
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(BETWEEN)]
+        place = f" in {Path(frames[0].filename).name}, line {frames[0].lineno}" if frames else ""
+        raise kind(
+            f"{what} {type(error).__name__}{place}: {' '.join(str(error).split())[:300]}; fix it and run the same "
+            "command again"
         ) from error
 
 
+def listed(values: object) -> list[Any] | str:
+    """Return a sequence or an array as a list, or the name of the type of text and of what has no order."""
+    if callable(to_list := getattr(values, "tolist", None)):  # of NumPy, torch, pandas and Arrow
+        values = to_list()
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return list(values)
+    return type(values).__name__
+
+
 def not_a_number(value: object) -> str | None:
-    """Return why ``value`` is not a number, and what to do; None if it is one. True and "1" are not."""
+    """Return why ``value`` is not a number that a float holds, and what to do; None if it is. True and "1" are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return f"found a {type(value).__name__}; return a number for every response"
+    try:
+        found = float(value)
+    except OverflowError:
+        return "found inf, as no float is so large; return a smaller number"
+    exact = int(value) if isinstance(value, Integral) else value  # NumPy compares its integers as floats
+    if found != exact and not math.isnan(found):
+        return f"found {exact!r}, which no float holds: it would tie with others near it; return floats"
     return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
 from infalign.data.examples import Message, prompt_id
 from infalign.errors import DataError
 from infalign.method.calibration import Array
-from infalign.method.reward import ask, not_a_number
+from infalign.method.reward import ask, listed, not_a_number
 
 
 class RewardFunction(Protocol):
@@ -35,8 +35,9 @@ def score(
     ``on_progress`` is called after each chunk with the number of rows scored so far.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
-    not a finite number (nothing is converted: True and "1" are errors), or if a chunk has the wrong number of rewards,
-    and InfalignError if the reward function itself raises an exception.
+    not a finite number (nothing is converted: True and "1" are errors, and so is a number that no float holds), or if
+    a chunk is no sequence or array or has the wrong number of rewards, and InfalignError if the reward function itself
+    raises an exception, SystemExit among them. The function gets copies of prompts and responses.
     """
     if len(prompts) != len(responses):
         raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
@@ -51,28 +52,22 @@ def score(
     return rewards
 
 
-def checked_rewards(values: Any, prompts: list[list[Message]], *, first: int, name: str) -> list[float]:
+def checked_rewards(values: object, prompts: list[list[Message]], *, first: int, name: str) -> list[float]:
     """Return ``values`` if they are one finite number for each of ``prompts``, whose rows count from ``first``."""
-    if not hasattr(values, "__len__") or len(values) != len(prompts):
-        found = f"{len(values)} rewards" if hasattr(values, "__len__") else type(values).__name__
+    rewards = listed(values)
+    if not isinstance(rewards, list) or len(rewards) != len(prompts):
+        found = f"{len(rewards)} rewards" if isinstance(rewards, list) else rewards
         raise DataError(
             f"reward {name}: returned {found} for the {len(prompts)} responses of rows {first} to "
             f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
         )
-    for row, (value, prompt) in enumerate(zip(values, prompts, strict=True), first):
-        if problem := _problem(value):
+    for row, (value, prompt) in enumerate(zip(rewards, prompts, strict=True), first):
+        if problem := not_a_number(value) or _not_finite(float(value)):
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
-    return list(values)
+    return rewards
 
 
-def _problem(value: object) -> str | None:
-    """Return why ``value`` is not a valid reward and what to do, or None."""
-    if problem := not_a_number(value):
-        return problem
-    try:
-        found = float(cast(float, value))
-    except OverflowError:  # an integer too large for a float
-        found = math.inf
-    if not math.isfinite(found):
-        return f"found {found}; a rank needs finite rewards, so fix the reward or drop the row"
+def _not_finite(value: float) -> str | None:
+    if not math.isfinite(value):
+        return f"found {value}; a rank needs finite rewards, so fix the reward or drop the row"
     return None

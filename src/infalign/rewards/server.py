@@ -93,7 +93,7 @@ class RemoteReward:
                 "scores so far are kept, so start the server and run the same command again"
             ) from error
         try:
-            rewards = json.loads(answer.content, parse_int=float)["rewards"]  # an integer can exceed every float
+            rewards = json.loads(answer.content)["rewards"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"reward {name}: the answer is no JSON object with `rewards`, it begins {self._shown(answer.text)!r}"

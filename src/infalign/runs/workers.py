@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.errors import ConfigError, InfalignError, StoppedError
 from infalign.models.memory import out_of_memory
 from infalign.progress import OnProgress, ProgressDisplay
 
@@ -165,7 +165,7 @@ def _ending(process: BaseProcess) -> str:
 def _work(connection: Connection, threads: int | None) -> None:
     """Run tasks one after the other until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     last = 0.0
 
@@ -192,12 +192,14 @@ def _work(connection: Connection, threads: int | None) -> None:
             # Sent as text: exceptions with several arguments, or with references to local objects, cannot be pickled.
             kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
             send("failed", kind, str(error), "".join(traceback.format_exception(error)))
+        except StoppedError:
+            sys.exit(128 + signal.SIGTERM)
 
 
-def _end(*_: Any) -> NoReturn:
-    """End this process so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal it."""
+def _stop(*_: Any) -> NoReturn:
+    """Raise, so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal this process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(128 + signal.SIGTERM)
+    raise StoppedError
 
 
 def _stop_with_parent() -> None:
