@@ -5,9 +5,18 @@ import os
 
 def is_first() -> bool:
     """Return whether this is the first process, which alone writes, or the only one."""
-    return not int(os.environ.get("RANK", "0"))
+    return not _rank_and_size()[0]
 
 
 def processes() -> int:
     """Return how many processes train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _rank_and_size()[1]
+
+
+def _rank_and_size() -> tuple[int, int]:
+    """Return RANK and WORLD_SIZE; (0, 1) unless RANK is one of WORLD_SIZE: clusters set them one by one too."""
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, size) if 0 <= rank < size else (0, 1)

@@ -254,6 +254,27 @@ def two_processes(lab: Lab) -> Seen:
     return Seen(said.exit_code, str(said))
 
 
+def stray(lab: Lab, **environment: str) -> Seen:
+    """A run with odd variables of a cluster takes the lock, does its work and ends, as one without them."""
+    root = lab.copy()
+    undo(root, "calibrate")
+    words = [micro.COMMAND, "calibrate", micro.write(lab.folder / "recipe.yaml", micro.settings(root))]
+    options = {"env": os.environ | environment, "capture_output": True, "text": True, "check": False}
+    with held(root):
+        second = subprocess.run(words, **options)
+        assert (second.returncode, "in use by process" in second.stderr) == (1, True)
+    run = subprocess.run(words, timeout=300, **options)
+    assert run.returncode == 0, run.stderr
+    assert tables(root) == tables(lab.finished)
+    return Seen(run.returncode, run.stderr)
+
+
+fault("a pod of a cluster sets RANK=1 and nothing else")(partial(stray, RANK="1"))
+fault("RANK is no number")(partial(stray, RANK="abc", WORLD_SIZE="2"))
+fault("RANK is not below WORLD_SIZE")(partial(stray, RANK="2", WORLD_SIZE="2"))
+fault("WORLD_SIZE is set and RANK is not")(partial(stray, WORLD_SIZE="8"))
+
+
 @fault("the lock of a process that was killed", brief=True)
 def stale_lock(lab: Lab) -> Seen:
     """It locks nobody out."""

@@ -11,7 +11,8 @@ from typing import Any
 import micro
 import pytest
 
-from infalign.errors import ConfigError
+from infalign.distributed import is_first, processes
+from infalign.errors import ConfigError, InfalignError
 from infalign.runs.lock import HOLDER, held, holder
 from infalign.runs.ownership import MARKER
 
@@ -84,10 +85,30 @@ def test_of_a_distributed_run_only_the_first_process_takes_the_lock(
 ) -> None:
     """The others work in a directory that is held, and leave the holder's name alone."""
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with held(tmp_path / "run"):
         found = holder(tmp_path / "run")
         assert found is not None
         assert found["pid"] == other.pid
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        *({"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "1"}, {"RANK": "2", "WORLD_SIZE": "2"}),
+        *({"RANK": "abc", "WORLD_SIZE": "2"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "-1", "WORLD_SIZE": "2"}),
+        *({"RANK": "1", "WORLD_SIZE": "2.0"}, {"RANK": "1", "WORLD_SIZE": "-2"}),
+    ],
+)
+def test_stray_variables_of_a_cluster_make_no_distributed_run(
+    tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    """Without a rank below a number of processes this is the only process, and takes the lock."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (is_first(), processes()) == (True, 1)
+    with pytest.raises(InfalignError, match="in use by process"), held(tmp_path / "run"):
+        pass
 
 
 def test_a_process_may_hold_a_directory_twice(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.shapings import Shaping, as_shaping
 from infalign.method.transforms import Transformation
 
-# Code that calls or imports a function of the user: this package, contextlib, importlib.
-BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, str(Path(importlib.__file__).parent), "<frozen importlib")
+# Files of the code that calls or imports a function of the user.
+BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, importlib.__file__, "<frozen importlib")
 
 
 @dataclass(frozen=True)
