@@ -28,6 +28,8 @@ from infalign.runs import pipeline
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
+from infalign.sampling.engine import Sampling
+from infalign.sampling.server import ServerEngine
 from infalign.world import gold
 
 PROMPTS = [
@@ -98,6 +100,20 @@ def test_a_refusal_is_an_error_at_once_and_hides_the_key(
     assert "secret" not in str(caught.value)
     assert len(str(caught.value).partition(f"{status}: ")[2]) == 300
     assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"]
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nX-Other: 1", " secret", "secret\x7f", "sécret", "two secret"])
+def test_a_key_that_is_none_is_refused_at_once_and_not_shown(
+    server: RewardServer, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """A trailing line break, as files of keys have it, is told before anything is asked, for rewards and rollouts."""
+    monkeypatch.setenv("REWARD_KEY", key)
+    with pytest.raises(ConfigError, match="REWARD_KEY holds a line break") as caught:
+        RemoteReward(server.url, tokenizer, api_key_env="REWARD_KEY")
+    assert "cret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="REWARD_KEY holds a line break"):
+        ServerEngine(server.url, "tiny", tokenizer, Sampling(4), api_key_env="REWARD_KEY")
+    assert not server.bodies
 
 
 def test_a_key_that_is_not_set_is_a_config_error(tokenizer: Any) -> None:
@@ -283,6 +299,10 @@ def test_a_server_must_still_give_the_rewards_it_gave(
         ({"url": "localhost:5000"}, "starts with http"),
         ({"url": "ftp://host/x"}, "starts with http"),
         ({"url": "http://me:secret@host/x"}, "use api_key_env"),
+        ({"url": "ftp://me:secret@host/x"}, "use api_key_env"),
+        ({"url": "http://host/x?revision=2&api_key=secret"}, "api_key=….*use api_key_env"),
+        ({"url": "http://host/x?access_token=secret"}, "access_token=….*use api_key_env"),
+        ({"url": "http://host/x", "api_key_env": "sk-secret"}, "not the key itself"),
         ({"url": "http://host", "function": "a:b"}, "not both"),
         ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
         ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env is for a `url`"),

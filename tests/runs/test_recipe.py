@@ -254,6 +254,34 @@ def test_whatever_a_file_holds_only_a_config_error_comes_out(
         load_recipe(path)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rollout.engine={kind: server, url: 'http://user:hidden@host'}",
+        "rollout.engine={kind: server, url: 'https://host/?api_key=hidden'}",
+        "rollout.engine={kind: server, url: 'https://host/v1?x=hidden'}",
+        "rollout.engine={kind: server, url: 'user:hidden@host'}",
+        "rollout.engine={kind: server, command: 'vllm serve {model} --api-key hidden'}",
+        "rollout.engine={kind: server, command: 'vllm serve {model} --hf-token=hidden'}",
+        "rollout.engine={kind: server, api_key_env: sk-hidden}",
+        "judge={url: 'http://user:hidden@host'}",
+        "judge={url: 'http://host?token=hidden'}",
+    ],
+)
+def test_a_secret_in_a_recipe_is_refused_and_not_shown(path: str, setting: str) -> None:
+    """A recipe is recorded, shown in the report and in errors; none of them ever holds a secret."""
+    said = problem(path, setting)
+    assert "api_key_env" in said
+    assert "hidden" not in said
+
+
+def test_a_command_may_name_tokens_and_key_files(path: str) -> None:
+    """Options that only sound like a secret pass."""
+    command = "vllm serve {model} --tokenizer t --max-num-batched-tokens 100 --ssl-keyfile k --port {port}"
+    recipe = load_recipe(path, [f"rollout.engine={{kind: server, command: '{command}'}}"])
+    assert recipe.rollout.engine.model_dump()["command"] == command
+
+
 def test_another_engine_is_tried_by_its_kind_alone(path: str) -> None:
     """Keys of the server do no harm to a local engine, and are not recorded; a key that none has is refused."""
     server = [

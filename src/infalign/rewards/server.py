@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError, DataError, PartialError
-from infalign.http import may_pass, post, quoted
+from infalign.http import api_key, may_pass, post, quoted
 from infalign.rewards.base import checked_rewards
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 
 CONNECT_SECONDS = 10.0
+ROW_BYTES = 1_000_000  # of an answer for each row, at most; one of a server that repeats the text takes some thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,11 @@ class RemoteReward:
     retry_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.api_key_env is not None and not self._key:
-            raise ConfigError(f"the environment variable {self.api_key_env}, which should hold the API key, is not set")
+        api_key(self.api_key_env)  # raises before anything is asked
 
     @property
-    def _key(self) -> str:
-        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+    def _key(self) -> str | None:
+        return api_key(self.api_key_env)
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row, as the server gave it.
@@ -79,7 +78,8 @@ class RemoteReward:
             "labels": [prompt_id(prompt) for prompt in prompts],
         }
         try:
-            answer = post(client, self.url, body, retry_seconds=self.retry_seconds)
+            most_bytes = ROW_BYTES * (1 + len(responses))
+            answer = post(client, self.url, body, retry_seconds=self.retry_seconds, most_bytes=most_bytes)
         except httpx2.HTTPError as error:
             if isinstance(error, httpx2.HTTPStatusError):
                 said = f"status {error.response.status_code}: {self._shown(error.response.text)}"

@@ -1,21 +1,12 @@
 """Where rewards come from."""
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from infalign.http import checked_url, checked_variable
 from infalign.models.settings import Model
 from infalign.settings import Count, Settings
-
-
-def _over_http(url: str) -> str:
-    parts = urlsplit(url)  # raises ValueError for an invalid host
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"a URL starts with http:// or https:// and a host, found {url!r}")
-    if parts.username is not None:
-        raise ValueError("a URL with a password would be written into the run directory; use api_key_env")
-    return url
 
 
 class Head(Settings):
@@ -30,10 +21,12 @@ class RewardSource(Model):
 
     head: Head | None = Field(None, description="instead of `fit`: only a head is trained, on states of the model")
     function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
-    url: Annotated[str, AfterValidator(_over_http)] | None = Field(
+    url: Annotated[str, AfterValidator(checked_url)] | None = Field(
         None, description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}"
     )
-    api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
+    api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
+        None, description="environment variable that holds the server's API key"
+    )
 
     @property
     def is_classifier(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +13,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from infalign.errors import ConfigError, PartialError, first_line
-from infalign.http import may_pass, post, quoted
+from infalign.http import api_key, checked_url, checked_variable, may_pass, post, quoted
 from infalign.models.pretrained import eos_token_id, load_tokenizer
 from infalign.sampling.engine import Engine, EngineSettings, Prompt, Response, Sampling, check_not_empty
 from infalign.sampling.launch import serving
+
+TOKEN_BYTES = 10_000  # of an answer for each token, at most: its id, text and log-probabilities take some hundred
+SECRET_OPTION = re.compile(r"--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b", re.IGNORECASE)
 
 
 class ServerEngine:
     """Draw responses from an OpenAI-compatible server such as ``vllm serve MODEL --generation-config vllm``.
 
-    ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. A request is repeated
-    after a broken connection, 408, 429 or 5xx for up to ``retry_seconds``. Servers have their own random streams, so
+    ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. A request waits
+    ``read_seconds`` for its answer and is repeated after a broken connection, 408, 429 or 5xx for up to
+    ``retry_seconds``. Servers have their own random streams, so
     ``sampling.seed`` is not sent and drawing again gives other responses.
     """
 
@@ -35,6 +39,7 @@ class ServerEngine:
         sampling: Sampling,
         *,
         api_key_env: str | None = None,
+        read_seconds: float = 600.0,
         retry_seconds: float = 300.0,
     ) -> None:
         import httpx2
@@ -42,11 +47,9 @@ class ServerEngine:
         self.url = f"{url.rstrip('/').removesuffix('/v1')}/v1/completions"
         self.model, self.tokenizer, self.sampling, self.retry_seconds = model, tokenizer, sampling, retry_seconds
         self.eos = eos_token_id(tokenizer)
-        self.key = os.environ.get(api_key_env, "") if api_key_env else None
-        if self.key == "":
-            raise ConfigError(f"the environment variable {api_key_env}, which should hold the API key, is not set")
+        self.key = api_key(api_key_env)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self.client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(600.0, connect=10.0))
+        self.client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(read_seconds, connect=10.0))
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
@@ -99,23 +102,24 @@ class ServerEngine:
                 "logprobs": 1,
                 "return_token_ids": True,
             }
-            choices = self._post(body)
+            choices = self._post(body, TOKEN_BYTES * wanted * (len(prompt_ids) + sampling.max_new_tokens))
             if not 1 <= len(choices) <= wanted:
                 raise ConfigError(f"{self.url} returned {len(choices)} responses where {wanted} were asked for")
             responses += [self._response(choice, prompt_ids, sampling) for choice in choices]
         return responses
 
-    def _post(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+    def _post(self, body: dict[str, Any], most_bytes: int) -> list[dict[str, Any]]:
         """Return the choices in the server's answer."""
         import httpx2
 
         try:
-            answer = post(self.client, self.url, body, retry_seconds=self.retry_seconds)
+            answer = post(self.client, self.url, body, retry_seconds=self.retry_seconds, most_bytes=most_bytes)
         except httpx2.HTTPError as error:
             if may_pass(error):
                 raise PartialError(
-                    f"{self.url} did not answer for {self.retry_seconds:.0f} s ({first_line(error)}); what is drawn "
-                    "is kept, so start the server and run the same command again"
+                    f"{self.url} did not answer for {self.retry_seconds:.0f} s "
+                    f"({quoted(first_line(error), self.key)}); what is drawn is kept, so start the server and run the "
+                    "same command again"
                 ) from error
             said = error.response.text if isinstance(error, httpx2.HTTPStatusError) else str(error)
             raise ConfigError(f"{self.url} refused the request: {quoted(said, self.key)}") from error
@@ -148,8 +152,19 @@ class ServerEngine:
         return Response(tuple(ids), text, finish, math.fsum(sampled) if sampled else math.nan)
 
 
-def _splits(command: str) -> str:
-    shlex.split(command)  # raises ValueError for an unclosed quotation
+def _root(url: str) -> str:
+    if {"?", "#"} & set(checked_url(url)):
+        raise ValueError("the URL of a server ends with its path; use api_key_env for a key")
+    return url
+
+
+def _starts(command: str) -> str:
+    words = shlex.split(command)  # raises ValueError for an unclosed quotation
+    if secret := next((word.partition("=")[0] for word in words if SECRET_OPTION.match(word)), None):
+        raise ValueError(
+            f"a command with {secret} would be written into the run directory; set the variable that the server reads, "
+            "such as VLLM_API_KEY, and api_key_env"
+        )
     return command
 
 
@@ -161,12 +176,16 @@ class Settings(EngineSettings):
     rounds_as_training: ClassVar[bool] = False
 
     kind: Literal["server"]
-    url: str = Field("http://127.0.0.1:8000", description="an OpenAI-compatible server")
-    command: Annotated[str, Field(min_length=1), AfterValidator(_splits)] | None = Field(
+    url: Annotated[str, AfterValidator(_root)] = Field(
+        "http://127.0.0.1:8000", description="an OpenAI-compatible server"
+    )
+    command: Annotated[str, Field(min_length=1), AfterValidator(_starts)] | None = Field(
         None,
         description="starts the server for a model and is stopped afterwards; {model}, {port} and {seed} are filled in",
     )
-    api_key_env: str | None = Field(None, description="environment variable that holds the server's API key")
+    api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
+        None, description="environment variable that holds the server's API key"
+    )
 
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
