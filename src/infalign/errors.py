@@ -1,5 +1,7 @@
 """The errors a user can meet, each with the exit code of the command line."""
 
+from signal import SIGTERM
+
 
 class InfalignError(Exception):
     """Something failed and the message says what, where and what to do."""
@@ -25,8 +27,11 @@ class PartialError(InfalignError):
     exit_code = 4
 
 
-class StoppedError(BaseException):
+class StoppedError(SystemExit):
     """SIGTERM came; like KeyboardInterrupt it is not caught by `except Exception`."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + SIGTERM)
 
 
 def first_line(error: Exception) -> str:

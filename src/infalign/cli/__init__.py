@@ -7,13 +7,15 @@ import io
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
 from infalign.cli import methods, models, paper, samples, theory, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
+from infalign.signals import raise_outside
 
 __all__ = ["app", "main"]
 
@@ -107,11 +109,11 @@ def main() -> None:
         _fail(f"unexpected {type(error).__name__}: {text}; run again with --debug to see where", 1)
 
 
-def _stop(number: int, _: Any) -> NoReturn:
+def _stop(number: int, frame: FrameType | None) -> None:
     """Raise, so that `main` ends in one sentence; exit at once on a second signal. Workers end with this process."""
     for second in (signal.SIGINT, signal.SIGTERM):
         signal.signal(second, lambda number, _: os._exit(128 + number))
-    raise KeyboardInterrupt if number == signal.SIGINT else StoppedError
+    raise_outside(KeyboardInterrupt if number == signal.SIGINT else StoppedError, frame)
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:

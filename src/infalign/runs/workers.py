@@ -14,11 +14,13 @@ from graphlib import TopologicalSorter
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 from infalign.errors import ConfigError, InfalignError, StoppedError
 from infalign.models.memory import out_of_memory
 from infalign.progress import OnProgress, ProgressDisplay
+from infalign.signals import raise_outside
 
 REPORT_EVERY = 0.2  # seconds between progress reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
@@ -163,7 +165,7 @@ def _ending(process: BaseProcess) -> str:
 
 
 def _work(connection: Connection, threads: int | None) -> None:
-    """Run tasks one after the other until the parent closes the pipe or dies."""
+    """Run tasks one after the other until the parent closes the pipe, dies or stops this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -192,14 +194,12 @@ def _work(connection: Connection, threads: int | None) -> None:
             # Sent as text: exceptions with several arguments, or with references to local objects, cannot be pickled.
             kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
             send("failed", kind, str(error), "".join(traceback.format_exception(error)))
-        except StoppedError:
-            sys.exit(128 + signal.SIGTERM)
 
 
-def _stop(*_: Any) -> NoReturn:
+def _stop(_: int, frame: FrameType | None) -> None:
     """Raise, so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal this process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise StoppedError
+    raise_outside(StoppedError, frame)
 
 
 def _stop_with_parent() -> None:
