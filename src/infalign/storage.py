@@ -56,9 +56,12 @@ def writing(path: Path) -> Iterator[None]:
 def unwritable(path: Path, why: str) -> InfalignError:
     """Return the error for a file or folder that cannot be written, with what its disk has free."""
     folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(folder).free
+    disk = os.statvfs(folder)
+    free = f"{disk.f_bavail * disk.f_frsize / 1e9:.1f} GB are free"
+    if disk.f_files and not disk.f_favail:
+        free += ", but no inodes for more files"
     return InfalignError(
-        f"{path} cannot be written ({why}; {free / 1e9:.1f} GB are free); what was there is kept, so make room or fix "
+        f"{path} cannot be written ({why}; {free}); what was there is kept, so make room or fix "
         "the disk and run the same command again"
     )
 
@@ -127,7 +130,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
         if record.pop("blake2b", None) != _seal(record):
             raise ValueError("its content is not what its hash says")
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the same command again") from error
     return record
 

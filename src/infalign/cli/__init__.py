@@ -117,5 +117,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:
-    print(f"infalign: {sentence}", file=sys.stderr)
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in sentence)  # no terminal escapes
+    print(f"infalign: {shown}", file=sys.stderr)
     sys.exit(exit_code)

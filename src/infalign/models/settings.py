@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from infalign.errors import ConfigError
 from infalign.settings import Count, Positive, Settings
 
 
@@ -21,6 +22,12 @@ class Scratch(Settings):
     layers: Count = 4
     heads: Count = 4
     context: Count = 512
+
+    @model_validator(mode="after")
+    def _heads_share(self) -> "Scratch":
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden {self.hidden} is no multiple of 2 × {self.heads} heads, which each turn pairs")
+        return self
 
 
 class Lora(Settings):
@@ -96,9 +103,18 @@ class Compute(Settings):
     threads: Count | None = Field(None, description="torch threads a process; default: torch decides")
 
     def torch_device(self) -> str:
-        """Return the torch device; ``auto`` is a GPU if there is one."""
-        if self.device != "auto":
+        """Return the torch device; ``auto`` is a GPU if there is one. Raises ConfigError for a missing one."""
+        if self.device == "cpu":
             return self.device
         import torch
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        if self.device == "cuda":
+            raise ConfigError("compute.device is cuda, and torch finds no GPU here; use auto or cpu, or fix the driver")
+        return "cpu"
+
+    def check(self) -> None:
+        """Raise ConfigError for a GPU that is not there; torch is loaded only where a GPU is asked for."""
+        if self.device == "cuda":
+            self.torch_device()

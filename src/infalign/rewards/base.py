@@ -13,6 +13,8 @@ from infalign.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.reward import ask, listed, not_a_number
 
+LARGEST = 1e100  # cubes of differences, which intervals take, are still finite
+
 
 class RewardFunction(Protocol):
     """A function that gives each response a finite number; higher is better."""
@@ -35,9 +37,9 @@ def score(
     ``on_progress`` is called after each chunk with the number of rows scored so far.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
-    not a finite number (nothing is converted: True and "1" are errors, and so is a number that no float holds), or if
-    a chunk is no sequence or array or has the wrong number of rewards, and InfalignError if the reward function itself
-    raises an exception, SystemExit among them. The function gets copies of prompts and responses.
+    not a finite number of at most 1e100 (nothing is converted: True, "1" and a number that no float holds are errors),
+    or if a chunk is no sequence or array or has the wrong number of rewards, and InfalignError if the reward function
+    itself raises an exception, SystemExit among them. The function gets copies of prompts and responses.
     """
     if len(prompts) != len(responses):
         raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
@@ -62,12 +64,14 @@ def checked_rewards(values: object, prompts: list[list[Message]], *, first: int,
             f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
         )
     for row, (value, prompt) in enumerate(zip(rewards, prompts, strict=True), first):
-        if problem := not_a_number(value) or _not_finite(float(value)):
+        if problem := not_a_number(value) or _unusable(float(value)):
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
     return rewards
 
 
-def _not_finite(value: float) -> str | None:
+def _unusable(value: float) -> str | None:
     if not math.isfinite(value):
         return f"found {value}; a rank needs finite rewards, so fix the reward or drop the row"
+    if abs(value) > LARGEST:
+        return f"found {value:g}, whose spread exceeds every float; scale the rewards below {LARGEST:g}"
     return None

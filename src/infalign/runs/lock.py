@@ -66,11 +66,14 @@ def holder(root: Path) -> dict[str, str | int] | None:
     """Return pid, host, command and since of the process that holds a run directory, or None.
 
     A holder that crashed on this host is detected by its pid and, since pids are reused, by the start time of that
-    process where the system gives it. For a holder on another host the file is trusted.
+    process where the system gives it. For a holder on another host the file is trusted. A torn file
+    names nobody.
     """
     try:
         found: dict[str, str | int] = json.loads((root / HOLDER).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or not found.keys() >= {"pid", "host", "command", "since"}:
         return None
     if found["host"] == socket.gethostname():
         if found.get("began") not in (None, _began(int(found["pid"]))):

@@ -82,6 +82,8 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         console.print(f"{done} of {len(wanted)} steps are done already", highlight=False)
     for line in reasons(todo):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if todo:
+        run.recipe.compute.check()
     for warning in (warning for name in todo for warning in by_name[name].warnings()):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
     key_of = keys(wanted)

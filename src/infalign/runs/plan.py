@@ -2,16 +2,20 @@
 
 import json
 import math
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.table import Table
 
 from infalign.data.sources import Source, read_examples
 from infalign.display import heading, plain_table, say
 from infalign.errors import ConfigError
+from infalign.http import api_key
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import load_tokenizer
@@ -27,6 +31,7 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.train import coarse_ranks
 
+CONNECT_SECONDS = 3.0
 ROW_BYTES = 100  # per response besides its tokens: prompt id, index, log-probability
 TOKEN_BYTES = 8  # per token in a table: its id and its text
 WEIGHT_BYTES = 4
@@ -44,10 +49,15 @@ def print_plan(recipe: Recipe, console: Console) -> None:
     run = Run.of(recipe, digests)
     check_run_dir(run.layout.root)
     check_inputs(digests.files, units(run))
+    recipe.compute.check()
     unchecked = [*_check_data(recipe, console), *_check_models(recipe)]
     for source in recipe.rewards.values():
         if source.function is not None:
             function_reward(source.function)
+        if source.url is not None:
+            _check_server(source.url, source.api_key_env, console)
+    if recipe.rollout.engine.asks is not None:
+        _check_server(*recipe.rollout.engine.asks, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_work(run, console)
@@ -57,16 +67,36 @@ def print_plan(recipe: Recipe, console: Console) -> None:
 
 def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
     """Print the number of examples of every local source; yield the sources on the hub, which are not checked."""
+    prompts = set[str]()
     for where, sources in (("data.sources", recipe.data.sources), ("data.test", recipe.data.test)):
         for i, source in enumerate(sources):
             if source.hub is not None:
                 yield f"{where}.{i}: {source.hub}, split {source.split}, of the hub"
                 continue
             examples, skipped = read_examples(recipe.data, [source], seed=recipe.seed)
+            if where == "data.sources":
+                prompts |= {example.prompt_id for example in examples}
             pairs = sum(example.rejected is not None for example in examples)
             left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
             counts = f"{pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations{left_out}"
             say(console, f"{where}.{i}: {_origin(source)}: {counts}")
+    if len(prompts) < recipe.rollout.prompts and all(source.hub is None for source in recipe.data.sources):
+        say(
+            console,
+            f"[yellow]![/] rollout.prompts is {recipe.rollout.prompts:,}, and the data has {len(prompts):,} prompts, "
+            "test prompts among them; all training prompts get rollouts",
+        )
+
+
+def _check_server(url: str, variable: str | None, console: Console) -> None:
+    """Check the key of a server, and say if nobody listens at its address now."""
+    api_key(variable)
+    parts = urlsplit(url)
+    address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
+    try:
+        socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
 
 
 def _origin(source: Source) -> str:
@@ -80,10 +110,23 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
             yield f"{name}.model: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
             load_tokenizer(path)
+            if name == "policy":
+                _check_context(recipe, Path(path))
         elif is_hub_id(path):
             yield f"{name}.model: {path} of the hub"
         else:
             raise ConfigError(f"{name}.model: there is no folder {path}; correct the path")
+
+
+def _check_context(recipe: Recipe, folder: Path) -> None:
+    from transformers import AutoConfig
+
+    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    context = getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and the context of {folder} only {context}"
+        )
 
 
 def _print_work(run: Run, console: Console) -> None:

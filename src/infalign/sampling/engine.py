@@ -93,6 +93,11 @@ class EngineSettings(Kind):
 
     kind: str
 
+    @property
+    def asks(self) -> tuple[str, str | None] | None:
+        """The URL of a server that must be there and the variable with its key; None if the engine asks none."""
+        return None
+
     @abstractmethod
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Opened:
         """Return a context that gives the engine, ready to draw from the folder or id ``model``.

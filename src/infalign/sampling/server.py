@@ -187,6 +187,11 @@ class Settings(EngineSettings):
         None, description="environment variable that holds the server's API key"
     )
 
+    @property
+    def asks(self) -> tuple[str, str | None] | None:
+        """The server's URL and the variable with its key, unless a command starts the server."""
+        return (self.url, self.api_key_env) if self.command is None else None
+
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
