@@ -41,15 +41,6 @@ fault("a prompt and its response exceed the context of a model folder", brief=Tr
 )
 
 
-@fault("compute.device is cuda where there is no GPU", brief=True)
-def no_gpu(lab: Lab) -> Seen:
-    """It is said before any worker starts, by a dry run and a run."""
-    with patch.object(torch.cuda, "is_available", lambda: False):
-        seen = dry_run(lab, "compute.device=cuda")
-        assert told(lambda: again(lab.copy(), "compute.device=cuda", "seed=1")).code == seen.code
-    return seen
-
-
 def warned(lab: Lab, setting: str, about: str) -> Seen:
     """Plan a run with a setting that may be a mistake: the plan has a warning."""
     path = micro.write(lab.folder / "recipe.yaml", micro.settings(lab.folder / "run"))
@@ -57,6 +48,17 @@ def warned(lab: Lab, setting: str, about: str) -> Seen:
     assert (code, said) == (0, "")
     (warning,) = (line for line in out.splitlines() if line.startswith("! ") and about in line)
     return Seen(code, warning)
+
+
+@fault("compute.device is cuda where there is no GPU", brief=True)
+def no_gpu(lab: Lab) -> Seen:
+    """A dry run warns, since it may be for another machine; a run is refused before any worker starts."""
+    root = lab.copy()
+    with patch.object(torch.cuda, "is_available", lambda: False):
+        assert "finds no GPU" in warned(lab, "compute.device=cuda", "GPU").said
+        seen = told(lambda: again(root, "compute.device=cuda", "policies.aware.kl_budget=0.7"))
+    assert (root / "models" / "aware").is_dir()
+    return seen
 
 
 fault("rollout.prompts is more than the data has", brief=True)(
