@@ -72,6 +72,7 @@ def in_points(difference: float) -> str:
 PAPER, INK = "#ffffff", "#1c2024"  # in a report they become CSS variables, which follow the light or dark scheme
 QUIET = "#85898f"  # legible on both
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito, for every colour vision
+LOOKS = [(COLOURS[i % 6], MARKERS[(i + i // 6) % 6]) for i in range(12)]  # no two alike
 STYLE = {
     "font.size": 10,
     "axes.titlesize": 10,

@@ -1,5 +1,6 @@
 """The report of a run whose answer is known: what it says, and how a browser shows it."""
 
+import io
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from infalign.data.examples import MESSAGES, prompt_id
-from infalign.display import amount, gain, share
+from infalign.display import LOOKS, QUIET, amount, gain, share
 from infalign.errors import ConfigError
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
@@ -20,6 +21,7 @@ from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import FORMAT, Layout
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import examples, saturated, write
+from infalign.runs.report.pictures import Look, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.words import comparison_rows, print_table, verdict
 from infalign.runs.results import read_results, write_results
 from infalign.storage import write_record, write_table
@@ -252,6 +254,47 @@ def test_smaller_runs_have_a_report(tmp_path, policies, gold, levels):
     assert "At the same KL" not in html
     assert ("the gold" in html) == gold
     assert printed(tmp_path, 80).count("theory") == 0
+
+
+def test_no_two_policies_look_alike():
+    """There are twelve looks, each a colour and a marker of its own."""
+    assert len(set(LOOKS)) == len(LOOKS) == 12
+
+
+def test_the_best_policies_have_a_look_and_the_others_are_counted(tmp_path):
+    """With more policies than looks the figures name the twelve that the judge says win most."""
+    budgets = {f"p{i}": QRPO | {"kl_budget": 0.1 + 0.1 * i} for i in range(14)}
+    recipe = make_recipe(tmp_path, policies=budgets, gold=False)
+    finish_run(tmp_path, recipe)
+    write(recipe, Layout(tmp_path))
+    policies = read_results(tmp_path)["policies"]
+    wins = {name: policy["win_rates"]["judge"]["best-of-4"]["mean"] for name, policy in policies.items()}
+    for picture in ("win-rate-by-kl-judge", "best-of-n-judge"):
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", (tmp_path / "figures" / f"{picture}.svg").read_text())
+        named = {text for text in texts if text in wins}
+        assert len(named) == 12
+        assert min(wins[name] for name in named) >= max(wins[name] for name in wins.keys() - named)
+        assert "2 other policies" in texts
+
+
+@pytest.mark.parametrize("judges", [["reward"], ["judge", "gold"]])
+def test_two_thousand_policies_leave_room_for_the_axes(run, judges):
+    """Neither legend nor layout grows with the number of policies (matplotlib warns of a figure that collapses)."""
+    recipe, root = run
+    results = read_results(root)
+    some = results["policies"]["aware"]
+    results["policies"] = {f"p{i}": some for i in range(2000)}
+    results["pareto"] = {judge: {key: ["p0"] for key in fronts} for judge, fronts in results["pareto"].items()}
+    solver, aim = recipe.policies["aware"], recipe.procedure
+    looks = {f"p{i}": Look(*(LOOKS[i] if i < 12 else (QUIET, ".")), solver, aim) for i in range(2000)}
+    for picture in (
+        win_rate_by_kl(results, aim, judges, looks),
+        win_rate_by_n(results, judges[0], "best", looks),
+    ):
+        picture.figure.savefig(io.BytesIO(), format="png")
+        (axes,) = picture.figure.axes
+        assert axes.get_position().height > 0.3
+        assert "1,988 other policies" in picture.alt
 
 
 def printed(root: Path, width: int) -> str:

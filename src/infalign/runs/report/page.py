@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.display import COLOURS, MARKERS, amount, gain, share
+from infalign.display import LOOKS, QUIET, amount, gain, share
 from infalign.errors import ConfigError
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
@@ -48,9 +48,9 @@ def write(recipe: Recipe, layout: Layout) -> None:
 
     root, evaluated = layout.root, Evaluated.of(recipe, layout)
     results, made = read_results(root), _made(recipe, layout)
+    own = dict(zip(_shown(results), LOOKS, strict=False))
     looks = {
-        name: Look(COLOURS[i % 6], MARKERS[i % 6], policy, recipe.procedure)
-        for i, (name, policy) in enumerate(recipe.policies.items())
+        name: Look(*own.get(name, (QUIET, ".")), policy, recipe.procedure) for name, policy in recipe.policies.items()
     }
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
@@ -82,6 +82,15 @@ def write(recipe: Recipe, layout: Layout) -> None:
         seconds=_seconds(made),
     )
     write_text(layout.report, html)
+
+
+def _shown(results: Numbers) -> list[str]:
+    """Return the policies that figures show one by one: all, or as many of the best as there are looks."""
+    judge, policies = results["judges"][1], results["policies"]
+    if len(policies) <= len(LOOKS):
+        return list(policies)
+    wins = {name: policy["win_rates"][judge][results["procedure"]]["mean"] for name, policy in policies.items()}
+    return sorted(wins, key=lambda name: -wins[name])[: len(LOOKS)]
 
 
 def _pictures(

@@ -1,7 +1,7 @@
 """The figures of a report."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from infalign.training.solvers.base import Solver
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
 SHOWN_PROMPTS = 10  # number of curves in the calibration figure
 CHANCE_DRAWS = 200
+LEGEND_ROW = 0.2  # inches
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Look:
     marker: str
     solver: Solver
     aim: Served  # the procedure that the policy was trained for
+
+    @property
+    def own(self) -> bool:
+        """Whether no other policy has this look; the others are shown together."""
+        return self.color != QUIET
 
     def law(self, kl: float) -> Law | None:
         """Return the law that theory gives for the policy's method at a KL, or None."""
@@ -72,7 +78,15 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
             x = [0.0, *(policy["kl"]["mean"] for policy in front)]
             y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
             axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=_front(judges, judge))
-    for name, policy in policies.items():
+    others = [policy for name, policy in policies.items() if not looks[name].own]
+    if others:
+        for judge, fill in zip(judges, (QUIET, PAPER), strict=False):
+            x = [policy["kl"]["mean"] for policy in others]
+            y = [100 * policy["win_rates"][judge][procedure]["mean"] for policy in others]
+            label = _others(others) if len(judges) == 1 else f"{_others(others)}, {judge}"
+            axes.plot(x, y, "o", color=QUIET, markersize=2.5, markerfacecolor=fill, label=label)
+    shown = {name: policy for name, policy in policies.items() if looks[name].own}
+    for name, policy in shown.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
             wins = {key: 100 * value for key, value in policy["win_rates"][judge][procedure].items()}
@@ -90,8 +104,8 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
     points = "; ".join(
         f"{name}: KL {amount(policy['kl'])}, "
         + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
-        for name, policy in policies.items()
-    )
+        for name, policy in shown.items()
+    ) + (f"; {_others(others)}" if others else "")
     theory = " Curves: what a policy that is free for every prompt would reach." if judges == ["reward"] else ""
     return Picture(
         "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
@@ -99,6 +113,10 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
         f"Win rate as {procedure} against KL, judged by {by}. Bars: {results['confidence']:.0%} intervals.{theory}",
         f"Points of win rate against KL, judged by {by}. {points}.",
     )
+
+
+def _others(others: Sequence[object]) -> str:
+    return f"{len(others):,} other policies"
 
 
 def _front(judges: list[str], judge: str) -> str:
@@ -109,11 +127,14 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     """Draw each policy's win rate under best-of-N or worst-of-N (``kind``) for every N that was evaluated."""
     title = f"{kind}-of-N"
     figure, axes = axes_of("N", f"win rate as {title}, %")
-    ends = []
+    ends, others = [], list[Array]()
     for name, policy in results["policies"].items():
         wins = policy["win_rates"][judge]
         names = {1: "standard"} | {int(p[len(kind) + 4 :]): p for p in wins if p.startswith(f"{kind}-of-")}
         mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
+        if not looks[name].own:
+            others.append(mean)
+            continue
         axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
         axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
         law = looks[name].law(policy["kl"]["mean"]) if judge == "reward" else None
@@ -123,6 +144,10 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
         ends.append(
             f"{name} {share(wins['standard'])} per cent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
         )
+    if others:
+        least, most = np.min(others, axis=0), np.max(others, axis=0)
+        axes.fill_between(list(names), least, most, color=QUIET, alpha=0.25, linewidth=0, label=_others(others))
+        ends.append(f"{_others(others)} between {least[0]:.1f} and {most[0]:.1f} per cent at N = 1")
     axes.axhline(50, color=QUIET, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
@@ -243,7 +268,9 @@ def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
 
 
 def legend(figure: Any) -> None:
-    """Put the legend above the axes."""
+    """Put the legend above the axes, which keep their size: the figure grows by the rows beyond the fourth."""
+    rows = sum(len(axes.get_legend_handles_labels()[1]) for axes in figure.axes) // 2
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, rows - 4))
     figure.legend(loc="outside upper left", ncols=2)
 
 
