@@ -18,7 +18,7 @@ import yaml
 
 from faults.registry import Lab, Seen, again, fault, tables
 from infalign import cli
-from infalign.storage import read_table
+from infalign.storage import read_record, read_table
 from infalign.world import preferences
 
 ROWS = [
@@ -303,3 +303,21 @@ def path_for_a_name(lab: Lab) -> Seen:
 def not_a_recipe(lab: Lab) -> Seen:
     """It is refused without reading it whole."""
     return unread(lab, (lab.finished / "models" / "reward" / "model.safetensors").read_bytes())
+
+
+fault("`seed: 0123`, which YAML 1.1 reads as 83", brief=True)(
+    lambda lab: unread(lab, yaml.safe_dump(micro.settings(lab.folder / "run")), "--set", "seed=0123")
+)
+fault("`k: 1:30`, which YAML 1.1 reads as 90", brief=True)(
+    lambda lab: unread(lab, yaml.safe_dump(micro.settings(lab.folder / "run")), "--set", "rollout.k=1:30")
+)
+
+
+@fault("pairs are in the data both ways round", brief=True)
+def contradictory(lab: Lab) -> Seen:
+    """They are counted where the data stage says what it read."""
+    found = [{"prompt": f"Say {i}.", "chosen": f"Here is {i}.", "rejected": "No."} for i in range(200)]
+    found += [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in found[:7]]
+    root, out = done(lab, lines(found))
+    assert read_record(root / "stages" / "data.json")["summary"]["contradictory"] == 14
+    return Seen(0, counts(out))

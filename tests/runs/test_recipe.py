@@ -275,6 +275,15 @@ def test_a_secret_in_a_recipe_is_refused_and_not_shown(path: str, setting: str) 
     assert "hidden" not in said
 
 
+@pytest.mark.parametrize(
+    "setting", ["seed=0123", "rollout.k=1:30", "seed=-017", "evaluate.confidence=0:0.9", "data.sources=[{world: 0400}]"]
+)
+def test_a_number_that_yaml_reads_as_another_is_refused(path: str, setting: str) -> None:
+    """A leading zero means octal and a colon base 60 in YAML 1.1; zero itself and decimals pass."""
+    assert "is another number in YAML 1.1" in problem(path, setting)
+    assert load_recipe(path, ["seed=0", "evaluate.confidence=0.90"]).evaluate.confidence == 0.9
+
+
 def test_a_command_may_name_tokens_and_key_files(path: str) -> None:
     """Options that only sound like a secret pass."""
     command = "vllm serve {model} --tokenizer t --max-num-batched-tokens 100 --ssl-keyfile k --port {port}"

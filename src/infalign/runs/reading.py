@@ -1,6 +1,7 @@
 """Read recipes from YAML, with overrides by ``--set key=value``."""
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import chain
@@ -21,6 +22,8 @@ from infalign.settings import OneOf, shown
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes
 MOST_VALUES = 100_000  # in a recipe with its aliases expanded
+NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+OLD_NUMBER = re.compile(r"[-+]?0[0-9_]+|.*:.*")  # octal and to base 60
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -109,6 +112,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag in NUMBERS and isinstance(node.value, str) and OLD_NUMBER.fullmatch(node.value):
+            said = f"{shown(node.value)} is another number in YAML 1.1 (0123 is octal, 1:30 is 90); write it in decimal digits"
+            raise ConstructorError(None, None, said, node.start_mark)
         try:
             value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError) as error:  # of the date 2024-13-01, !!bool x

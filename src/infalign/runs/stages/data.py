@@ -45,7 +45,8 @@ def prepare_data(
 ) -> Summary:
     """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
 
-    Duplicate rows count twice, and ``repeated`` is their number; rollouts are drawn once per distinct prompt.
+    Duplicate rows count twice, and ``repeated`` is their number; ``contradictory`` is that of the rows whose pair is
+    also there the other way round; rollouts are drawn once per distinct prompt.
     Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
@@ -94,12 +95,19 @@ def prepare_data(
         "examples": len(examples),
         "skipped": len(skipped),
         "repeated": len(examples) - len({(e.prompt_id, e.chosen, e.rejected) for e in examples}),
+        "contradictory": _contradictory(examples),
         "dropped_shared_start": overlapping,
         "demonstrations": len(demonstrations),
         **{name: len(rows) for name, rows in pairs.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
     }
+
+
+def _contradictory(examples: list[Example]) -> int:
+    """Return how many rows prefer what another row on the same prompt rejects for what it prefers."""
+    pairs = {(e.prompt_id, e.chosen, e.rejected) for e in examples}
+    return sum((e.prompt_id, e.rejected, e.chosen) in pairs for e in examples)
 
 
 def _place(example: Example) -> str:
