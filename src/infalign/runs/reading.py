@@ -113,7 +113,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in NUMBERS and isinstance(node.value, str) and OLD_NUMBER.fullmatch(node.value):
-            said = f"{shown(node.value)} is another number in YAML 1.1 (0123 is octal, 1:30 is 90); write it in decimal digits"
+            found = shown(node.value)
+            said = f"{found} is another number in YAML 1.1 (0123 is octal, 1:30 is 90); write it in decimal digits"
             raise ConstructorError(None, None, said, node.start_mark)
         try:
             value = super().construct_object(node, deep)
