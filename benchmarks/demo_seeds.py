@@ -42,7 +42,8 @@ def numbers(results: dict[str, Any]) -> dict[str, float]:
     found = {f"share {name}": share(results, name) for name in AWARE}
     for name in AWARE:
         for judge, row in results["matched"]["judges"].items():
-            wins = {name: row["win_rates"][method]["mean"] for name, method in methods.items()}
+            rates = row["win_rates"]
+            wins = {name: rates.get(method, {"mean": np.nan})["mean"] for name, method in methods.items()}
             found |= {f"{name} − {other}, {judge}": 100 * (wins[name] - wins[other]) for other in BASELINES}
     return found
 

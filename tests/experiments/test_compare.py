@@ -17,7 +17,14 @@ from infalign.errors import ConfigError
 from infalign.evaluation.matched import matched
 from infalign.experiments.compare import _matched, compare_methods
 from infalign.experiments.comparison_tables import sheets
-from infalign.experiments.methods import METHODS, Compared, aware_transform, default_methods, nearest_n
+from infalign.experiments.methods import (
+    METHODS,
+    Compared,
+    aware_transform,
+    bracketing_budgets,
+    default_methods,
+    nearest_n,
+)
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Identity, parse_transform
@@ -193,9 +200,11 @@ def test_methods_are_compared_at_a_kl_that_all_of_them_reach(finished: dict[str,
     reached = {method: max(kl) for method, kl in spent.items()}
     for at, names in zip(results["matched"], finished["budgets"].values(), strict=True):
         median = np.median([results["policies"][name]["kl"]["mean"] for name in names])
-        kept = {method for method, kl in spent.items() if max(kl) >= median / 4 and min(kl) <= 4 * median}
-        assert at["left_out"].keys() == reached.keys() - kept
-        assert at["kl"] == pytest.approx(min(median, *(reached[m] for m in kept)))
+        near = {method for method, kl in spent.items() if max(kl) >= median / 4}
+        assert at["left_out"].keys() == reached.keys() - near
+        assert at["kl"] == pytest.approx(min(median, *(reached[m] for m in near)))
+        kept = {method for method in near if min(spent[method]) <= 1.25 * at["kl"]}
+        assert at["not_bracketed"] == {m: pytest.approx(min(kl)) for m, kl in spent.items() if min(kl) > at["kl"]}
         for judge, by_procedure in at["win_rates"].items():
             for procedure, found in by_procedure.items():
                 assert found.keys() == kept
@@ -210,11 +219,11 @@ def test_methods_are_compared_at_a_kl_that_all_of_them_reach(finished: dict[str,
 def test_between_budgets_the_share_of_theorys_gain_is_interpolated(finished: dict[str, Any]) -> None:
     """A method's win rate at the common KL is `evaluation.matched` of its policies, and theory is its own law's."""
     results = finished["results"]
-    at = next(at for at in results["matched"] if at["kl"] and "rloo" in at["theory"]["best-of-2"])
-    transform, procedure = parse_transform("exp:5"), BestOfN(2)
+    at = next(at for at in results["matched"] if at["kl"] and "ipo" in at["theory"]["best-of-2"])
+    procedure = BestOfN(2)
 
     def theory(kl: float) -> float:
-        return law_at_kl(transform, kl=kl).win_rate(procedure)
+        return law_at_kl(Identity(), kl=max(kl, 1e-6)).win_rate(procedure)
 
     points = [
         (
@@ -222,11 +231,13 @@ def test_between_budgets_the_share_of_theorys_gain_is_interpolated(finished: dic
             np.full(2, policy["win_rates"]["reward"]["best-of-2"]["mean"]),
         )
         for policy in results["policies"].values()
-        if policy["method"] == "rloo"
+        if policy["method"] == "ipo"
     ]
     expected = matched(points, at["kl"], lambda kl: theory(kl) - 0.5)
-    assert at["win_rates"]["reward"]["best-of-2"]["rloo"]["mean"] == pytest.approx(expected[0])
-    assert at["theory"]["best-of-2"]["rloo"] == pytest.approx(theory(at["kl"]))
+    found = at["win_rates"]["reward"]["best-of-2"]["ipo"]
+    assert found["mean"] == pytest.approx(expected.values[0])
+    assert found["high"] - found["low"] > abs(expected.shift) > 0
+    assert at["theory"]["best-of-2"]["ipo"] == pytest.approx(theory(at["kl"]))
 
 
 def test_numbers_tables_and_figures_are_kept(finished: dict[str, Any]) -> None:
@@ -252,29 +263,67 @@ def test_numbers_tables_and_figures_are_kept(finished: dict[str, Any]) -> None:
 
 
 def test_a_method_that_spends_far_less_or_far_more_is_left_out(tmp_path: Path) -> None:
-    """One in the middle stays, two at the ends are named with what they spend."""
+    """One that spends a quarter more stays and is marked; two at the ends are named with what they spend."""
     procedure = Standard()
     compared = Compared(recipe(tmp_path), ["qrpo", "qrpo-identity", "ipo", "resample", "ipo-averaged"], [0.5])
-    spent = {"qrpo-0.5": 0.1, "qrpo-identity-0.5": 0.5, "ipo-0.5": 0.5, "resample-0.5": 1.9, "ipo-averaged-0.5": 2.1}
+    spent = {"qrpo-0.5": 0.1, "qrpo-identity-0.5": 0.5, "ipo-0.5": 0.5, "resample-0.5": 0.62, "ipo-averaged-0.5": 0.63}
     kls = {name: np.full(4, kl) for name, kl in spent.items()}
     wins = {name: {"reward": {procedure.name: np.full(4, 0.6)}} for name in spent}
     evaluated = Evaluated.of(compared.recipe, Layout(tmp_path))
     at = _matched(compared, evaluated, [procedure], 0.5, kls, wins)
-    assert at["left_out"] == pytest.approx({"qrpo": 0.1, "ipo-averaged": 2.1})
+    assert at["left_out"] == pytest.approx({"qrpo": 0.1})
+    assert at["not_bracketed"] == pytest.approx({"resample": 0.62, "ipo-averaged": 0.63})
     assert at["kl"] == at["median"] == 0.5
     assert at["win_rates"]["reward"]["standard"].keys() == {"qrpo-identity", "ipo", "resample"}
+
+
+def test_further_budgets_bracket_the_median(tmp_path: Path) -> None:
+    """Who spends more than half of the methods gets a smaller budget, who spends less a larger one, in proportion."""
+    own = recipe(tmp_path, "rollout.k=64")
+    compared = Compared(own, ["qrpo", "ipo", "rloo", "best-of-n"], [0.2, 0.4])
+    spent = {"qrpo-0.2": 0.3, "qrpo-0.4": 0.6, "ipo-0.2": 0.1, "ipo-0.4": 0.15, "rloo-0.2": 0.19, "rloo-0.4": 0.5}
+    spent |= {"best-of-2": 0.19}  # medians 0.19 and 0.345
+    more = bracketing_budgets(own, compared, spent)
+    assert more.keys() == {"qrpo", "ipo"}
+    assert more["qrpo"] == pytest.approx([0.2 * 0.19 / 0.3 / 1.2], rel=0.01)
+    assert more["ipo"] == pytest.approx([0.4 * 0.345 / 0.15 * 1.2], rel=0.01)
+    wider = Compared(own, ["qrpo", "ipo", "rloo", "best-of-n"], [0.2, 0.4], more)
+    assert [len(names) for names in wider.by_method.values()] == [3, 3, 2, 1]
+    assert wider.by_budget == compared.by_budget
+    further = [name for names in wider.by_method.values() for name in names if name not in spent]
+    done = bracketing_budgets(own, wider, spent | {further[0]: 0.15, further[1]: 0.4})
+    assert done == more
 
 
 def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: dict[str, Any]) -> None:
     """A method that is left out is named with its KL, and a gain comes with what the choice of the baseline does."""
     results = finished["results"]
-    at = results["matched"][-1] | {"left_out": {"bond": 0.031}}
+    points = {"mean": 0.02, "low": -0.01, "high": 0.05}
+    one = {"baseline": "ipo", "gain": {"qrpo": points}}
+    at = results["matched"][-1] | {
+        "left_out": {"bond": 0.031},
+        "not_bracketed": {"maxk": 1.9, "best-of-n": 0.3},
+        "gains": {judge: dict.fromkeys(results["procedures"], one) for judge in results["judges"]},
+    }
     *_, methods, _, gains = sheets(results | {"matched": [at]})  # by the reward, by the judge
-    assert "spending less than 1/4 or more than 4 times of this: bond (0.03 nats)." in methods.markdown()
+    assert "spending less than 1/4 of this: bond (0.03 nats)." in methods.markdown()
+    assert "| maxk | not bracketed: spent at least 1.90 nats | – | – | – |" in methods.markdown()
+    assert "by extrapolation over less than 1.25: best-of-n (at least 0.30 nats)." in methods.markdown()
     assert "which favours it a little" in gains.markdown()
-    best = [at["gains"]["judge"][procedure]["baseline"] for procedure in results["procedures"]]
-    assert "best-of-n" not in best  # it is not trained
-    assert f"| baseline | {' | '.join(best)} |" in gains.markdown()
+    assert "| baseline | ipo | ipo | ipo |" in gains.markdown()
+    assert "| qrpo | +2.0 (−1.0 to +5.0) |" in gains.markdown()
+
+
+def test_best_of_n_itself_is_no_baseline(tmp_path: Path) -> None:
+    """It wins more than any here, but it is not trained: gains are over the best of the trained."""
+    compared = Compared(recipe(tmp_path), ["qrpo", "ipo", "qrpo-identity", "best-of-n"], [0.5])
+    won = {"qrpo-0.5": 0.7, "ipo-0.5": 0.6, "qrpo-identity-0.5": 0.65, "best-of-2": 0.9}
+    kls = {name: np.full(4, 0.5) for name in won}
+    wins = {name: {"reward": {"standard": np.full(4, rate)}} for name, rate in won.items()}
+    at = _matched(compared, Evaluated.of(compared.recipe, Layout(tmp_path)), [Standard()], 0.5, kls, wins)
+    gains = at["gains"]["reward"]["standard"]
+    assert gains["baseline"] == "qrpo-identity"
+    assert gains["gain"]["qrpo"] == pytest.approx({"mean": 0.05, "low": 0.05, "high": 0.05})
 
 
 def test_strengths_are_those_of_the_budget() -> None:
@@ -372,3 +421,15 @@ def test_the_help_lists_the_methods(main: Any) -> None:
     assert code == 0
     assert all(name in out and method.about in out for name, method in METHODS.items())
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_by_default_methods_end_within_the_range_compared(finished: dict[str, Any]) -> None:
+    """Without budgets, the KL of each budget lies between the KLs of two policies of every method that can have it."""
+    console = Console(file=io.StringIO(), width=200)
+    results = compare_methods(recipe(finished["root"]), methods=["qrpo", "ipo"], console=console)
+    assert results["budgets"] == [0.5, 1.0]
+    spent = {m: [p["kl"]["mean"] for p in results["policies"].values() if p["method"] == m] for m in ("qrpo", "ipo")}
+    assert len(results["policies"]) > 4
+    for at in results["matched"]:
+        assert not at["not_bracketed"]
+        assert all(min(kls) <= at["kl"] <= max(kls) for kls in spent.values())

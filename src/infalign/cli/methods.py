@@ -23,6 +23,9 @@ Offline methods take fit and guide from the recipe's first offline policy.
 Methods that generate responses while they train take the fit of the first
 on-policy one; without one, 3 times the epochs and 2.5 times the learning rate
 of a policy without a guide.
+Methods are compared at a KL that lies between the KLs of two policies of each.
+Without --kl-budgets, a method whose policies all spend more, or all less, than
+the others is trained for a further budget; with it, such a method says so.
 bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
 
 Methods; those with a star are compared with the best of the others:
@@ -37,12 +40,14 @@ def compare(
         str | None,
         Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.", show_default=False),
     ] = None,
-    kl_budgets: Annotated[str, Parameter(help="In nats, separated by commas.")] = "0.5,1",
+    kl_budgets: Annotated[
+        str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 and see below.", show_default=False)
+    ] = None,
     set_: Overrides = None,
 ) -> None:
     """Train several methods on the same rollouts, compare them at one KL."""
     try:
-        budgets = [float(budget) for budget in kl_budgets.split(",")]
+        budgets = None if kl_budgets is None else [float(budget) for budget in kl_budgets.split(",")]
     except ValueError as error:
         raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
     from infalign.experiments.compare import compare_methods

@@ -1,6 +1,7 @@
 """Win rates at one KL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,31 +9,71 @@ from numpy.typing import ArrayLike
 from infalign.errors import DataError
 from infalign.method.calibration import Array
 
+NEAR = 1.25  # a method is compared at a KL of at least 1/NEAR of the smallest that it spent
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A method's win rates at one KL, one a prompt, shape (P,), and how far interpolation may have moved their mean.
+
+    ``values`` follow theory's curve for a policy that is free for every prompt. A policy that knows less than the rank
+    bends later, at worst like √KL; ``shift`` is what the mean would change if it did. 0 where the method has that KL.
+    """
+
+    values: Array
+    shift: float
+
+
+def comparable(kls: Sequence[float], kl: float) -> bool:
+    """Return whether a method whose policies spend ``kls`` nats can be compared at ``kl`` nats.
+
+    It can from 1/NEAR of the smallest to the largest, and is bracketed where the smallest is at most ``kl``.
+    """
+    return min(kls) / NEAR <= kl <= max(kls)
+
 
 def matched(
     budgets: Sequence[tuple[ArrayLike, ArrayLike]],
     kl: float,
     gain: Callable[[float], float],
-) -> Array:
-    """Return each prompt's win rate at mean KL ``kl``, shape (P,), by interpolation along a method's budgets.
+) -> Matched:
+    """Return each prompt's win rate at mean KL ``kl``, by interpolation along a method's budgets.
 
     ``budgets``: for each budget of one method its per-prompt KL and win rates. ``gain(kl)`` is the shape of the curve,
     theory's W − 1/2 of the same transformation and procedure: what is interpolated, linearly in KL, is the share of it
-    that the method reaches, and below the first budget that share is taken as constant. (A straight line from the base
-    would lose many points: theory's curves rise like √KL.) Raises DataError when ``kl`` lies beyond the last budget.
+    that the method reaches, and as far below the first budget as `comparable` allows that share is taken as constant.
+    (A straight line from the base would lose many points: theory's curves rise like √KL.) Raises DataError elsewhere.
     """
     points = sorted(
         ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in budgets), key=lambda point: point[0]
     )
-    above = next((i for i, (mean, _) in enumerate(points) if mean >= kl), None)
-    if above is None:
-        raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {points[-1][0]:.3f}")
-    high, wins = points[above]
-    if high == kl:
-        return wins
-    share = (wins - 0.5) / gain(high)
-    if above > 0:
-        low, low_wins = points[above - 1]
-        weight = (kl - low) / (high - low)
-        share = weight * share + (1 - weight) * (low_wins - 0.5) / gain(low)
-    return 0.5 + share * gain(kl)
+    spent = [mean for mean, _ in points]
+    if kl > spent[-1]:
+        raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {spent[-1]:.3f}")
+    if not comparable(spent, kl):
+        raise DataError(
+            f"the smallest KL of a policy is {spent[0]:.3f} nats, more than {NEAR} times {kl:.3f}, and below it a win "
+            "rate would be a guess; train one with a smaller budget"
+        )
+    above = next(i for i, mean in enumerate(spent) if mean >= kl)
+
+    def along(shape: Callable[[float], float]) -> Array:
+        high, wins = points[above]
+        if high == kl:
+            return wins
+        share = (wins - 0.5) / shape(high)
+        if above > 0:
+            low, low_wins = points[above - 1]
+            weight = (kl - low) / (high - low)
+            share = weight * share + (1 - weight) * (low_wins - 0.5) / shape(low)
+        return np.asarray(0.5 + share * shape(kl))
+
+    values = along(gain)
+    by_root = along(lambda nats: float(np.sqrt(max(nats, 1e-6))))  # a policy that learnt nothing may have no KL at all
+    return Matched(values, float(by_root.mean() - values.mean()))
+
+
+def widened(estimate: Mapping[str, float], *shifts: float) -> dict[str, float]:
+    """Return an estimate whose interval also covers any of these shifts of the mean, each in part or in full."""
+    low, high = (sum(clip(shift, 0.0) for shift in shifts) for clip in (min, max))
+    return {**estimate, "low": estimate["low"] + low, "high": estimate["high"] + high}

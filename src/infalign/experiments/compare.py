@@ -13,15 +13,17 @@ from rich.console import Console
 
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
-from infalign.evaluation.matched import matched
+from infalign.evaluation.matched import Matched, comparable, matched, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates, win_rates_of
 from infalign.experiments.comparison_tables import as_csv, plot_win_rates, sheets
 from infalign.experiments.methods import (
     FAR,
     ITSELF,
+    LEAST_KL,
     METHODS,
     Compared,
+    bracketing_budgets,
     default_methods,
     extreme_procedure,
     known_method,
@@ -43,12 +45,13 @@ from infalign.theory.optimum import optimal
 from infalign.training.solvers.base import Solver
 
 Numbers = dict[str, Any]
-LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing
+BUDGETS = (0.5, 1.0)  # nats, by default
+ROUNDS = 2  # of further budgets
 LEAST_GAP = 0.002  # between the win rates of identity and optimum; a share of a smaller gap is meaningless
 
 
 def compare_methods(
-    recipe: Recipe, *, methods: Sequence[str] | None = None, budgets: Sequence[float], console: Console
+    recipe: Recipe, *, methods: Sequence[str] | None = None, budgets: Sequence[float] | None = None, console: Console
 ) -> Numbers:
     """Train each of the `METHODS` at each KL budget in the recipe's run directory and return all numbers.
 
@@ -57,14 +60,18 @@ def compare_methods(
     one, three times the epochs and 2.5 times the learning rate of a policy without a guide. Finished work is not
     repeated; the run's results, report and recipe do not change.
 
+    Without ``budgets`` they are `BUDGETS`, and a method all of whose policies spend more, or less, than half of the
+    methods do for a budget gets a further budget of its own on the other side, in up to `ROUNDS` rounds.
+
     The numbers are stored in the folder ``compare`` of the run directory: comparison.json, .csv and .md, and the win
     rates against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
     positive, a procedure other than best-of-N or worst-of-N, and settings that a method cannot have.
     """
     extreme_procedure(recipe)
-    unique = sorted(set(budgets))
+    given = BUDGETS if budgets is None else budgets
+    unique = sorted(set(given))
     if not unique or not all(0 < budget < math.inf for budget in unique):
-        raise ConfigError(f"KL budgets are {list(budgets)}; give positive numbers of nats such as 0.5 and 1")
+        raise ConfigError(f"KL budgets are {list(given)}; give positive numbers of nats such as 0.5 and 1")
     if methods is None:
         chosen, left_out = default_methods(recipe, unique)
         for name, reason in left_out.items():
@@ -72,10 +79,13 @@ def compare_methods(
     else:
         chosen = [known_method(name) for name in dict.fromkeys(methods)]
     compared = Compared(recipe, tuple(chosen), tuple(unique))
-    with pipeline.opened(compared.recipe) as run:
-        # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
-        wanted = [*pipeline.units(run, until="train"), *evaluations_on(run, "test"), *evaluations_on(run, "train")]
-        pipeline.do(run, wanted, until="evaluate", console=console)
+    _train_and_evaluate(compared, console)
+    for _ in range(ROUNDS if budgets is None else 0):
+        wider = Compared(recipe, chosen, unique, bracketing_budgets(recipe, compared, _spent(compared)))
+        if wider.recipe.policies.keys() == compared.recipe.policies.keys():
+            break
+        compared = wider
+        _train_and_evaluate(compared, console)
     results = measured_comparison(compared)
     folder = Path(recipe.run_dir) / "compare"
     folder.mkdir(exist_ok=True)
@@ -85,6 +95,20 @@ def compare_methods(
     for judge in results["judges"]:
         plot_win_rates(results, judge, folder)
     return results
+
+
+def _train_and_evaluate(compared: Compared, console: Console) -> None:
+    with pipeline.opened(compared.recipe) as run:
+        # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
+        wanted = [*pipeline.units(run, until="train"), *evaluations_on(run, "test"), *evaluations_on(run, "train")]
+        pipeline.do(run, wanted, until="evaluate", console=console)
+
+
+def _spent(compared: Compared) -> dict[str, float]:
+    """Return the mean KL of every policy in nats; of Best-of-n itself the bound."""
+    evaluated = Evaluated.of(compared.recipe, Layout(Path(compared.recipe.run_dir)))
+    kls = {name: float(evaluated.column(name, "kl").mean()) for name in compared.recipe.policies}
+    return kls | {name: best_of_n_kl_bound(n) for name, n in compared.itself.items()}
 
 
 def measured_comparison(compared: Compared) -> Numbers:
@@ -235,20 +259,21 @@ def _matched(
     """Return the methods at one KL: the median KL they spent for ``budget``, or the largest that all of them reach.
 
     The KL of a trained policy differs from its budget. A method whose largest KL is below a quarter of the median is
-    left out and reported with that KL: it would lower the common KL. So is a method whose smallest KL exceeds four
-    times the median: its win rate at the common KL would be a guess. Between a method's budgets the win rate is
-    interpolated (`evaluation.matched`) along theory's curve for the method, or for the identity if theory has none.
+    left out and reported with that KL: it would lower the common KL. Between a method's budgets the win rate is
+    interpolated (`evaluation.matched`) along theory's curve for the method, or for the identity if theory has none, and
+    the intervals contain the error of that. ``not_bracketed`` has the smallest KL of each method that spent more than
+    the common one with every policy; those that are not comparable have no win rate.
     """
     recipe = compared.recipe
     spent = {method: [float(kls[name].mean()) for name in names] for method, names in compared.by_method.items()}
     median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
-    near = {m for m, kl in spent.items() if max(kl) >= median / FAR and min(kl) <= median * FAR}
-    names = {method: compared.by_method[method] for method in spent if method in near}
-    left_out = {m: max(kl) if max(kl) < median else min(kl) for m, kl in spent.items() if m not in near}
-    found: Numbers = {"budget": budget, "median": median, "left_out": dict(sorted(left_out.items()))}
+    low = {method: max(own) for method, own in spent.items() if max(own) < median / FAR}
+    found: Numbers = {"budget": budget, "median": median, "left_out": dict(sorted(low.items()))}
     if median < LEAST_KL:
-        return found | {"kl": None, "win_rates": {}, "theory": {}, "gains": {}}
-    kl = min(median, *(max(spent[method]) for method in names))
+        return found | {"kl": None, "not_bracketed": {}, "win_rates": {}, "theory": {}, "gains": {}}
+    kl = min(median, *(max(own) for method, own in spent.items() if method not in low))
+    names = {method: compared.by_method[method] for method, own in spent.items() if comparable(own, kl)}
+    found |= {"kl": kl, "not_bracketed": {method: min(own) for method, own in spent.items() if min(own) > kl}}
 
     @cache
     def law(method: str, nats: float) -> Law | None:
@@ -257,7 +282,7 @@ def _matched(
         policy = recipe.policies[names[method][0]]
         return policy.law_at(recipe.procedure, max(nats, 1e-6))
 
-    def at_kl(method: str, judge: str, procedure: Served) -> Array:
+    def at_kl(method: str, judge: str, procedure: Served) -> Matched:
         def theory_gain(nats: float) -> float:
             known = law(method, nats) or law_at_kl(Identity(), kl=max(nats, 1e-6))
             return known.win_rate(procedure) - 0.5
@@ -269,20 +294,24 @@ def _matched(
     for judge in next(iter(wins.values())):
         values = {procedure.name: {method: at_kl(method, judge, procedure) for method in names} for procedure in served}
         win_rates[judge] = {
-            procedure: {method: evaluated.estimated(v) for method, v in by_method.items()}
+            procedure: {method: widened(evaluated.estimated(m.values), m.shift) for method, m in by_method.items()}
             for procedure, by_method in values.items()
         }
         gains[judge] = {procedure: _gains(evaluated, by_method) for procedure, by_method in values.items()}
     laws = {method: known for method in names if (known := law(method, kl)) is not None}
     theory = {p.name: {method: known.win_rate(p) for method, known in laws.items()} for p in served}
-    return found | {"kl": kl, "win_rates": win_rates, "theory": theory, "gains": gains}
+    return found | {"win_rates": win_rates, "theory": theory, "gains": gains}
 
 
-def _gains(evaluated: Evaluated, values: Mapping[str, Array]) -> Numbers:
+def _gains(evaluated: Evaluated, found: Mapping[str, Matched]) -> Numbers:
     """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
-    baselines = [method for method in values if not METHODS[method].ours and method != ITSELF]
+    baselines = [method for method in found if not METHODS[method].ours and method != ITSELF]
     if not baselines:
         return {"baseline": None, "gain": {}}
-    best = max(baselines, key=lambda method: float(values[method].mean()))
-    ours = (method for method in values if METHODS[method].ours)
-    return {"baseline": best, "gain": {method: evaluated.estimated(values[method] - values[best]) for method in ours}}
+    best = max(baselines, key=lambda method: float(found[method].values.mean()))
+    gains = {
+        method: widened(evaluated.estimated(m.values - found[best].values), m.shift, -found[best].shift)
+        for method, m in found.items()
+        if METHODS[method].ours
+    }
+    return {"baseline": best, "gain": gains}

@@ -27,6 +27,7 @@ from infalign.display import (
     share,
     style,
 )
+from infalign.evaluation.matched import NEAR
 from infalign.experiments.methods import FAR, METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.runs.report.words import SPOKEN
@@ -133,7 +134,7 @@ def _costs(results: Numbers) -> Sheet:
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     procedures, reached = results["procedures"], (f"{m} ({kl:.2f} nats)" for m, kl in at["left_out"].items())
-    missing = f"Left out, for spending less than 1/{FAR:g} or more than {FAR:g} times of this: {', '.join(reached)}."
+    missing = f"Left out, for spending less than 1/{FAR:g} of this: {', '.join(reached)}."
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     notes += [missing] if at["left_out"] else []
     if any(at["theory"].values()):
@@ -144,7 +145,13 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     if at["kl"] is None:
         return Sheet(f"Budget {at['budget']:g} nats", columns, [], notes)
     rows = []
-    for method in at["win_rates"][results["judges"][0]][procedures[0]]:
+    compared = at["win_rates"][results["judges"][0]][procedures[0]]
+    for method, least in at["not_bracketed"].items():
+        if method not in compared:
+            rows.append([method, f"not bracketed: spent at least {least:.2f} nats", *["–"] * len(procedures)])
+    near = [f"{method} (at least {kl:.2f} nats)" for method, kl in at["not_bracketed"].items() if method in compared]
+    notes += [f"Not bracketed, but compared by extrapolation over less than {NEAR:g}: {', '.join(near)}."] * bool(near)
+    for method in compared:
         for judge, wins in at["win_rates"].items():
             first = method if judge == results["judges"][0] else ""
             rows.append([first, judge, *(share(wins[procedure][method]) for procedure in procedures)])

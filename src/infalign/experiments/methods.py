@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from infalign.display import QUIET
@@ -23,7 +24,9 @@ from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 AWARE = "aware"  # the paper's transformation for the recipe's procedure
 LONGER, FASTER = 3, 2.5  # on-policy relative to offline fit settings, from RLOO measured at the KL of QRPO
 ITSELF = "best-of-n"
-FAR = 4.0  # a method is not compared if it spends over FAR times the median KL, or under 1/FAR of it
+FAR = 4.0  # a method is not compared if it spends under 1/FAR of the median KL
+OVERSHOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
+LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,21 @@ METHODS = {
 
 
 class Compared:
-    """The policies of some methods at some budgets, as policies of the recipe.
+    """The policies of some methods at some budgets, as policies of the recipe; ``more`` has further budgets by method.
 
     They are called METHOD-BUDGET, or METHOD-nN if their strength is the n of Best-of-n: the n whose KL is nearest to
     the budget, so that two budgets may share a policy. Best-of-n itself is not a policy of the recipe: its responses
     are selected from one half of the reference's samples, and the other half is the base.
     """
 
-    def __init__(self, recipe: Recipe, methods: Sequence[str], budgets: Sequence[float]) -> None:
-        self.budgets = budgets
+    def __init__(
+        self,
+        recipe: Recipe,
+        methods: Sequence[str],
+        budgets: Sequence[float],
+        more: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.budgets, self.more = budgets, more or {}
         self.by_method: dict[str, list[str]] = {method: [] for method in methods}
         self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
         self.itself: dict[str, int] = {}
@@ -124,16 +133,46 @@ class Compared:
                 self.by_budget[budget].append(f"best-of-{n}")
             self.by_method[ITSELF] = list(self.itself)
         policies: dict[str, Solver] = {}
-        for budget in budgets:
-            for method, policy in _checked(recipe, [m for m in methods if m != ITSELF], budget).items():
+        trained = [method for method in methods if method != ITSELF]
+        alone = [(budget, [method]) for method, own in self.more.items() for budget in own]
+        for budget, together in [*((budget, trained) for budget in budgets), *alone]:
+            for method, policy in _checked(recipe, together, budget).items():
                 name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
                 if recipe.policies.get(name, policy).model_dump() != policy.model_dump():
                     raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
                 if name not in policies:
                     self.by_method[method].append(name)
                 policies[name] = policy
-                self.by_budget[budget].append(name)
+                if budget in budgets:
+                    self.by_budget[budget].append(name)
         self.recipe = recipe.model_copy(update={"policies": policies})
+
+
+def bracketing_budgets(recipe: Recipe, compared: Compared, spent: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return the further budgets, by method, with which every method has policies on both sides of the median KLs.
+
+    ``spent`` is the mean KL of each policy. A policy's KL is taken as proportional to its budget, and the median is
+    overshot by a fifth. A method that cannot have the budget, because the rollouts cannot spend it, gets none.
+    """
+    more = {method: list(own) for method, own in compared.more.items()}
+    medians = [float(np.median([spent[name] for name in names])) for names in compared.by_budget.values()]
+    for method, names in compared.by_method.items():
+        if method == ITSELF:
+            continue
+        kls, budgets = [spent[name] for name in names], [*compared.budgets, *compared.more.get(method, [])]
+        lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOT, 1 / FAR)
+        upper = max(budgets) * min(max(medians) / max(min(max(kls), max(medians)), LEAST_KL) * OVERSHOT, FAR)
+        for missing, budget in ((min(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
+            if missing and _can_have(recipe, method, rounded := float(f"{budget:.3g}")):
+                more.setdefault(method, []).append(rounded)
+    return more
+
+
+def _can_have(recipe: Recipe, method: str, budget: float) -> bool:
+    try:
+        return bool(_checked(recipe, [method], budget))
+    except ConfigError:
+        return False
 
 
 def aware_transform(procedure: Extreme) -> str:

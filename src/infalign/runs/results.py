@@ -11,7 +11,7 @@ import numpy as np
 from infalign.errors import DataError
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import matched
+from infalign.evaluation.matched import comparable, matched, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
@@ -150,9 +150,11 @@ def _theoretical_gain(policy: Solver, procedure: Served, kl: float) -> float:
 def _matched(
     evaluated: Evaluated, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
 ) -> dict[str, Any] | None:
-    """Return the win rates of every method at the largest KL that all methods reach, and their paired differences.
+    """Return the win rates of the methods at the largest KL that all of them reach, and their paired differences.
 
-    Between the budgets of one method the win rate is interpolated (`evaluation.matched`).
+    Between the budgets of one method the win rate is interpolated (`evaluation.matched`), and the intervals contain
+    the error of that. ``not_bracketed`` has the smallest KL of each method that spent more than this KL with every
+    policy; those that are not comparable have no win rate.
     """
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():
@@ -160,22 +162,33 @@ def _matched(
     if len(methods) < 2:
         return None
     kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in solvers}
-    kl = min(max(float(kls[name].mean()) for name in names) for names in methods.values())
-    gains = {method: partial(_theoretical_gain, solvers[names[0]], aim) for method, names in methods.items()}
+    spent = {method: [float(kls[name].mean()) for name in names] for method, names in methods.items()}
+    kl = min(map(max, spent.values()))
+    near = {method: methods[method] for method, own in spent.items() if comparable(own, kl)}
+    gains = {method: partial(_theoretical_gain, solvers[names[0]], aim) for method, names in near.items()}
+    first = next(iter(methods))
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:
-        values = {
+        found = {
             method: matched([(kls[name], wins[name][judge]) for name in names], kl, gains[method])
-            for method, names in methods.items()
+            for method, names in near.items()
         }
-        first, *others = values
         rows[judge] = {
-            "win_rates": {method: evaluated.estimated(v) for method, v in values.items()},
-            "gain_over": {other: evaluated.estimated(values[first] - values[other]) for other in others},
+            "win_rates": {method: widened(evaluated.estimated(m.values), m.shift) for method, m in found.items()},
+            "gain_over": {
+                other: widened(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
+                for other, m in found.items()
+                if first in found and other != first
+            },
         }
-    laws = {method: _theory(solvers[names[0]], aim, kl) for method, names in methods.items()}
-    theory = {method: law[aim.name] for method, law in laws.items() if law is not None}
-    return {"kl": kl, "first": next(iter(methods)), "judges": rows, "theory": theory}
+    laws = {method: _theory(solvers[names[0]], aim, kl) for method, names in near.items()}
+    return {
+        "kl": kl,
+        "first": first,
+        "not_bracketed": {method: min(own) for method, own in spent.items() if min(own) > kl},
+        "judges": rows,
+        "theory": {method: law[aim.name] for method, law in laws.items() if law is not None},
+    }
 
 
 def read_results(root: Path) -> dict[str, Any]:

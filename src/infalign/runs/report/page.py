@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from infalign.display import LOOKS, QUIET, amount, gain, share
 from infalign.errors import ConfigError
 from infalign.evaluation.diagnostics import rank_error, saturation
+from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
 from infalign.method.procedures import is_extreme
 from infalign.runs.calibrated import policy_betas, reference_rewards
@@ -67,6 +68,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.evaluate.rewind,
+        near=NEAR,
         results=results,
         spoken=SPOKEN,
         looks=looks,

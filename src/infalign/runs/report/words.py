@@ -35,7 +35,8 @@ def print_table(root: Path, console: Console) -> None:
         table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
         for row in rows:
             judge = row["judge"] if row["first"] else ""
-            table.add_row(judge, escape(row["method"]), row["wins"], row["theory"], row["gain"])
+            method = ", ".join(filter(None, [row["method"], row["outside"]]))
+            table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
             if row["last"]:
                 table.add_section()
         title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
@@ -58,6 +59,12 @@ def verdict(results: Numbers) -> list[str]:
         first, theory = matched["first"], matched["theory"]
         gains = {judge: found["gain_over"] for judge, found in matched["judges"].items()}
         sentences.append(f"At the same KL of {matched['kl']:.2f} nats, {first} is compared with the others.")
+        compared = matched["judges"]["reward"]["win_rates"]
+        sentences += [
+            f"{method} is not compared: its smallest KL is {least:.2f} nats; give it a smaller budget."
+            for method, least in matched["not_bracketed"].items()
+            if method not in compared
+        ]
         ways = ("finds it better than {}", "finds it worse than {}")
         unclear = "sees it differ from {}, but the interval includes zero"
         for judge in unseen:
@@ -98,26 +105,31 @@ def _gain_in_points(e: Mapping[str, float]) -> str:
 def comparison_rows(results: Numbers) -> list[Numbers]:
     """Return the rows of the comparison at one KL, judge by judge; none for a single method.
 
-    Theory's win rates are for the reward itself as judge, so only the rows of that judge have them.
+    Theory's win rates are for the reward itself as judge, so only the rows of that judge have them. A method that spent
+    more than this KL with every policy says so.
     """
     if results["matched"] is None:
         return []
     matched, rows = results["matched"], []
-    first = matched["first"]
+    first, outside = matched["first"], matched["not_bracketed"]
     for judge, found in matched["judges"].items():
-        for i, (method, wins) in enumerate(found["win_rates"].items()):
+        methods = list(dict.fromkeys([*found["win_rates"], *outside]))
+        for i, method in enumerate(methods):
             theory = matched["theory"].get(method) if judge == "reward" else None
-            first_theory = matched["theory"].get(first)
+            first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
             rows.append(
                 {
                     "judge": judge,
                     "first": i == 0,
-                    "last": i == len(found["win_rates"]) - 1,
+                    "last": i == len(methods) - 1,
                     "method": method,
-                    "wins": share(wins),
+                    "outside": f"not bracketed: at least {outside[method]:.2f} nats" if method in outside else "",
+                    "wins": share(found["win_rates"][method]) if method in found["win_rates"] else "–",
                     "theory": "" if theory is None else f"{100 * theory:.1f}",
-                    "gain": "" if i == 0 else gain(found["gain_over"][method]),
-                    "theory_gain": "" if i == 0 or None in (theory, first_theory) else in_points(first_theory - theory),
+                    "gain": "" if over is None else gain(over),
+                    "theory_gain": ""
+                    if over is None or None in (theory, first_theory)
+                    else in_points(first_theory - theory),
                 }
             )
     return rows
