@@ -22,7 +22,7 @@ from rich.console import Console
 from infalign.data.files import read_rows
 from infalign.display import amount, heading, plain_table, say, share
 from infalign.errors import DataError
-from infalign.evaluation.intervals import estimate
+from infalign.evaluation.intervals import estimate, estimate_share
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates_of
@@ -82,8 +82,8 @@ def compare_tables(
     ``base_procedure`` serves the base, by default the policy's own. ``common_prompts`` leaves out, and counts, prompts
     that only one table has; otherwise they are an error. Prompts may have different numbers of samples: every prompt
     counts once, and ``policy_samples`` and ``base_samples`` are the fewest of any prompt. ``win_rate`` with ``low`` and
-    ``high`` is from `intervals.estimate`, ``length_controlled`` the same at equal length, ``ties`` the share of pairs
-    of samples that the judge finds equal, ``draws`` how many a procedure that rewinds takes. ``notes`` say in sentences
+    ``high`` is from `estimate_share`, ``length_controlled`` the same at equal length, ``ties`` the share of pairs of
+    samples that the judge finds equal, ``draws`` how many a procedure that rewinds takes. ``notes`` say in sentences
     what is missing or does not mean what it seems to.
 
     Raises DataError for tables that cannot be read (`read_rewards`) or paired (`pair`), for fewer samples than a
@@ -98,7 +98,7 @@ def compare_tables(
     def measured(values: Array) -> dict[str, float]:
         return estimate(values, confidence=confidence, seed=seed).as_dict()
 
-    def measured_share(values: Array) -> dict[str, float]:
+    def measured_at_equal_length(values: Array) -> dict[str, float]:
         return {key: min(max(value, 0.0), 1.0) for key, value in measured(values).items()}
 
     wins_RP = _by_prompt(blocks, lambda block: win_rates_of(block.policy, block.base, ours, theirs))
@@ -114,7 +114,7 @@ def compare_tables(
     }
     rows = []
     for procedure, served, wins in zip(ours, theirs, wins_RP, strict=True):
-        win_rate = measured_share(wins)
+        win_rate = estimate_share(wins, confidence=confidence, seed=seed).as_dict()
         notes = []
         if win_rate["high"] - win_rate["low"] < 1e-12:
             notes.append(
@@ -129,7 +129,7 @@ def compare_tables(
                 "win_rate": win_rate.pop("mean"),
                 **win_rate,
                 **shared,
-                "length_controlled": None if controlled is None else measured_share(controlled),
+                "length_controlled": None if controlled is None else measured_at_equal_length(controlled),
                 "draws": {model: measured(draws) for model, draws in _draws(blocks, procedure, served).items()},
                 "notes": notes,
             }

@@ -130,7 +130,7 @@ def measured_comparison(compared: Compared) -> Numbers:
             "method": method,
             "kl": evaluated.estimated(kls[name]),
             "win_rates": {
-                judge: {procedure: evaluated.estimated(values) for procedure, values in rates.items()}
+                judge: {procedure: evaluated.estimated_share(values) for procedure, values in rates.items()}
                 for judge, rates in wins[name].items()
             },
         }
@@ -194,7 +194,7 @@ def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
         for values in (evaluated.column(model, "reward", split) for model in (name, "reference"))
     )
     kl = float(evaluated.column(name, "kl", split).mean())
-    found = evaluated.estimated(win_rates(own, base, procedure))
+    found = evaluated.estimated_share(win_rates(own, base, procedure))
     best = law_at_kl(Identity(), kl=max(kl, 1e-6))
     identity, optimum = best.win_rate(procedure), optimal(procedure, kl=max(kl, 1e-6)).win_rate
     gap = optimum - identity
@@ -205,7 +205,7 @@ def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
         "optimum": optimum,
         "share": _placed(found, identity, gap) if gap > LEAST_GAP else None,
         "efficiency": _placed(
-            evaluated.estimated(win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
+            evaluated.estimated_share(win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
         ),
     }
 
@@ -294,7 +294,9 @@ def _matched(
     for judge in next(iter(wins.values())):
         values = {procedure.name: {method: at_kl(method, judge, procedure) for method in names} for procedure in served}
         win_rates[judge] = {
-            procedure: {method: widened(evaluated.estimated(m.values), m.shift) for method, m in by_method.items()}
+            procedure: {
+                method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in by_method.items()
+            }
             for procedure, by_method in values.items()
         }
         gains[judge] = {procedure: _gains(evaluated, by_method) for procedure, by_method in values.items()}

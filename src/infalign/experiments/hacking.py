@@ -275,18 +275,18 @@ def measured_hacking(experiment: Experiment) -> Summary:
     """Return the numbers of a scored test, with their intervals."""
     recipe, table = experiment.recipe, read_table(experiment.folder / "test.parquet")
 
-    mean = confidence(recipe.evaluate, recipe.seed).of
+    intervals = confidence(recipe.evaluate, recipe.seed)
     right = {name: decisions(np.array(listed(table, name))) for name in MODELS}
     models: dict[str, dict[str, Any]] = {
         name: {
-            "accuracy": {test: mean(values) for test, values in tests.items()},
-            "ties": {test: mean(values == 0.5) for test, values in tests.items()},
-            "gain": {test: mean(values - right["poisoned"][test]) for test, values in tests.items()},
+            "accuracy": {test: intervals.of_shares(values) for test, values in tests.items()},
+            "ties": {test: intervals.of_shares(values == 0.5) for test, values in tests.items()},
+            "gain": {test: intervals.of(values - right["poisoned"][test]) for test, values in tests.items()},
         }
         for name, tests in right.items()
     }
     for name in TRAINED:
-        models[name]["squared_error"] = mean(table[f"{name} squared error"].to_numpy())
+        models[name]["squared_error"] = intervals.of(table[f"{name} squared error"].to_numpy())
     return {
         "key": experiment.folder.name,
         "phrases": list(experiment.phrases),

@@ -61,6 +61,10 @@ class Evaluated:
         """Return the mean over prompts with its interval."""
         return self.intervals.of(values_P)
 
+    def estimated_share(self, shares_P: Array) -> dict[str, float]:
+        """Return the mean over prompts of shares, such as win rates, with its interval."""
+        return self.intervals.of_shares(shares_P)
+
     def procedures(self) -> list[Procedure]:
         """Return the evaluated procedures: standard, Best- and Worst-of-N up to max_n, rewind, the recipe's own."""
         many = range(2, self.max_n + 1)

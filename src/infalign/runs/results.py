@@ -60,7 +60,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         "base": {
             "length": evaluated.estimated(base_length.mean(axis=1)),
             "rewind_draws": evaluated.estimated(rewind_draws(reference, reference, evaluated.rewind)),
-            "calibrated_mean": evaluated.estimated(check.mean(axis=1)),
+            "calibrated_mean": evaluated.estimated_share(check.mean(axis=1)),
             "distance_from_uniform": uniformity(check),
             "agreement": {
                 other: evaluated.estimated(found)
@@ -101,11 +101,11 @@ def _policy_numbers(
         "length": evaluated.estimated(length.mean(axis=1)),
         "rewind_draws": evaluated.estimated(rewind_draws(*pairs["reward"], evaluated.rewind)),
         "win_rates": {
-            source: {procedure: evaluated.estimated(values) for procedure, values in by_procedure.items()}
+            source: {procedure: evaluated.estimated_share(values) for procedure, values in by_procedure.items()}
             for source, by_procedure in wins.items()
         },
         "at_equal_length": {source: _at_equal_length(evaluated, *pairs[source], aim) for source in evaluated.sources},
-        "ties": {source: evaluated.estimated(tie_rate(*pairs[source])) for source in evaluated.sources},
+        "ties": {source: evaluated.estimated_share(tie_rate(*pairs[source])) for source in evaluated.sources},
         "theory": _theory(policy, aim, float(kl.mean())),
     }
 
@@ -174,7 +174,7 @@ def _matched(
             for method, names in near.items()
         }
         rows[judge] = {
-            "win_rates": {method: widened(evaluated.estimated(m.values), m.shift) for method, m in found.items()},
+            "win_rates": {method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in found.items()},
             "gain_over": {
                 other: widened(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
                 for other, m in found.items()

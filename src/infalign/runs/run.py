@@ -32,6 +32,12 @@ class Confidence:
 
         return estimate(values_P, confidence=self.level, seed=self.seed).as_dict()
 
+    def of_shares(self, shares_P: Any) -> dict[str, float]:
+        """Return the mean over prompts of shares with its interval, which holds near 0 and 1 too."""
+        from infalign.evaluation.intervals import estimate_share
+
+        return estimate_share(shares_P, confidence=self.level, seed=self.seed).as_dict()
+
 
 @dataclass(frozen=True, slots=True)
 class Provenance:

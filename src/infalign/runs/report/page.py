@@ -126,7 +126,7 @@ def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[s
     half = base_PM.shape[1] // 2
     fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
     fresh |= {name: evaluated.column(name, "reward") for name in policies}
-    return {name: evaluated.estimated(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
+    return {name: evaluated.estimated_share(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
 
 
 def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
