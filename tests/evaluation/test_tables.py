@@ -82,9 +82,9 @@ def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(
     assert best | {"prompts": 30, "policy_samples": 8, "base_samples": 12, "judge": "judge_reward"} == best
     assert (best["draws"], best["notes"], best["base_procedure"]) == ({}, [], "best-of-4")
     procedure = RewindAndRepeat(0.5, 4)  # the table's halves are others than the array's
-    assert rewind["win_rate"] == pytest.approx(win_rates(policy, base, procedure).mean(), abs=0.04)
-    assert rewind["draws"]["policy"]["mean"] == pytest.approx(rewind_draws(policy, base, procedure).mean(), abs=0.1)
-    assert rewind["draws"]["base"]["mean"] == pytest.approx(rewind_draws(base, base, procedure).mean(), abs=0.1)
+    assert rewind["win_rate"] == pytest.approx(win_rates(policy, base, procedure).mean(), abs=0.06)
+    assert rewind["draws"]["policy"]["mean"] == pytest.approx(rewind_draws(policy, base, procedure).mean(), abs=0.2)
+    assert rewind["draws"]["base"]["mean"] == pytest.approx(rewind_draws(base, base, procedure).mean(), abs=0.2)
     assert json.loads(json.dumps([best, rewind])) == [best, rewind]
 
 
@@ -97,8 +97,8 @@ def test_a_table_sorted_by_reward_gives_rewind_an_honest_threshold(tmp_path: Pat
         {"prompt_id": [f"prompt {i // 24}" for i in range(base.size)], "reward": base.ravel().tolist()},
     )
     (row,) = compare_tables(path, ordered, ["rewind:0.75:8"])
-    assert row["win_rate"] == pytest.approx(0.5, abs=0.02)
-    assert row["draws"]["base"]["mean"] == pytest.approx((1 - 0.75**8) / 0.25, rel=0.1)
+    assert row["win_rate"] == pytest.approx(0.5, abs=0.05)  # 3 errors
+    assert row["draws"]["base"]["mean"] == pytest.approx((1 - 0.75**8) / 0.25, rel=0.05)
 
 
 def test_without_a_judge_the_reward_judges(models: tuple[Samples, Samples], tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     2005; Learned-Miller and Thomas, arXiv 1905.06208). For outcomes 0 and 1 that is Clopper and Pearson's: all of P won
     are above (α/2)^{1/P}. `benchmarks/coverage.py` measures both.
 
-    An unbiased estimate of one prompt's share may lie outside [0, 1], as under Rewind-and-Repeat; Gaffke's interval takes
-    it as 0 or 1, and mean and limits are kept inside. Raises as `estimate`.
+    An unbiased estimate of one prompt's share may lie outside [0, 1], as under Rewind-and-Repeat; Gaffke's interval
+    takes it as 0 or 1, and mean and limits are kept inside. Raises as `estimate`.
     """
     raw = estimate(shares_P, confidence=confidence, seed=seed)
     shares, inside = np.clip(np.asarray(shares_P, float), 0.0, 1.0), np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)

@@ -1,6 +1,7 @@
 """Win rates at equal length."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from infalign.method.procedures import Procedure
 
 LENGTH_STEPS = 100  # tanh of a length difference is rounded to 1/100
 STEEPEST = 20.0  # log odds beyond this mean that the likelihood has no maximum
-Served = list[tuple[int, "Samples", Array, "Samples", Array]]  # first prompt, policy, its weights, base, its weights
 
 
 def length_controlled(
@@ -38,15 +38,10 @@ def length_controlled(
     """
     if any(samples.lengths is None for block in blocks for samples in block):
         raise DataError("a length-controlled win rate needs the lengths of both models' samples")
-    served: Served = []
-    prompts = 0
-    for policy, base in blocks:
-        servings = ways_to_serve(policy, base, procedure, base_procedure or procedure)
-        served += [(prompts, policy, a_PM, rest, b_PB / len(servings)) for a_PM, rest, b_PB in servings]
-        prompts += len(policy.selected)
-
+    served_pairs = partial(_served_pairs, blocks, procedure, base_procedure or procedure)
+    prompts = sum(len(policy.selected) for policy, _ in blocks)
     mean = square = 0.0
-    for _, weight, _, delta in served_pairs(served):
+    for _, weight, _, delta in served_pairs():
         mean += float((weight * delta).sum()) / prompts
         square += float((weight * delta**2).sum()) / prompts
     if square == 0.0:
@@ -59,7 +54,7 @@ def length_controlled(
 
     x = np.arange(-LENGTH_STEPS, LENGTH_STEPS + 1) / LENGTH_STEPS
     total, won = np.zeros((2, x.size))
-    for _, weight, wins, delta in served_pairs(served):
+    for _, weight, wins, delta in served_pairs():
         at = steps(delta).ravel() + LENGTH_STEPS
         total += np.bincount(at, weight.ravel(), x.size) / prompts
         won += np.bincount(at, (weight * wins).ravel(), x.size) / prompts
@@ -69,7 +64,7 @@ def length_controlled(
     alpha, gamma, curvature = _fit_odds(x, total, won)
     expected = expit(alpha + gamma * x)
     scores_P2 = np.zeros((prompts, 2))
-    for rows, weight, wins, delta in served_pairs(served):
+    for rows, weight, wins, delta in served_pairs():
         at = steps(delta)
         residual = weight * (wins - expected[at + LENGTH_STEPS])
         scores_P2[rows] += np.stack(
@@ -80,19 +75,25 @@ def length_controlled(
     return values_P
 
 
-def served_pairs(served: Served) -> Iterator[tuple[slice, Array, Array, Array]]:
+def _served_pairs(
+    blocks: Sequence[tuple[Samples, Samples]], procedure: Procedure, base_procedure: Procedure
+) -> Iterator[tuple[slice, Array, Array, Array]]:
     """Yield prompts and all pairs of their samples: weights, wins and differences of lengths, each (p, M, B)."""
-    for start, policy, a_PM, base, b_PB in served:
-        assert policy.lengths is not None
-        assert base.lengths is not None
-        ours, theirs = alike(policy.judged, base.judged)
-        for rows in chunks(len(ours), a_PM.shape[1] * b_PB.shape[1]):
-            yield (
-                slice(start + rows.start, start + rows.stop),
-                a_PM[rows, :, None] * b_PB[rows, None, :],
-                win(ours[rows, :, None], theirs[rows, None, :]),
-                np.subtract(policy.lengths[rows, :, None], base.lengths[rows, None, :], dtype=float),
-            )
+    start = 0
+    for policy, base in blocks:
+        for rows in chunks(len(policy.selected), policy.selected.shape[1] * base.selected.shape[1]):
+            ours = policy.of_prompts(rows)
+            for a_PMR, rest, b_PBR in ways_to_serve(ours, base.of_prompts(rows), procedure, base_procedure):
+                assert ours.lengths is not None
+                assert rest.lengths is not None
+                judged, base_judged = alike(ours.judged, rest.judged)
+                yield (
+                    slice(start + rows.start, start + rows.stop),
+                    np.einsum("pmr,pbr->pmb", a_PMR, b_PBR),
+                    win(judged[:, :, None], base_judged[:, None, :]),
+                    np.subtract(ours.lengths[:, :, None], rest.lengths[:, None, :], dtype=float),
+                )
+        start += len(policy.selected)
 
 
 def _fit_odds(x: Array, total: Array, won: Array) -> tuple[float, float, Array]:

@@ -49,6 +49,11 @@ class Samples:
                     f"the {name} of prompt {prompt}, sample {sample} is {values[prompt, sample]}, not finite"
                 )
 
+    def of_prompts(self, rows: slice) -> "Samples":
+        """Return the samples of some prompts."""
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return Samples(self.selected[rows], self.judged[rows], lengths)
+
 
 def chunks(length: int, size: int) -> Iterator[slice]:
     """Yield slices that cover ``length`` items, in each so many that at ``size`` numbers an item they fit the cache."""
