@@ -35,12 +35,14 @@ def computed(served: str, kl: str, rollouts: int) -> list[str]:
     (unknown,) = re.findall(r"`(0\.25\*.*?)`", PAGE)
     procedure = parse_procedure(unknown if served == "unknown N" else served.strip("`"))
     ranking = rank(procedure, kl=float(kl), rollouts=rollouts)
-    percent = {
-        found.transform.name.removesuffix(f":{procedure.name}"): 100 * found.win_rate for found in ranking.candidates
-    }
+    shown = {}
+    for found in ranking.candidates:
+        limits = [found.generalising] if found.memorising is None else [found.memorising, found.generalising]
+        name = found.transform.name.removesuffix(f":{procedure.name}")
+        shown[name] = "–".join(f"{100 * wins:.1f}" for wins in limits)
     best = ranking.recommended.transform.name.removesuffix(f":{procedure.name}")
-    ten = percent.get("exp:10", percent.get("exp:-10"))
-    return [f"`{best}` {percent[best]:.1f}", f"{ten:.1f}", f"{percent['identity']:.1f}"]
+    ten = shown.get("exp:10", shown.get("exp:-10"))
+    return [f"`{best}` {shown[best]}", str(ten), shown["identity"]]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -14,7 +14,7 @@ from micro import given, write
 
 from infalign.method.transforms import parse_transform
 from infalign.runs.reading import load_recipe
-from infalign.theory.law import aligned_law
+from infalign.theory.law import law_at_kl
 
 
 def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:
@@ -148,37 +148,50 @@ def test_a_point_needs_no_heavy_library() -> None:
 
 @pytest.mark.parametrize("procedure", ["best-of-32", "worst-of-4"])
 def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure: str) -> None:
-    """The file has the law of the recommended transformation at the β that is given, and a recipe accepts it."""
+    """The file has the law of the recommended transformation at the budget that is given, and a recipe accepts it."""
     file = tmp_path / "best.json"
     code, out, err = main("choose", "--procedure", procedure, "--kl", 0.5, "--rollouts", 60, "--output", file, "--json")
     assert (code, err) == (0, "")
     ranking = json.loads(out)
-    best, beta = ranking["recommended"], ranking["recommended"]["beta"]
-    assert best["win_rate"] > 0.9
-    assert [c["transform"] for c in ranking["candidates"] if c["ties"]] == [best["transform"]]
+    best = ranking["recommended"]
+    assert 0.9 < best["memorising"] < best["generalising"]
+    assert best["transform"] in [c["transform"] for c in ranking["candidates"] if c["ties"]]
     table = parse_transform(str(file))
     assert table.name == best["transform"]
     if not table.name.startswith("optimal"):
-        named, read = (aligned_law(one, beta=beta) for one in (parse_transform(table.name), table))
+        named, read = (law_at_kl(one, kl=0.5) for one in (parse_transform(table.name), table))
         u = np.linspace(0, 1, 101)
         assert np.abs(named.cdf_at(u) - read.cdf_at(u)).max() < 1e-8
-    settings = given(tmp_path / "run", str(tmp_path)) | {"policies": {"aware": {"transform": str(file), "beta": beta}}}
-    policy = load_recipe(write(tmp_path / "recipe.yaml", settings)).policies["aware"]
-    assert (policy.shaping.name, policy.beta) == (str(file), beta)
+    policy = {"transform": str(file), "kl_budget": ranking["kl"]}
+    settings = given(tmp_path / "run", str(tmp_path)) | {"policies": {"aware": policy}}
+    read_back = load_recipe(write(tmp_path / "recipe.yaml", settings)).policies["aware"]
+    assert (read_back.shaping.name, read_back.budget) == (str(file), 0.5)
 
 
 def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table ends with the two lines for a recipe; for Rewind-and-Repeat it says that nothing was simulated."""
+    """The table ends with two lines for a recipe; no file unasked; Rewind-and-Repeat says what is missing."""
     monkeypatch.chdir(tmp_path)
     code, out, _ = main("choose", "--procedure", "best-of-4", "--kl", 0.5, "--rollouts", 4)
     assert code == 0
     assert "\n  transform: exp:" in out
-    assert "\n  beta: " in out
+    assert "\n  kl_budget: 0.5" in out
+    assert "beta:" not in out
     assert "2000 simulated prompts" in out
-    assert parse_transform("best-of-4-kl-0.5.json").name.startswith("exp:")
-    _, out, _ = main("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 4)
-    assert "what finite rollouts cost this procedure is not known" in out
+    assert all(word in out for word in ("memorises", "generalises", "exact ranks"))
+    _, out, _ = main("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 100)
+    assert "memorises ranks wins is not known for this procedure" in out
     assert "Recommended: optimal:rewind:0.85:4" in out
+    assert "It has no name: --output FILE.json writes it." in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_win_rates_that_would_round_to_1_show_what_is_missing(main: Any) -> None:
+    """The table of a curve tells 1 − W where 100.00 would hide it."""
+    _, out, _ = main(
+        "curve", "--procedure", "worst-of-32", "--transform", "exp:-10", "--transform", "optimal", "--kl", 0.5
+    )
+    assert "100 − 9.9e-05" in out
+    assert "100 − 4.4e-06" in out
 
 
 def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def share(e: Estimate) -> str:
     return _with_interval(e, lambda value: f"{100 * value:.1f}")
 
 
+def percent(share: float) -> str:
+    """Return a share known to many digits in per cent: ``97.36``, and ``100 − 4.4e-06`` where that would round to 100.
+
+    >>> percent(0.97364), percent(1 - 4.4e-8), percent(1.0)
+    ('97.36', '100 − 4.4e-06', '100.00')
+    """
+    rounded = f"{100 * share:.2f}"
+    return f"100 − {100 * (1 - share):.1e}" if rounded == "100.00" and share < 1 else rounded
+
+
 def ratio(e: Estimate) -> str:
     """Return an estimate that can be negative with its interval: ``0.12 (−0.05 to 0.29)``."""
     return _with_interval(e, lambda value: f"{value:.2f}".replace("-", "−"), " to ")

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from infalign.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
-from infalign.method.transforms import Exponential, Log, parse_transform
-from infalign.theory.choose import rank, tabulated
+from infalign.method.transforms import Exponential, Identity, Log, parse_transform
+from infalign.theory.choose import rank
 from infalign.theory.curve import analyse, parse_aim, sweep
 from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.theory.tabulation import smoothed, tabulated
 
 
 @pytest.mark.parametrize("n", [2, 4, 16])
@@ -78,8 +80,55 @@ def test_a_sweep_rises() -> None:
     assert (np.diff([point.win_rate for point in points]) > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "transform", "rollouts", "win_rate"),
+    [("best-of-4", "exp:10", 16, 0.867), ("best-of-4", "exp:20", 16, 0.8725), ("best-of-32", "exp:100", 100, 0.977)],
+)
+def test_a_network_that_generalises_wins_what_is_known(
+    name: str, transform: str, rollouts: int, win_rate: float
+) -> None:
+    """At half a nat, computed elsewhere; memorising the same rollouts wins 3 points less and more."""
+    procedure, phi = parse_procedure(name), parse_transform(transform)
+    generalising = law_at_kl(smoothed(phi, rollouts), kl=0.5).win_rate(procedure)
+    assert generalising == pytest.approx(win_rate, abs=5e-4)
+    assert finite_rollouts(phi, procedure, rollouts=rollouts, kl=0.5).win_rate < generalising - 0.03
+
+
+@pytest.mark.parametrize("t", [10.0, -10.0, 100.0, -40.0])
+@pytest.mark.parametrize("rollouts", [1, 16, 1000])
+def test_smoothing_an_exponential_has_a_closed_form(t: float, rollouts: int) -> None:
+    """E e^{tc/K} over the binomial law of c is (1 − u + u·e^{t/K})^K; between knots it is met to 1e-7 of its size."""
+    u = np.linspace(0.0, 0.999, 173)
+    table = smoothed(Exponential(t), rollouts)
+    exact = np.sign(t) * (np.exp(rollouts * np.log1p(u * np.expm1(t / rollouts))) - np.exp(t))
+    assert table.scale * table.drop(1.0 - u) == pytest.approx(exact, rel=3e-7, abs=1e-14 * np.exp(max(t, 0)))
+
+
+def test_smoothing_is_the_mean_over_all_counts_and_leaves_identity_alone() -> None:
+    """For any Φ it is the binomial mean, log's rank 0 taken at 1/(2K); the mean of Ĉ itself is u."""
+    u, counts = np.linspace(0.01, 0.99, 31), np.arange(13)
+    for transform in (Log(), optimal(BestOfN(4), kl=0.5).transform):
+        phi = np.asarray(transform(np.where(counts == 0, 0.5 if transform.name == "log" else 0.0, counts) / 12))
+        exact = binom.pmf(counts, 12, u[:, None]) @ phi - phi[-1]
+        table = smoothed(transform, 12)
+        assert table.drop(1 - u) * table.scale / transform.scale == pytest.approx(exact, rel=1e-6)
+    assert law_at_kl(smoothed(Identity(), 7), kl=0.5).win_rate(BestOfN(4)) == pytest.approx(
+        law_at_kl(Identity(), kl=0.5).win_rate(BestOfN(4)), abs=1e-9
+    )
+
+
+def test_smoothing_is_what_regression_on_many_prompts_finds() -> None:
+    """The mean of Φ(Ĉ) of responses of one rank u over prompts with K references each, within 4 standard errors."""
+    rng, k = np.random.default_rng(5), 16
+    table = smoothed(Exponential(10.0), k)
+    for u in (0.5, 0.9, 0.99):
+        seen = Exponential(10.0)((rng.random((40_000, k)) < u).mean(axis=1))
+        error = seen.std() / np.sqrt(len(seen))
+        assert abs(seen.mean() - 1.0 - table.drop(1.0 - u) * table.scale / np.exp(10.0)) < 4 * error
+
+
 def test_finite_rollouts_turn_the_ranking_around() -> None:
-    """For Best-of-32 the exact optimum is best with exact ranks, but 100 rollouts leave more to an exponential."""
+    """For Best-of-32 the exact optimum is best with exact ranks and for who generalises, an exponential under both."""
     ranking = rank(BestOfN(32), kl=0.5, rollouts=100)
     optimum = next(c for c in ranking.candidates if c.transform.name.startswith("optimal"))
     assert optimum.limit == max(c.limit for c in ranking.candidates)
@@ -90,19 +139,33 @@ def test_finite_rollouts_turn_the_ranking_around() -> None:
     assert [c.behind for c in ranking.candidates] == sorted(c.behind for c in ranking.candidates)
 
 
+def test_the_recommendation_is_good_under_both_limits() -> None:
+    """No candidate is nearer to the best under both limits at once, and each limit alone prefers another one."""
+    ranking = rank(BestOfN(4), kl=0.5, rollouts=16)
+    wins = {c.transform.name: np.array([c.memorising, c.generalising]) for c in ranking.candidates}
+    most = np.max(list(wins.values()), axis=0)
+    behind = {name: float((most - won).max()) for name, won in wins.items()}
+    assert min(behind, key=behind.__getitem__) == ranking.candidates[0].transform.name
+    assert behind == pytest.approx({c.transform.name: c.behind for c in ranking.candidates})
+    assert behind[ranking.recommended.transform.name] < 0.006
+    for limit in (0, 1):
+        alone = max(wins, key=lambda name: wins[name][limit])
+        assert behind[alone] > 0.01
+
+
 def test_a_candidate_is_what_the_simulation_says() -> None:
-    """Win rate, β and errors are those of ``finite_rollouts`` on the same prompts, differences pair by pair."""
+    """Win rate and errors are those of ``finite_rollouts`` on the same prompts, differences pair by pair."""
     ranking = rank(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
-    best, other = ranking.candidates[0], ranking.candidates[-1]
+    best, other = max(ranking.candidates, key=lambda c: c.memorising or 0.0), ranking.candidates[-1]
     same = [
         finite_rollouts(c.transform, WorstOfN(4), rollouts=50, kl=0.5, prompts=ranking.prompts, seed=3)
         for c in (best, other)
     ]
-    assert other.win_rate == same[1].win_rate
-    assert other.beta == same[1].beta
+    assert other.memorising == same[1].win_rate
+    assert other.limit == same[1].limit
     assert other.standard_error == pytest.approx(same[1].standard_error, rel=1e-12)
     paired = same[0].win_rates - same[1].win_rates
-    assert other.behind == pytest.approx(paired.mean(), rel=1e-9)
+    assert other.behind >= paired.mean() - 1e-12
     assert other.behind_error == pytest.approx(paired.std(ddof=1) / np.sqrt(len(paired)), rel=1e-9)
 
 
@@ -111,7 +174,7 @@ def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> Non
     """Trying every t of a grid finds none better than the one searched, by more than half a thousandth."""
     procedure = parse_procedure(name)
     ranking = rank(procedure, kl=0.7, rollouts=40)
-    found = max(c.win_rate for c in ranking.candidates if isinstance(c.transform, Exponential))
+    found = max(c.memorising or 0.0 for c in ranking.candidates if isinstance(c.transform, Exponential))
     tried = [
         finite_rollouts(Exponential(sign * t), procedure, rollouts=40, kl=0.7, prompts=ranking.prompts, seed=0).win_rate
         for t in np.geomspace(2.0, 40.0, 12)
@@ -121,19 +184,32 @@ def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> Non
 
 
 def test_what_ties_gives_way_to_the_simplest() -> None:
-    """Where every transformation wins always, identity is recommended, and what is out of reach is left out."""
-    ranking = rank(WorstOfN(32), kl=2.0, rollouts=100)
-    assert all(candidate.ties for candidate in ranking.candidates)
+    """Where two transformations do the same, as with a single rollout, the simpler is recommended."""
+    ranking = rank(BestOfN(4), kl=0.1, rollouts=1)
+    assert sum(candidate.ties for candidate in ranking.candidates) > 1
     assert ranking.recommended.transform.name == "identity"
-    assert "100 rollouts cannot spend" in ranking.left_out["optimal"]
 
 
-def test_rewind_is_ranked_by_exact_calibration() -> None:
-    """No loss from finite rollouts is made up for Rewind-and-Repeat: nothing is simulated, the optimum is first."""
+def test_nearly_certain_wins_still_differ() -> None:
+    """Worst-of-32 at half a nat: exp:-10 loses 20 times as often as the best, so it does not tie with it."""
+    ranking = rank(WorstOfN(32), kl=0.5, rollouts=100)
+    wins = {c.transform.name: c for c in ranking.candidates}
+    assert 1 - wins["exp:-10"].limit == pytest.approx(9.9e-7, rel=0.01)
+    assert 1 - wins["optimal:worst-of-32"].limit == pytest.approx(4.4e-8, rel=0.01)
+    assert not wins["exp:-10"].ties
+    assert 1 - ranking.recommended.limit < 5e-8
+    assert "100 rollouts cannot spend" in rank(WorstOfN(32), kl=2.0, rollouts=100).left_out["optimal"]
+
+
+def test_rewind_is_ranked_by_what_generalises() -> None:
+    """What memorising costs Rewind-and-Repeat is not made up: nothing is simulated, and the optimum is first."""
     ranking = rank(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=100)
     assert ranking.prompts == 0
-    assert all(c.win_rate == c.limit and c.standard_error == 0 for c in ranking.candidates)
-    assert ranking.recommended.transform.name == "optimal:rewind:0.85:8"
+    assert all(c.memorising is None and c.standard_error == c.behind_error == 0 for c in ranking.candidates)
+    best = ranking.recommended
+    assert best.transform.name == "optimal:rewind:0.85:8"
+    assert best.generalising < best.limit - 0.005
+    assert best.generalising == law_at_kl(smoothed(best.transform, 100), kl=0.5).win_rate(RewindAndRepeat(0.85, 8))
 
 
 def test_a_budget_that_rollouts_cannot_spend_is_refused() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from infalign.cli.options import AsJson, BaseName, new_file
 from infalign.cli.output import open_console, print_json
-from infalign.display import heading, plain_table, say
+from infalign.display import heading, percent, plain_table, say
 from infalign.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,15 +33,18 @@ the calibrated reward. --json has all digits and `error`, which bounds them.
 CHOOSE_EPILOGUE = """\
 Example:
   infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
-prints what to write for a policy of a recipe, `transform` and `beta`, and
-writes the transformation to best-of-32-kl-0.5.json, which serves as
-`transform: best-of-32-kl-0.5.json`.
+prints what to write for a policy of a recipe, `transform` and `kl_budget`;
+--output FILE.json writes the transformation, which a recipe takes as
+`transform: FILE.json`: needed for one that has no name, an optimum.
 
 Rewards are ranked among K rollouts, so a response can be told from others
-only to 1/K: steep transformations lose more of what theory promises them.
-Each is simulated on the same prompts (continuous rewards, KL spent on
-average). ± is one standard error of the simulation. Of those that cannot be
-told from the best, the simplest is recommended.
+only to 1/K. What that costs depends on the policy, and two limits are shown:
+one that memorises the ranks of each prompt's rollouts learns their noise too
+(simulated on the same prompts for all transformations, ± one standard error);
+a network that generalises learns their mean, a smoother transformation
+(exact). A real one lies between, and a KL budget is met by either with another
+β. Behind: the larger distance to the best, under either limit. Of those that
+cannot be told from the best, the simplest is recommended.
 """
 ProcedureName = Annotated[
     str,
@@ -105,22 +108,23 @@ def choose(
     base: BaseName = None,
     output: Annotated[
         str | None,
-        Parameter(help="The file for the recommended transformation [best-of-32-kl-0.5.json].", show_default=False),
+        Parameter(help="Write the recommended transformation to FILE.json.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank transformations by what they achieve with K rollouts a prompt."""
     from infalign.method.procedures import parse_procedure
-    from infalign.method.transforms import Log
     from infalign.storage import write_text
-    from infalign.theory.choose import rank, tabulated
+    from infalign.theory.choose import rank
+    from infalign.theory.law import law_at_kl
+    from infalign.theory.tabulation import tabulated
 
-    file = new_file(output or f"{procedure.replace(':', '-')}-kl-{kl:g}.json", ".json")
+    file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     ranking = rank(served, kl=kl, rollouts=rollouts, base=theirs)
-    best = ranking.recommended
-    if not isinstance(best.transform, Log):  # −∞ at u = 0, which a table cannot hold; recipes take log by name
-        write_text(file, tabulated(best.transform, beta=best.beta).to_json())
+    if file:
+        best = ranking.recommended.transform
+        write_text(file, tabulated(best, beta=law_at_kl(best, kl=kl).beta).to_json())
     if as_json:
         print_json(ranking.as_dict())
     else:
@@ -137,7 +141,7 @@ def _print_points(points: "list[Point]", console: Console) -> None:
     table = plain_table(*columns, *["draws"] * (first.draws is not None), *["error"] * rough, breaking=[0])
     for point in points:
         cells = [f"{point.kl:.4g}", f"{point.beta:.5g}", f"{point.normalised_beta:.5g}"]
-        cells += [f"{100 * point.win_rate:.2f}", f"{100 * point.standard_win_rate:.2f}"]
+        cells += [percent(point.win_rate), percent(point.standard_win_rate)]
         cells += [] if point.draws is None else [f"{point.draws:.2f}"]
         table.add_row(point.transform, *cells, *([f"{point.error:.0e}"] if rough else []))
     heading(console, f"{first.procedure} against {served}")
@@ -148,28 +152,38 @@ def _print_points(points: "list[Point]", console: Console) -> None:
         say(console, "error: how far KL and win rates (as shares) may be off; usual is 1e-12", wrap=True)
 
 
-def _print_ranking(ranking: "Ranking", file: Path, console: Console) -> None:
+def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> None:
     """Print a row for each candidate, and what to write into a recipe."""
     against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
-    say(
-        console, f"\n[bold]{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt[/]"
+    heading(
+        console,
+        f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt: win rate, %",
     )
-    table = plain_table("transform", "win rate, %", "behind, points", "with exact\ncalibration, %", breaking=[0])
+    columns = ["transform", *["memorises"] * bool(ranking.prompts), "generalises", "exact ranks", "behind,\npoints"]
+    table = plain_table(*columns, breaking=[0])
     for one in ranking.candidates:
-        pairs = (one.win_rate, one.standard_error), (one.behind, one.behind_error)
-        shown = [f"{100 * mean:.2f}" + (f" ± {100 * error:.2f}" if error else "") for mean, error in pairs]
-        table.add_row(one.transform.name, *shown, f"{100 * one.limit:.2f}")
+        cells = [
+            f"{percent(one.generalising)}",
+            f"{percent(one.limit)}",
+            f"{100 * one.behind:.2g} ± {100 * one.behind_error:.1g}" if one.behind_error else f"{100 * one.behind:.2g}",
+        ]
+        if one.memorising is not None:
+            cells.insert(0, f"{percent(one.memorising)} ± {100 * one.standard_error:.2g}")
+        table.add_row(one.transform.name, *cells)
     console.print(table)
     if ranking.prompts:
-        say(console, f"± one standard error of {ranking.prompts} simulated prompts, the same for all transformations")
+        say(console, f"± one standard error of {ranking.prompts} simulated prompts, the same for all", wrap=True)
     else:
-        say(console, "Ranked by exact calibration: what finite rollouts cost this procedure is not known.")
+        say(console, "What a policy that memorises ranks wins is not known for this procedure.", wrap=True)
     for name, reason in ranking.left_out.items():
         say(console, f"left out: {name}: {reason}")
     best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
     named = not best.transform.name.startswith("optimal")
     say(console, f"\nRecommended: {best.transform.name}" + (f", the simplest of {ties} that tie" if ties > 1 else ""))
-    say(console, f"  transform: {best.transform.name if named else file}")
-    say(console, f"  beta: {best.beta:.6g}")
-    if named and best.transform.name != "log":
+    written = file or "FILE.json"
+    say(console, f"  transform: {best.transform.name if named else written}")
+    say(console, f"  kl_budget: {ranking.kl:g}")
+    if file and named:
         say(console, f"{file} holds the same transformation; a recipe accepts either.")
+    elif not (file or named):
+        say(console, "It has no name: --output FILE.json writes it.")

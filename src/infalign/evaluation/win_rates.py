@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from infalign.errors import DataError
 from infalign.evaluation.samples import Samples, chunks
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, places
 from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, rewinds
 
 KINDS_OF_BEND = 4  # powers of the threshold's error that do not move an estimate
@@ -206,21 +206,6 @@ def threshold_weights(references: int, procedure: RewindAndRepeat) -> Array:
     weights_K = np.zeros(references)
     weights_K[chosen] = np.linalg.lstsq(means / scale[:, None], at_quantile / scale, rcond=None)[0]
     return weights_K
-
-
-def places(values_PX: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return how many values of its row lie below each value, and how many at or below it, from one sort."""
-    order = np.argsort(values_PX, axis=1)
-    ordered = np.take_along_axis(values_PX, order, axis=1)
-    first = np.ones(ordered.shape, bool)  # whether a value is the first of those that tie
-    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    last = np.roll(first, -1, axis=1)
-    place, samples = np.arange(ordered.shape[1]), ordered.shape[1]
-    below, at_most = np.empty((2, *ordered.shape), np.intp)
-    np.put_along_axis(below, order, np.maximum.accumulate(np.where(first, place, 0), axis=1), axis=1)
-    ends = np.where(last, place + 1, samples)[:, ::-1]
-    np.put_along_axis(at_most, order, np.minimum.accumulate(ends, axis=1)[:, ::-1], axis=1)
-    return below, at_most
 
 
 def beaten(policy_PM: Array, base_PB: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

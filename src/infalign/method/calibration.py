@@ -57,3 +57,18 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
 def _ranks(rewards: Array, references_K: Array) -> Array:
     below = np.searchsorted(references_K, rewards, side="left")
     return (below + np.searchsorted(references_K, rewards, side="right")) / (2.0 * references_K.size)
+
+
+def places(values_PX: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return how many values of its row lie below each value, and how many at or below it, from one sort."""
+    order = np.argsort(values_PX, axis=1)
+    ordered = np.take_along_axis(values_PX, order, axis=1)
+    first = np.ones(ordered.shape, bool)  # whether a value is the first of those that tie
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    last = np.roll(first, -1, axis=1)
+    place, samples = np.arange(ordered.shape[1]), ordered.shape[1]
+    below, at_most = np.empty((2, *ordered.shape), np.intp)
+    np.put_along_axis(below, order, np.maximum.accumulate(np.where(first, place, 0), axis=1), axis=1)
+    ends = np.where(last, place + 1, samples)[:, ::-1]
+    np.put_along_axis(at_most, order, np.minimum.accumulate(ends, axis=1)[:, ::-1], axis=1)
+    return below, at_most

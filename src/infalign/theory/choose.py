@@ -1,68 +1,67 @@
-"""Which transformation to train with: the win rate of each when K reference rollouts a prompt calibrate the reward."""
+"""Which transformation to train with: what each wins when K reference rollouts a prompt calibrate the reward.
+
+K rollouts are a price that depends on the policy. One that is free on every prompt and *memorises* the ranks Ĉ of its
+rollouts also learns their noise (`finite_rollouts`). A network that *generalises*, from many prompts, learns the mean
+E[Φ(Ĉ) | u], a smoother Φ (`smoothed`). Real ones lie between, so the recommendation is good under both.
+"""
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import CubicHermiteSpline
 from scipy.optimize import minimize_scalar
 
 from infalign.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, is_extreme, rewinds
-from infalign.method.transforms import Exponential, Identity, Log, Power, Tabulated, Transformation, normalised_beta
+from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.theory.tabulation import smoothed
 
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
 STEEPEST = 330.0  # the largest |t|: a table holds t·e^t
 SIMULATED_ROLLOUTS = 200_000
 PROMPTS = (200, 2000)  # the fewest and the most simulated prompts that share these rollouts
-TIE_ERRORS, TIE = 2.0, 1e-4  # standard errors of a paired difference, and the last digit that anybody is shown
-TABLE_ACCURACY = 1e-10  # the largest error of log f wherever there is mass
+TIE_ERRORS = 2.0  # standard errors of a paired difference
+TIE = 1e-3  # share of what is left to win, 1 − W, that is as good as none
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What one transformation achieves at the KL budget.
+    """What one transformation wins at the KL budget.
 
-    ``win_rate`` is that of calibration on K rollouts, ``limit`` that of exact calibration, ``behind`` the
-    distance to the best candidate. The standard errors are those of the simulation, for ``behind`` of the paired
-    difference, and 0 where nothing was simulated.
+    ``memorising`` and ``generalising`` are the win rates of the two limits for K rollouts, ``limit`` that of exact
+    ranks. ``behind`` is the larger of the distances to the best candidate under either limit. The standard errors are
+    those of the simulation, for ``behind`` of the paired difference, and 0 where nothing was simulated.
     """
 
     transform: Transformation
-    beta: float  # the weight of the KL for the paper's raw Φ; it spends the budget with K rollouts
-    win_rate: float
+    memorising: float | None  # None for Rewind-and-Repeat, for which it is not known
     standard_error: float
+    generalising: float
     limit: float
     behind: float
     behind_error: float
-
-    @property
-    def ties(self) -> bool:
-        """Whether it is as good as the best, within two standard errors or 1e-4."""
-        return self.behind <= max(TIE_ERRORS * self.behind_error, TIE)
+    ties: bool  # whether ``behind`` is the smallest, within two standard errors or a thousandth of 1 − W
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the name of the transformation."""
-        more = {"normalised_beta": normalised_beta(self.transform, self.beta), "ties": self.ties}
-        return _columns(self) | {"transform": self.transform.name} | more
+        return _columns(self) | {"transform": self.transform.name}
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Transformations for one procedure and KL budget, ``candidates`` with the best first.
-
-    ``prompts`` is 0 where nothing could be simulated and the order is that of exact calibration.
-    """
+    """Transformations for one procedure and KL budget, ``candidates`` with the best first."""
 
     procedure: str
     base: str
     kl: float  # nats
     rollouts: int
-    prompts: int  # number of simulated prompts
+    prompts: int  # number of simulated prompts, 0 where memorising is not known
     candidates: tuple[Candidate, ...]
     recommended: Candidate  # the simplest of those that tie with the best
     left_out: dict[str, str]  # transformations that cannot spend the budget, and why
@@ -73,12 +72,16 @@ class Ranking:
         return _columns(self) | more | {"recommended": self.recommended.as_dict()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Outcome:
     transform: Transformation
-    beta: float
-    win_rates: Array  # one for each simulated prompt, or the one exact value
-    limit: float
+    memorising: Array  # one win rate for each simulated prompt; empty where it is not known
+    generalising: float
+
+    @cached_property
+    def both(self) -> Array:
+        """The mean win rates of the limits that are known."""
+        return np.append(self.memorising.mean() if self.memorising.size else [], self.generalising)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,55 +97,64 @@ class _Setting:
 
     def outcome(self, transform: Transformation) -> _Outcome:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
-        if rewinds(self.procedure) or rewinds(self.base):
-            law = law_at_kl(transform, kl=self.kl)
-            wins = law.win_rate(self.procedure, self.base)
-            return _Outcome(transform, law.beta, np.array([wins]), wins)
-        found = finite_rollouts(
-            transform,
-            self.procedure,
-            rollouts=self.rollouts,
-            kl=self.kl,
-            base=self.base,
-            prompts=self.prompts,
-            seed=self.seed,
-        )
-        return _Outcome(transform, found.beta, found.win_rates, found.limit)
+        memorising = np.empty(0)
+        if not (rewinds(self.procedure) or rewinds(self.base)):
+            memorising = finite_rollouts(
+                transform,
+                self.procedure,
+                rollouts=self.rollouts,
+                kl=self.kl,
+                base=self.base,
+                prompts=self.prompts,
+                seed=self.seed,
+            ).win_rates
+        law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
+        return _Outcome(transform, memorising, law.win_rate(self.procedure, self.base))
 
-    def best_exponential(self) -> Exponential:
-        """Return the exponential with the largest win rate, its t rounded to two digits."""
+    def best_exponentials(self) -> list[Exponential]:
+        """Return the exponentials that lose least under both limits and under each, their t rounded to two digits."""
+        tried: dict[float, Array] = {}
 
-        def loss(t: float) -> float:
-            try:
-                return -float(self.outcome(Exponential(t)).win_rates.mean())
-            except ConfigError:
-                return 0.0  # the budget is out of reach, so t is worse than any other
+        def wins(t: float) -> Array:
+            if t not in tried:
+                try:
+                    tried[t] = self.outcome(Exponential(t)).both
+                except ConfigError:  # the budget is out of reach, so t is worse than any other
+                    tried[t] = np.zeros(1 if rewinds(self.procedure) or rewinds(self.base) else 2)
+            return tried[t]
 
-        start = min([*RATES, *-RATES], key=loss)
-        bounds = (-0.95, min(0.95, float(np.log2(STEEPEST / abs(start)))))
-        inside = minimize_scalar(
-            lambda octaves: loss(float(start * 2.0**octaves)), bounds=bounds, options={"xatol": 0.01}
-        )
-        return Exponential(float(f"{start * 2.0**inside.x:.2g}"))
+        for sign in (1.0, -1.0):
+            for gentle, steep in pairwise(sign * RATES):  # win rates rise with |t| and then fall
+                if (wins(float(steep)) < wins(float(gentle))).all():
+                    break
+        most = np.max(list(tried.values()), axis=0)
+
+        def nearby(worst: Any) -> Exponential:
+            start = min(tried, key=worst)
+            bounds = (-0.95, min(0.95, float(np.log2(STEEPEST / abs(start)))))
+            inside = minimize_scalar(lambda x: worst(float(start * 2.0**x)), bounds=bounds, options={"xatol": 0.05})
+            return Exponential(float(f"{start * 2.0**inside.x:.2g}"))
+
+        aims = [lambda t: float((most - wins(t)).max()), *(lambda t, i=i: -float(wins(t)[i]) for i in range(most.size))]
+        return [nearby(aim) for aim in aims]
 
 
 def rank(procedure: Served, *, kl: float, rollouts: int, base: Served | None = None, seed: int = 0) -> Ranking:
     """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` reference rollouts a prompt, best first.
 
-    Candidates: identity, log, the exponentials of the paper, the best exponential, for Best- and Worst-of-N against
+    Candidates: identity, log, the exponentials of the paper, the best exponentials, for Best- and Worst-of-N against
     themselves the limit of the optimum at small KL, and the optimum of exact calibration. All see the same simulated
-    prompts; the best exponential is searched on others. What finite rollouts cost Rewind-and-Repeat is not known, so
-    its ranking is that of exact calibration. Raises ConfigError for a budget that the rollouts cannot spend.
+    prompts; the best exponentials are searched on others. What memorising costs Rewind-and-Repeat is not known, so its
+    ranking is that of the other limit. Raises ConfigError for a budget that the rollouts cannot spend.
     """
     if rollouts < 1:
         raise ConfigError(f"at least 1 rollout a prompt is needed, found {rollouts}")
     base = base or procedure
-    exact = rewinds(procedure) or rewinds(base)
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
     setting = _Setting(procedure, base, kl, rollouts, prompts, seed)
     outcomes = [setting.outcome(Identity())]  # the identity reaches the largest KL
-    best = replace(setting, prompts=prompts // 4, seed=seed + 1).best_exponential()
-    rates = dict.fromkeys([*np.copysign([5.0, 10.0], best.t).tolist(), best.t])
+    found = replace(setting, prompts=prompts // 4, seed=seed + 1).best_exponentials()
+    rates = dict.fromkeys([*np.copysign([5.0, 10.0], found[0].t).tolist(), *(one.t for one in found)])
     simple: list[Transformation] = [Exponential(t) for t in rates]
     if is_extreme(procedure) and procedure.n > 1 and base == procedure:
         simple.append(Power(procedure.sign * (2 * procedure.n - 1)))
@@ -153,68 +165,46 @@ def rank(procedure: Served, *, kl: float, rollouts: int, base: Served | None = N
             outcomes.append(setting.outcome(transform or optimal(procedure, kl=kl, base=base).transform))
         except InfalignError as error:
             left_out[name] = str(error)
-    top = max(outcomes, key=lambda outcome: outcome.win_rates.mean())
-    candidates = [_against(top, outcome) for outcome in outcomes]
+    candidates = _compared(outcomes, kl, procedure, base)
     return Ranking(
         procedure=procedure.name,
         base=base.name,
         kl=kl,
         rollouts=rollouts,
-        prompts=0 if exact else prompts,
+        prompts=prompts if outcomes[0].memorising.size else 0,
         candidates=tuple(sorted(candidates, key=lambda candidate: candidate.behind)),
         recommended=next(candidate for candidate in candidates if candidate.ties),
         left_out=left_out,
     )
 
 
-def _against(top: _Outcome, outcome: _Outcome) -> Candidate:
-    behind = top.win_rates - outcome.win_rates
-    return Candidate(
-        transform=outcome.transform,
-        beta=outcome.beta,
-        win_rate=float(outcome.win_rates.mean()),
-        standard_error=_standard_error(outcome.win_rates),
-        limit=outcome.limit,
-        behind=max(0.0, float(behind.mean())),
-        behind_error=_standard_error(behind),
-    )
+def _compared(outcomes: list[_Outcome], kl: float, procedure: Served, base: Served) -> list[Candidate]:
+    most = np.max([outcome.both for outcome in outcomes], axis=0)
+    best = min(outcomes, key=lambda outcome: float((most - outcome.both).max()))
+    least, left = float((most - best.both).max()), float((1.0 - most).min())
+    top = max(outcomes, key=lambda outcome: outcome.both[0])
+    candidates = []
+    for outcome in outcomes:
+        behind = float((most - outcome.both).max())
+        error = _standard_error(outcome.memorising - best.memorising)
+        candidates.append(
+            Candidate(
+                transform=outcome.transform,
+                memorising=float(outcome.memorising.mean()) if outcome.memorising.size else None,
+                standard_error=_standard_error(outcome.memorising),
+                generalising=outcome.generalising,
+                limit=law_at_kl(outcome.transform, kl=kl).win_rate(procedure, base),
+                behind=behind,
+                behind_error=_standard_error(top.memorising - outcome.memorising),
+                ties=behind - least <= max(TIE_ERRORS * error, TIE * left),
+            )
+        )
+    return candidates
 
 
 def _standard_error(values: Array) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) else 0.0
 
 
 def _columns(record: Any) -> dict[str, Any]:
     return {item.name: getattr(record, item.name) for item in fields(record)}
-
-
-def tabulated(transform: Transformation, *, beta: float) -> Tabulated:
-    """Return ``transform`` as a table that can be saved, with the same law at the paper's ``beta`` and above it.
-
-    The table is shifted to Φ(1) = 0, which changes no policy. Raises ConfigError for log, which is −∞ at u = 0.
-    """
-    if isinstance(transform, Tabulated):
-        return transform
-    unit = normalised_beta(transform, beta)
-    v = np.linspace(0.0, 1.0, 17)
-    while True:
-        drop, slope = transform.drop(v), _slope(transform, v)
-        middle = (v[1:] + v[:-1]) / 2
-        exact = transform.drop(middle)
-        missed = np.abs(CubicHermiteSpline(v, drop, slope)(middle) - exact)
-        rough = missed > TABLE_ACCURACY * np.maximum(np.abs(exact), unit)
-        if not rough.any():
-            return Tabulated(transform.name, v, transform.scale * drop, transform.scale * slope)
-        v = np.sort(np.append(v, middle[rough]))
-
-
-def _slope(transform: Transformation, v: Array) -> Array:
-    """Return the derivative of the normalised Φ by v = 1 − u."""
-    match transform:
-        case Identity():
-            return np.full_like(v, -1.0)
-        case Exponential(t):
-            return np.asarray(-abs(t) * np.exp(min(t, 0.0) - t * v))
-        case Power(m):
-            return np.asarray(-abs(m) * ((1.0 - v) if m > 0 else v) ** (abs(m) - 1.0))
-    raise ConfigError(f"{transform.name} cannot be written as a table; name it in the recipe instead")

@@ -13,7 +13,8 @@ from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import law_at_kl
 
 LOG_BETAS = (-60.0, 40.0)  # log β for the normalised Φ: from all mass on the best interval to a KL below 1e-30
-QUADRATURE = 1e-10  # change in a win rate at which there are enough nodes
+ROUGH = 1e-6  # share of the loss that an interval may be uncertain by without nodes of its own
+QUADRATURE = 1e-6  # change of the mean loss, as a share of it, at which there are enough nodes: far below Monte Carlo's
 MOST_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
 PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
@@ -94,12 +95,12 @@ def finite_rollouts(
 
     pilot, nodes = lengths_PC[:PILOT], 2
     now, finer = win_rates(pilot, log_beta, nodes), win_rates(pilot, log_beta, 2 * nodes)
-    while np.abs(now - finer).max() > QUADRATURE and nodes < MOST_NODES:
+    while abs((now - finer).mean()) > QUADRATURE * (1.0 - finer).mean() and nodes < MOST_NODES:
         nodes *= 2
         now, finer = finer, win_rates(pilot, log_beta, 2 * nodes)
     nearby = log_beta + 1e-4
     price = (win_rates(pilot, nearby, nodes) - now).mean() / (kls(nearby) - kls(log_beta))[:PILOT].mean()
-    rows = max(1, CHUNK // (nodes * (rollouts + 1)))
+    rows = max(1, CHUNK // (rollouts + 1))
     win_rates_P = np.concatenate(
         [win_rates(lengths_PC[start : start + rows], log_beta, nodes) for start in range(0, prompts, rows)]
     )
@@ -127,13 +128,32 @@ def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
 def _step_win_rates(
     lengths_PC: Array, masses_PC: Array, procedure: RankProcedure, base: RankProcedure, nodes: int
 ) -> Array:
-    """Return W = 1 − ∫ h(F) h₀′(u) du, (P,), of policies whose density is constant on intervals of [0, 1]."""
+    """Return W = 1 − ∫ h(F) h₀′(u) du, (P,), of policies whose density is constant on intervals of [0, 1].
+
+    On an interval the integral lies between the two ends' h(F) times the rise of h₀. Where these are as good as equal
+    their mean is taken, elsewhere Gauss's rule with ``nodes``.
+    """
+    u_PE, cdf_PE = (_edges(values) for values in (lengths_PC, masses_PC))
+    served_PE, rise_PC = procedure.distortion(cdf_PE), np.diff(base.distortion(u_PE), axis=1)
+    lost_PC = (served_PE[:, 1:] + served_PE[:, :-1]) / 2.0 * rise_PC
+    unsure_PC = np.diff(served_PE, axis=1) * rise_PC
+    p, c = np.nonzero(unsure_PC > ROUGH * lost_PC.sum(axis=1, keepdims=True))
     x, weight = np.polynomial.legendre.leggauss(nodes)
     x, weight = (x + 1.0) / 2.0, weight / 2.0
-    u, cdf = (
-        np.minimum((values.cumsum(axis=1) - values)[..., None] + values[..., None] * x, 1.0)
-        for values in (lengths_PC, masses_PC)
-    )
-    lost_PC = (procedure.distortion(cdf) * base.density(u)) @ weight
-    win_rates_P: Array = 1.0 - (lengths_PC * lost_PC).sum(axis=1)
+    for start in range(0, p.size, CHUNK // nodes):
+        at = p[start : start + CHUNK // nodes], c[start : start + CHUNK // nodes]
+        u, cdf = (
+            np.minimum(edges[at][:, None] + values[at][:, None] * x, 1.0)
+            for edges, values in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
+        )
+        lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
+    win_rates_P: Array = 1.0 - lost_PC.sum(axis=1)
     return win_rates_P
+
+
+def _edges(values_PC: Array) -> Array:
+    """Return the ends of consecutive intervals of these lengths, which fill [0, 1], (P, C + 1)."""
+    edges = np.zeros((len(values_PC), values_PC.shape[1] + 1))
+    np.minimum(np.cumsum(values_PC, axis=1), 1.0, out=edges[:, 1:])
+    edges[:, -1] = 1.0
+    return edges

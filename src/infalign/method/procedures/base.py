@@ -5,11 +5,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import gammaln
-from scipy.stats import rankdata
 from typing_extensions import TypeIs
 
 from infalign.errors import ConfigError, DataError
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, places
 
 
 class Procedure(Protocol):
@@ -77,7 +76,6 @@ def subsets_within(samples: int, n: int) -> Array:
 
 def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:
     """Spread the probability served_within[≤] − served_within[<] evenly over the samples of each tie."""
-    at_most = rankdata(rewards_PM, method="max", axis=1).astype(int)
-    below = rankdata(rewards_PM, method="min", axis=1).astype(int) - 1
+    below, at_most = places(rewards_PM)
     weights_PM: Array = (served_within[at_most] - served_within[below]) / (at_most - below)
     return weights_PM
