@@ -103,6 +103,7 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
         ("curve --procedure best-of-4 --transform lgo --kl 1", "unknown transformation 'lgo'"),
         ("curve --procedure best-of-4 --transform log --kl -1", "must be positive and finite, found -1.0"),
         ("curve --procedure best-of-4 --transform log --beta 0", "must be positive and finite, found 0.0"),
+        ("curve --procedure best-of-4 --transform identity --beta 1e-320", "beta = 9.99989e-321 is too small"),
         ("curve --procedure best-of-4 --transform exp:-5 --kl 1e6", "exp:-5 cannot reach a KL of 1e+06 nats"),
         ("curve --procedure best-of-4 --transform log --kl 1 --beta 1", "either --kl or --beta or --sweep"),
         ("curve --procedure best-of-4 --transform log", "either --kl or --beta or --sweep"),
@@ -192,6 +193,26 @@ def test_win_rates_that_would_round_to_1_show_what_is_missing(main: Any) -> None
     )
     assert "100 − 9.9e-05" in out
     assert "100 − 4.4e-06" in out
+
+
+def test_a_transformation_that_fails_does_not_hide_the_others(main: Any) -> None:
+    """The points of the others are printed, each failure is a line of stderr, and the exit code is the last one's."""
+    words = [word for name in ("won_fp", "identity", "exp:-500") for word in ("--transform", name)]
+    code, out, err = main("curve", "--procedure", "best-of-4", *words, "--kl", 600, "--json")
+    assert code == 2
+    assert json.loads(out)["transform"] == "identity"
+    assert (
+        err.splitlines()[0]
+        == "infalign: won_fp is the optimum for worst-of-N on both sides; for best-of-4 give optimal"
+    )
+    assert err.splitlines()[1].startswith("infalign: exp:-500 cannot reach a KL of 600 nats")
+
+
+def test_the_papers_fixed_points_are_the_optima(main: Any) -> None:
+    """bon_fp and won_fp have every number of `optimal`, under their own names."""
+    for procedure, name in (("best-of-4", "bon_fp"), ("worst-of-2", "won_fp")):
+        paper, ours = curve(main, procedure, f"{name} optimal", "--beta", 0.1)
+        assert paper == ours | {"transform": name}
 
 
 def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:

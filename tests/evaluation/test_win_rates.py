@@ -474,6 +474,10 @@ def test_matched_interpolates_the_share_of_theorys_gain() -> None:
         matched(budgets, 4.5, gain)
     with pytest.raises(DataError, match=r"the smallest KL of a policy is 1\.000 nats, more than 1\.25 times 0\.790"):
         matched(budgets, 0.79, gain)
+    idle = (np.zeros(3), np.full(3, 0.48))  # a policy that learnt nothing has no share of any gain
+    assert matched([*budgets, idle], 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
+    with pytest.raises(DataError, match="train one with a smaller budget"):
+        matched([*budgets, idle], 0.5, gain)
 
 
 @pytest.mark.parametrize("transform", ["identity", "exp:10"])

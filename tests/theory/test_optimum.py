@@ -22,6 +22,7 @@ from infalign.method.procedures import (
     Served,
     Standard,
     WorstOfN,
+    distortion,
     kth_best,
     parse_procedure,
     rewinds,
@@ -592,3 +593,25 @@ def test_a_budget_that_newton_misses_is_found_beta_by_beta() -> None:
     assert found.kl == pytest.approx(1.5, rel=1e-9)
     assert found.win_rate == pytest.approx(optimal(WorstOfN(4), kl=1.5).win_rate, abs=1e-9)
     assert found.residual < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("name", "quantile", "kl"), [("best-of-4", 0.85, 0.5), ("best-of-4", 0.3, 1.0), ("worst-of-4", 0.85, 0.5)]
+)
+def test_a_base_that_rewinds_is_solved_across_its_jump(name: str, quantile: float, kl: float) -> None:
+    """Φ is stationary on both sides of the quantile, KL and W are its table's, and no other law wins more at the KL."""
+    procedure, base = parse_procedure(name), RewindAndRepeat(quantile, 8)
+    found = optimal(procedure, kl=kl, base=base)
+    assert found.kl == pytest.approx(kl, abs=1e-9)
+    assert found.residual < 1e-6
+    assert found.self_check < 1e-7
+    for other in ("identity", "log", "exp:3", "exp:10", "exp:-5", "power:7"):
+        assert law_at_kl(parse_transform(other), kl=kl).win_rate(procedure, base) < found.win_rate
+    jump = float(
+        distortion(base, lambda u: u).density(quantile) / distortion(base, lambda u: u).density(quantile - 1e-9)
+    )
+    below, above = (float(-np.diff(found.transform.drop(1.0 - (quantile + side)))[0]) for side in STEPS)
+    assert below / above == pytest.approx(1.0 / jump, rel=0.01)
+
+
+STEPS = np.array([-2e-6, -1e-6]), np.array([1e-6, 2e-6])

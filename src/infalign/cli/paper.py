@@ -41,7 +41,7 @@ reproduce = App(
 
 @reproduce.command(help_epilogue=ANALYTIC_EPILOGUE)
 def analytic(*, output: Annotated[str, Parameter(help="The folder for SVG, PNG and CSV.")] = "analytic") -> None:
-    """Draw the paper's figures 2 and 8: win rate against KL as theory gives it."""
+    """Draw the paper's figures 2 and 11: win rate against KL as theory gives it."""
     from infalign.theory.figures import write_analytic
 
     folder = Path(output)

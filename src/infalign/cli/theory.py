@@ -10,7 +10,7 @@ from rich.console import Console
 from infalign.cli.options import AsJson, BaseName, new_file
 from infalign.cli.output import open_console, print_json
 from infalign.display import heading, percent, plain_table, say
-from infalign.errors import ConfigError
+from infalign.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
     from infalign.theory.choose import Ranking
@@ -26,7 +26,8 @@ Examples:
 The win rate is that of the aligned policy against the base policy, ties
 counting one half; KL is in nats. β is the paper's, the weight of KL against
 raw Φ (e^{10u} for exp:10); trainers whose Φ is normalised take the other one.
-`optimal` is the best policy for the procedure at that KL or β.
+`optimal` is the best policy for the procedure at that KL or β; bon_fp and
+won_fp, the paper's names, are the same for best-of-N and worst-of-N.
 --plot draws win rates against KL with --sweep, otherwise density and CDF of
 the calibrated reward. --json has all digits and `error`, which bounds them.
 """
@@ -56,7 +57,8 @@ def curve(
     *,
     procedure: ProcedureName,
     transform: Annotated[
-        list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal. Repeatable.", negative=())
+        list[str],
+        Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal, bon_fp. Repeatable.", negative=()),
     ],
     kl: Annotated[
         list[float] | None, Parameter(help="KL budget in nats. Repeatable.", negative=(), show_default=False)
@@ -81,14 +83,23 @@ def curve(
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
     points: list[Point] = []
-    for aim in map(theory.parse_aim, dict.fromkeys(transform)):
-        if sweep:
-            found, ended = theory.sweep(served, aim, base=theirs)
-            points += found
-            if ended:
-                print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
-        points += [theory.analyse(served, aim, kl=budget, base=theirs) for budget in dict.fromkeys(kl or [])]
-        points += [theory.analyse(served, aim, beta=weight, base=theirs) for weight in dict.fromkeys(beta or [])]
+    failures: list[InfalignError] = []
+    budgets = [{"kl": one} for one in dict.fromkeys(kl or [])] + [{"beta": one} for one in dict.fromkeys(beta or [])]
+    for aim in [theory.parse_aim(name) for name in dict.fromkeys(transform)]:
+        try:
+            if sweep:
+                found, ended = theory.sweep(served, aim, base=theirs)
+                points += found
+                if ended:
+                    print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
+            for budget in budgets:
+                points.append(theory.analyse(served, aim, **budget, base=theirs))
+        except InfalignError as error:  # the other transformations are shown first
+            failures.append(error)
+    for failure in failures[:-1]:
+        print(f"infalign: {failure}", file=sys.stderr)
+    if not points:
+        raise failures[-1]
     if picture:
         from infalign.theory import figures
 
@@ -98,6 +109,8 @@ def curve(
         print_json(records if sweep or len(records) > 1 else records[0])
     else:
         _print_points(points, open_console())
+    if failures:
+        raise failures[-1]
 
 
 def choose(

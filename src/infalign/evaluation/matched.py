@@ -1,5 +1,6 @@
 """Win rates at one KL."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike
 from infalign.errors import DataError
 from infalign.method.calibration import Array
 
+LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing, and any share of no gain is noise
 NEAR = 1.25  # a method is compared at a KL of at least 1/NEAR of the smallest that it spent
 
 
@@ -29,7 +31,12 @@ def comparable(kls: Sequence[float], kl: float) -> bool:
 
     It can from 1/NEAR of the smallest to the largest, and is bracketed where the smallest is at most ``kl``.
     """
-    return min(kls) / NEAR <= kl <= max(kls)
+    return smallest(kls) / NEAR <= kl <= max(kls)
+
+
+def smallest(kls: Sequence[float]) -> float:
+    """Return the smallest KL of a method's policies that have learnt anything; ∞ if none has."""
+    return min((kl for kl in kls if kl >= LEAST_KL), default=math.inf)
 
 
 def matched(
@@ -42,11 +49,13 @@ def matched(
     ``budgets``: for each budget of one method its per-prompt KL and win rates. ``gain(kl)`` is the shape of the curve,
     theory's W − 1/2 of the same transformation and procedure: what is interpolated, linearly in KL, is the share of it
     that the method reaches, and as far below the first budget as `comparable` allows that share is taken as constant.
-    (A straight line from the base would lose many points: theory's curves rise like √KL.) Raises DataError elsewhere.
+    (A straight line from the base would lose many points: theory's curves rise like √KL.) Policies
+    below `LEAST_KL` bracket nothing. Raises DataError elsewhere.
     """
     points = sorted(
         ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in budgets), key=lambda point: point[0]
     )
+    points = [point for point in points if point[0] >= LEAST_KL] or points[-1:]
     spent = [mean for mean, _ in points]
     if kl > spent[-1]:
         raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {spent[-1]:.3f}")
@@ -69,7 +78,7 @@ def matched(
         return np.asarray(0.5 + share * shape(kl))
 
     values = along(gain)
-    by_root = along(lambda nats: float(np.sqrt(max(nats, 1e-6))))  # a policy that learnt nothing may have no KL at all
+    by_root = along(lambda nats: float(np.sqrt(nats)))
     return Matched(values, float(by_root.mean() - values.mean()))
 
 

@@ -13,14 +13,13 @@ from rich.console import Console
 
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
-from infalign.evaluation.matched import Matched, comparable, matched, widened
+from infalign.evaluation.matched import LEAST_KL, Matched, comparable, matched, smallest, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates, win_rates_of
 from infalign.experiments.comparison_tables import as_csv, plot_win_rates, sheets
 from infalign.experiments.methods import (
     FAR,
     ITSELF,
-    LEAST_KL,
     METHODS,
     Compared,
     bracketing_budgets,
@@ -273,13 +272,13 @@ def _matched(
         return found | {"kl": None, "not_bracketed": {}, "win_rates": {}, "theory": {}, "gains": {}}
     kl = min(median, *(max(own) for method, own in spent.items() if method not in low))
     names = {method: compared.by_method[method] for method, own in spent.items() if comparable(own, kl)}
-    found |= {"kl": kl, "not_bracketed": {method: min(own) for method, own in spent.items() if min(own) > kl}}
+    found |= {"kl": kl, "not_bracketed": {method: min(own) for method, own in spent.items() if smallest(own) > kl}}
 
     @cache
     def law(method: str, nats: float) -> Law | None:
         if method == ITSELF:
             return law_at_kl(Log(), kl=max(nats, 1e-6))
-        policy = recipe.policies[names[method][0]]
+        policy = recipe.policies[min(names[method], key=lambda name: abs(float(kls[name].mean()) - nats))]
         return policy.law_at(recipe.procedure, max(nats, 1e-6))
 
     def at_kl(method: str, judge: str, procedure: Served) -> Matched:

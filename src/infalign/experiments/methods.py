@@ -7,6 +7,7 @@ evaluation are shared by a run and all comparisons in its directory.
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,19 @@ from pydantic import ValidationError
 from infalign.display import QUIET
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
+from infalign.evaluation.matched import LEAST_KL, smallest
 from infalign.method.procedures import Extreme, is_extreme
+from infalign.method.transforms import Tabulated
 from infalign.runs.reading import untagged
 from infalign.runs.recipe import Recipe
 from infalign.training.solvers import KINDS, read_solver
 from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 
-AWARE = "aware"  # the paper's transformation for the recipe's procedure
+AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 LONGER, FASTER = 3, 2.5  # on-policy relative to offline fit settings, from RLOO measured at the KL of QRPO
 ITSELF = "best-of-n"
 FAR = 4.0  # a method is not compared if it spends under 1/FAR of the median KL
 OVERSHOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
-LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Method:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""
         own = {} if self.transform is None else {"transform": self.transform}
         if self.transform == AWARE:
-            own = {"transform": aware_transform(extreme_procedure(recipe))}
+            own = {"transform": aware_transform(extreme_procedure(recipe), budget, recipe.rollout.k)}
         strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
         return {"solver": self.solver, **own, **self.options, **strength, **_fit(recipe, self)}
 
@@ -159,10 +161,13 @@ def bracketing_budgets(recipe: Recipe, compared: Compared, spent: Mapping[str, f
     for method, names in compared.by_method.items():
         if method == ITSELF:
             continue
-        kls, budgets = [spent[name] for name in names], [*compared.budgets, *compared.more.get(method, [])]
+        kls, budgets = (
+            [max(spent[name], LEAST_KL) for name in names],
+            [*compared.budgets, *compared.more.get(method, [])],
+        )
         lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOT, 1 / FAR)
         upper = max(budgets) * min(max(medians) / max(min(max(kls), max(medians)), LEAST_KL) * OVERSHOT, FAR)
-        for missing, budget in ((min(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
+        for missing, budget in ((smallest(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
             if missing and _can_have(recipe, method, rounded := float(f"{budget:.3g}")):
                 more.setdefault(method, []).append(rounded)
     return more
@@ -175,15 +180,20 @@ def _can_have(recipe: Recipe, method: str, budget: float) -> bool:
         return False
 
 
-def aware_transform(procedure: Extreme) -> str:
-    """Return the paper's transformation: e^{5u} for two samples, e^{10u} for more; −e^{−5u}, −e^{−10u} for the worst.
+@cache
+def aware_transform(procedure: Extreme, kl: float, rollouts: int) -> str:
+    """Return the name of the transformation that loses least at ``kl`` nats with K ``rollouts`` (`theory.choose`).
 
-    >>> from infalign import BestOfN, WorstOfN
-    >>> aware_transform(BestOfN(4)), aware_transform(WorstOfN(2))
-    ('exp:10', 'exp:-5')
+    The optimum of exact ranks has no name. Raises ConfigError for a KL that the rollouts cannot spend.
+
+    >>> from infalign import BestOfN
+    >>> aware_transform(BestOfN(4), 0.5, 100)
+    'exp:13'
     """
-    steepness = 5 if procedure.n == 2 else 10
-    return f"exp:{procedure.sign * steepness:g}"
+    from infalign.theory.choose import rank  # with SciPy's solvers, which the help does not need
+
+    candidates = rank(procedure, kl=kl, rollouts=rollouts).candidates  # the best first
+    return next(one.transform.name for one in candidates if not isinstance(one.transform, Tabulated))
 
 
 def nearest_n(kl: float) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from infalign.errors import DataError
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import comparable, matched, widened
+from infalign.evaluation.matched import comparable, matched, smallest, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
@@ -185,7 +185,7 @@ def _matched(
     return {
         "kl": kl,
         "first": first,
-        "not_bracketed": {method: min(own) for method, own in spent.items() if min(own) > kl},
+        "not_bracketed": {method: min(own) for method, own in spent.items() if smallest(own) > kl},
         "judges": rows,
         "theory": {method: law[aim.name] for method, law in laws.items() if law is not None},
     }

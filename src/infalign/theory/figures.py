@@ -1,4 +1,4 @@
-"""Figures of the analytic curves: win rate against KL, the laws behind a point, and the paper's figures 2 and 8."""
+"""Figures of the analytic curves: win rate against KL, the laws behind a point, and the paper's figures 2 and 11."""
 
 import csv
 import io
@@ -68,7 +68,7 @@ def write_laws(path: Path, points: Sequence[Point]) -> None:
 
 
 def write_analytic(folder: Path) -> list[Point]:
-    """Write the paper's figures 2 and 8 as ``analytic.svg`` and ``analytic.png``, their numbers as ``analytic.csv``.
+    """Write the paper's figures 2 and 11 as ``analytic.svg`` and ``analytic.png``, their numbers as ``analytic.csv``.
 
     Returns the points: five procedures, six transformations and the optimum of each procedure, 0.01 to 5 nats.
     """

@@ -141,6 +141,11 @@ def _panels(transform: Transformation) -> Panels:
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
     if not (beta > 0 and np.isfinite(beta)):
         raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
+    least = float(np.exp(LOWEST_LOG_BETA)) * transform.scale
+    if beta < 0.5 * least:  # half, for the rounding of a budget's smallest
+        raise ConfigError(
+            f"beta = {beta:g} is too small to compute with; for {transform.name} give at least {least:.2g}"
+        )
 
     def integrands(panels: Panels) -> tuple[Array, ...]:
         log_density = _log_density(transform, beta, panels)

@@ -4,7 +4,7 @@ The formulas are in docs/theory.md, optimum of a rank procedure.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from infalign.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
-from infalign.method.procedures import Distortion, RankProcedure, Served, distortion
+from infalign.method.procedures import Distortion, RankProcedure, Served, distortion, rewinds
 from infalign.theory.certificate import INSIDE, Optimum, as_table, certified
 from infalign.theory.law import at_base
 
@@ -23,6 +23,8 @@ LOWEST_Z = float(np.log(1e-7))
 REFINED = 17  # values tried between two that enclose a stationary point, in each of three refinements
 NEWTON_STEPS = 12
 NUDGE = 1e-6
+PAST = 2.5  # the largest σ at a jump
+FLATTEST = 1.0 - 1e-9  # the largest share of dF in dσ where u is followed
 SEEDS = 8
 
 
@@ -30,32 +32,53 @@ SEEDS = 8
 class _Shooting:
     """f' = f·g(F)·g₀/β from a starting log f(0): a stationary point where the curve (u, F(u)) ends in (1, 1).
 
-    The curve is followed in σ = u + F, which neither a steep nor a flat F stops.
+    The curve is followed in σ = u + F, which neither a steep nor a flat F stops, but for the part below a jump of g₀.
     """
 
     procedure: RankProcedure
     base: Distortion
+    jump: float | None = None  # where g₀ jumps
 
-    def follow(self, z: Array, log_beta: Array, *, rtol: float = 1e-11, dense: bool = False) -> Any:
-        """Return scipy's solution with the states u, log f, KL, 1 − W for every start log f(0) = −e^z."""
+    def follow(self, z: Array, log_beta: Array, *, rtol: float = 1e-11, dense: bool = False) -> list[Any]:
+        """Return scipy's solutions, one after the other, with the states u, log f, KL, 1 − W, and σ for each start.
+
+        A start is log f(0) = −e^z. Where g₀ jumps, at another σ for each, the first solution ends: up to there it
+        follows u itself, in which all jump at once.
+        """
         beta, count = np.exp(log_beta), len(z)
 
-        def slopes(sigma: float, state: Array) -> Array:
-            u, y = state.reshape(4, count)[:2]
-            p = np.clip(sigma - u, INSIDE, 1.0 - INSIDE)
-            u = np.clip(u, INSIDE, 1.0 - INSIDE)
-            share = expit(y)  # the share of dF in dσ
-            lost = self.base.density(u) * (1.0 - share)
-            rises = [
-                1.0 - share,
-                self.procedure.density(p) * lost / beta,
-                y * share,
-                self.procedure.distortion(p) * lost,
-            ]
-            return np.concatenate(rises)
+        def rises(u: Array, p: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+            """Return the derivatives by σ, and the share of dF in dσ."""
+            share, p = expit(y), np.clip(p, INSIDE, 1.0 - INSIDE)
+            lost = self.base.density(np.clip(u, INSIDE, 1.0 - INSIDE)) * (1.0 - share)
+            return self.procedure.density(p) * lost / beta, y * share, self.procedure.distortion(p) * lost, share
 
-        start = np.concatenate([np.zeros(count), -np.exp(z), np.zeros(2 * count)])
-        return solve_ivp(slopes, (0.0, 2.0), start, "DOP853", dense_output=dense, rtol=rtol, atol=1e-3 * rtol)
+        def by_u(u: float, state: Array) -> Array:
+            y, _, _, sigma = state.reshape(4, count)
+            climb, spent, lost, share = rises(np.full(count, u), sigma - u, y)
+            return np.concatenate([climb, spent, lost, np.ones(count)]) / np.tile(1.0 - np.minimum(share, FLATTEST), 4)
+
+        def by_part(part: float, state: Array, first: Array) -> Array:
+            u, y = state.reshape(4, count)[:2]
+            climb, spent, lost, share = rises(u, first + part * (2.0 - first) - u, y)
+            return np.concatenate([1.0 - share, climb, spent, lost]) * np.tile(2.0 - first, 4)
+
+        how: dict[str, Any] = {"method": "DOP853", "dense_output": dense, "rtol": rtol, "atol": 1e-3 * rtol}
+        zero = np.zeros(count)
+        first, start, found = zero, np.concatenate([zero, -np.exp(z), zero, zero]), []
+        if self.jump is not None:
+            below = np.nextafter(self.jump, 0.0)
+            found.append(solve_ivp(by_u, (0.0, below), np.concatenate([-np.exp(z), zero, zero, zero]), **how))
+            y, spent, lost, first = found[0].y[:, -1].reshape(4, count)
+            first = np.minimum(first, PAST)  # F is beyond 1 already, which is all that the end has to say
+            start = np.concatenate([np.full(count, self.jump), y, spent, lost])
+        found.append(solve_ivp(partial(by_part, first=first), (0.0, 1.0), start, **how))
+        return found
+
+    def end(self, z: Array, log_beta: Array, *, rtol: float = 1e-11) -> Array:
+        """Return the states u, log f, KL, 1 − W at σ = 2 for every start, (4, starts)."""
+        states: Array = self.follow(z, log_beta, rtol=rtol)[-1].y[:, -1].reshape(4, len(z))
+        return states
 
     def steepest(self) -> float:
         """Return the log of the largest g, which bounds Φ(1) − Φ(0)."""
@@ -67,7 +90,7 @@ class _Shooting:
         z = np.stack([np.linspace(LOWEST_Z, steepest - log_beta + 0.1, STARTS) for log_beta in log_betas])
         for refinement in range(4):
             rtol = 1e-4 if refinement == 0 else 1e-6  # a policy that spares the bottom has log f(0) = −N/β
-            final = self.follow(z.ravel(), np.repeat(log_betas, z.shape[1]), rtol=rtol).y[:, -1].reshape(4, *z.shape)
+            final = self.end(z.ravel(), np.repeat(log_betas, z.shape[1]), rtol=rtol).reshape(4, *z.shape)
             gap = final[0] - 1.0
             row, at = np.nonzero(np.sign(gap[:, 1:]) != np.sign(gap[:, :-1]))
             if refinement == 3 or not len(row):
@@ -91,7 +114,7 @@ class _Shooting:
             for i in range(free):
                 nudged[i + 1, :, i] += NUDGE
             scaled, log_beta = nudged.reshape(-1, 2).T
-            end = self.follow(scaled - log_beta, log_beta).y[:, -1].reshape(4, free + 1, -1)
+            end = self.end(scaled - log_beta, log_beta).reshape(4, free + 1, -1)
             miss = np.stack([end[0] - 1.0, np.log(np.maximum(end[2], 1e-300) / (kl or 1.0))][:free])
             jacobian = np.moveaxis((miss[:, 1:] - miss[:, :1]) / NUDGE, 2, 0)
             step = -(np.linalg.pinv(jacobian) @ miss[:, 0].T[:, :, None])[:, :, 0]
@@ -106,7 +129,7 @@ class _Shooting:
 def shooting_optimum(procedure: RankProcedure, base: Served, beta: float | None, kl: float | None) -> Optimum:
     """Return the optimum for ``procedure`` at ``beta`` or ``kl`` nats: the best stationary point."""
     theirs = distortion(base, at_base)
-    problem = _Shooting(procedure, theirs)
+    problem = _Shooting(procedure, theirs, base.quantile if rewinds(base) else None)
     points = problem.polish(problem.scan(np.log([beta]))[:, :2] if beta else _seeds(problem, kl), kl)
     if kl is not None and not len(points):
         points = _at_budget(problem, kl)
@@ -114,16 +137,26 @@ def shooting_optimum(procedure: RankProcedure, base: Served, beta: float | None,
         raise InfalignError(f"no stationary point was found for {procedure.name} against {base.name}")
     prices = np.exp(points[:, 1]) if beta else 0.0  # at a KL budget all points have the same KL
     z, log_beta, spent, loss = points[np.argmin(points[:, 3] + prices * points[:, 2])]
-    solution = problem.follow(np.array([z]), np.array([log_beta]), dense=True)
-    sigma = np.concatenate([solution.t[:-1] + share * np.diff(solution.t) for share in np.arange(8) / 8])
-    sigma = np.append(np.sort(sigma), 2.0)
-    u, y = solution.sol(sigma)[:2]
+    *before, last = problem.follow(np.array([z]), np.array([log_beta]), dense=True)
+    part = _between(last.t)
+    u, y = last.sol(part)[:2]
     u[-1] = 1.0
-    p = np.clip(sigma - u, INSIDE, 1.0 - INSIDE)
-    slope = -procedure.density(p) * theirs.density(np.clip(u, INSIDE, 1.0 - INSIDE))
+    p = (before[0].y[3, -1] if before else 0.0) * (1.0 - part) + 2.0 * part - u
+    for solution in before:
+        at = _between(solution.t)
+        y_before, _, _, sigma = solution.sol(at)
+        u, y, p = np.append(at, u), np.append(y_before, y), np.append(sigma - at, p)
+    slope = -procedure.density(np.clip(p, INSIDE, 1.0 - INSIDE)) * theirs.density(np.clip(u, INSIDE, 1.0 - INSIDE))
     used = float(np.exp(log_beta))
     table = as_table(f"optimal:{procedure.name}", (1.0 - u)[::-1], used * (y - y[-1])[::-1], slope[::-1])
     return certified(procedure, base, table, used, float(spent), float(1.0 - loss), stationary=len(points))
+
+
+def _between(steps: Array) -> Array:
+    """Return each step and seven points to the next."""
+    return np.append(
+        np.sort(np.concatenate([steps[:-1] + share * np.diff(steps) for share in np.arange(8) / 8])), steps[-1]
+    )
 
 
 def _seeds(problem: _Shooting, kl: float | None) -> Array:
