@@ -104,7 +104,9 @@ def _accuracy(name: str, pairs: list[Pair], target: Target, intervals: Confidenc
     """Return how often the saved reward model prefers the chosen response; a tie counts one half."""
     prompts, chosen, rejected = map(list, zip(*pairs, strict=True))
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
-    return intervals.of_shares(win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name)))
+    return intervals.of_shares(
+        win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
+    )
 
 
 def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
