@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from infalign.experiments.compare import LEAST_KL
+from infalign.evaluation.matched import LEAST_KL
 from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Identity
 from infalign.runs.results import read_results
