@@ -44,9 +44,8 @@ def test_the_folder_computes_and_tokenises_as_the_model(model: Any, tmp_path: Pa
 
 
 def test_it_is_converted_once_for_a_content(model: Any, tmp_path: Path, cache: Path) -> None:
-    """A folder that is there is used; half of one is replaced; other bytes make another one."""
+    """A folder that is there is used, and other bytes make another one."""
     file = write_gguf(*model, tmp_path / "tiny.gguf")
-    (cache / f"{folder_of(str(file)).name}.part").mkdir(parents=True)  # of a conversion that was killed
     folder = Path(converted(str(file)))
     assert [path.name for path in cache.iterdir()] == [folder.name]
     made = folder.stat().st_mtime_ns

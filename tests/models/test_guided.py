@@ -84,6 +84,10 @@ def test_the_reference_with_a_processor_generates_as_the_policy(folder: Path, fo
     torch.manual_seed(0)
     processor = GuideProcessor(model, prompts["attention_mask"])
     assert torch.equal(reference.generate(**settings, logits_processor=[processor]), expected)
+    torch.manual_seed(0)
+    processor = GuideProcessor(model, prompts["attention_mask"])
+    with model.unguided():  # the reference inside of the policy
+        assert torch.equal(model.reference.generate(**settings, logits_processor=[processor]), expected)
     with pytest.raises(ValueError, match="one call of generate"):
         reference.generate(**settings, logits_processor=[processor])
     torch.manual_seed(0)

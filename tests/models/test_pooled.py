@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel
 
 from infalign.errors import ConfigError
 from infalign.models.packed import Packed, packing, packs
@@ -63,6 +64,24 @@ def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> 
         padded = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
         for found in (together, alone, padded):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dtype: str) -> None:
+    """Also where a configuration lists a type for every layer, and in half precision, packed."""
+    _, tokenizer = base
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), num_hidden_layers=4, **shape)
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval().to(getattr(torch, dtype))
+    reader = PooledForSequenceClassification.on(model, [2], opening_of(tokenizer))
+    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    save_model(reader, tokenizer, tmp_path)
+    loaded = ClassifierReward.load(tmp_path, dtype=dtype)
+    assert packs(loaded.model, Packed.scores)
+    asked = [user("How?"), user("How?")], ["Write.", "Write a function."]
+    np.testing.assert_allclose(loaded(*asked), ClassifierReward(reader, tokenizer)(*asked), rtol=1e-6)
 
 
 def test_prefixes_have_the_mean_so_far(base: Any) -> None:

@@ -44,7 +44,7 @@ def test_every_recipe_that_comes_along_is_valid(recipe: Path) -> None:
         ("data.sources.0.pth=x", "unknown key `data.sources.0.pth`; did you mean `path`?"),
         ("policies.aware.fit.lora.rnk=3", "unknown key `policies.aware.fit.lora.rnk`; did you mean `rank`?"),
         ("policies.fit={beta: 1, sovler: rloo}", "unknown key `policies.fit.sovler`; did you mean `solver`?"),
-        ("compute.xyz=1", "unknown key `compute.xyz`; known here: device, processes, threads"),
+        ("compute.xyz=1", "unknown key `compute.xyz`; known here: device, dtype, processes, threads"),
         ("procdure=standard", "unknown key `procdure`; did you mean `procedure`?"),
     ],
 )

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from infalign.errors import DataError
 from infalign.method.calibration import Array
 
+FAR = 4.0  # a method is left out if it spends under 1/FAR of the median KL
 LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing, and any share of no gain is noise
 NEAR = 1.25  # a method is compared at a KL of at least 1/NEAR of the smallest that it spent
 

@@ -73,7 +73,7 @@ def win_rates_of(
 
 
 def rewind_draws(policy: Samples, base: Samples, procedure: RewindAndRepeat) -> Array:
-    """Return each prompt's expected number of draws under Rewind-and-Repeat, shape (P,), without bias (`win_rates_of`).
+    """Return each prompt's expected number of draws under Rewind-and-Repeat, shape (P,).
 
     For the base itself give ``base`` twice: the half that did not set the threshold is counted.
     """
@@ -186,7 +186,7 @@ def threshold_weights(references: int, procedure: RewindAndRepeat) -> Array:
     φ(u) = (u − q)^k and (u − q)^k·(1 + u + … + u^{N−1}), k = 0..3, the last factor being the base's own draws; for
     fewer than 12 references for two thirds as many functions as references, of the lowest k. Their sum is 1; some are
     negative, and none lies far from the quantile, so that what no φ describes vanishes with many references. The price
-    is noise: up to twice the standard deviation with 12 references, 1.2 times with 32. Where rewards take few values
+    is noise: about twice the standard deviation with 12 references, 1.3 times with 32. Where rewards take few values
     and one of them spans the quantile's neighbourhood, T jumps and what is left is a few per cent.
     """
     q, moments = procedure.quantile, procedure.n + KINDS_OF_BEND

@@ -13,12 +13,11 @@ from rich.console import Console
 
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
-from infalign.evaluation.matched import LEAST_KL, Matched, comparable, matched, smallest, widened
+from infalign.evaluation.matched import FAR, LEAST_KL, Matched, comparable, matched, smallest, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates, win_rates_of
 from infalign.experiments.comparison_tables import as_csv, plot_win_rates, sheets
 from infalign.experiments.methods import (
-    FAR,
     ITSELF,
     METHODS,
     Compared,
@@ -272,7 +271,8 @@ def _matched(
         return found | {"kl": None, "not_bracketed": {}, "win_rates": {}, "theory": {}, "gains": {}}
     kl = min(median, *(max(own) for method, own in spent.items() if method not in low))
     names = {method: compared.by_method[method] for method, own in spent.items() if comparable(own, kl)}
-    found |= {"kl": kl, "not_bracketed": {method: min(own) for method, own in spent.items() if smallest(own) > kl}}
+    above = {method: smallest(own) for method, own in spent.items() if method not in low and smallest(own) > kl}
+    found |= {"kl": kl, "not_bracketed": above}
 
     @cache
     def law(method: str, nats: float) -> Law | None:

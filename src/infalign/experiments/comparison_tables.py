@@ -27,8 +27,8 @@ from infalign.display import (
     share,
     style,
 )
-from infalign.evaluation.matched import NEAR
-from infalign.experiments.methods import FAR, METHODS
+from infalign.evaluation.matched import FAR, NEAR
+from infalign.experiments.methods import METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.runs.report.words import SPOKEN
 from infalign.theory.curve import parse_aim, sweep

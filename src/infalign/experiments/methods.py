@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from infalign.display import QUIET
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
-from infalign.evaluation.matched import LEAST_KL, smallest
+from infalign.evaluation.matched import FAR, LEAST_KL, smallest
 from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
 from infalign.runs.reading import untagged
@@ -27,7 +27,6 @@ from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 LONGER, FASTER = 3, 2.5  # on-policy relative to offline fit settings, from RLOO measured at the KL of QRPO
 ITSELF = "best-of-n"
-FAR = 4.0  # a method is not compared if it spends under 1/FAR of the median KL
 OVERSHOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
 
 

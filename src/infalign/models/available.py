@@ -35,7 +35,7 @@ def in_packages() -> Iterator[Available]:
     """Yield the GGUF files of installed packages; a package's code is not run."""
     for package in distributions():
         files = [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
-        for file in files:
+        for file in filter(Path.is_file, files):
             name = f"{PACKAGE}{package.name}" if len(files) == 1 else str(file)
             yield Available(name, file.stat().st_size, _gguf_license(file), f"installed: {file.name}")
 
@@ -57,14 +57,20 @@ def in_hub_cache() -> Iterator[Available]:
 
 
 def _gguf_license(file: Path) -> str:
-    from gguf import GGUFReader
+    try:
+        from gguf import GGUFReader
 
-    field = GGUFReader(file).fields.get("general.license")
+        field = GGUFReader(file).fields.get("general.license")
+    except Exception:  # a damaged file can raise anything, and without the extra there is no reader
+        return "unknown"
     return "not stated" if field is None else str(field.contents())
 
 
 def _card_license(cards: list[Path]) -> str:
     from huggingface_hub import ModelCard
 
-    found = {str(license) for card in cards if (license := ModelCard.load(card).data.license) is not None}
+    try:
+        found = {str(license) for card in cards if (license := ModelCard.load(card).data.license) is not None}
+    except Exception:  # a card is somebody's YAML
+        return "unknown"
     return " or ".join(sorted(found)) or "not stated"

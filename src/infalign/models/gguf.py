@@ -5,10 +5,10 @@ run. The folder has the dequantised weights in float32, tokenizer and chat templ
 Hugging Face hub (``HF_HOME``) under the hash of the file. Needs the ``gguf`` extra.
 """
 
-import shutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from infalign.errors import ConfigError
@@ -29,6 +29,9 @@ def gguf_file(model: str) -> Path:
     if not model.startswith(PACKAGE):
         if not Path(model).is_file():
             raise ConfigError(f"there is no file {model}; correct the path")
+        with Path(model).open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ConfigError(f"{model} cannot be read as a GGUF: it does not begin with these letters")
         return Path(model)
     name = model.removeprefix(PACKAGE)
     try:
@@ -64,12 +67,13 @@ def converted(model: str) -> str:
     policy, tokenizer = _read(model, gguf_file(model))
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(f"{folder}.part")  # complete when it gets its name
-        shutil.rmtree(half, ignore_errors=True)
-        policy.save_pretrained(half)
-        tokenizer.save_pretrained(half)
-        settle(half)
-        half.rename(folder)
+        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+            half = Path(temporary) / folder.name  # complete when it gets its place
+            policy.save_pretrained(half)
+            tokenizer.save_pretrained(half)
+            settle(half)
+            if not folder.is_dir():  # another process may have been faster
+                half.rename(folder)
         fsync(folder.parent)
     return str(folder)
 

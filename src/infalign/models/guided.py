@@ -187,23 +187,25 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         return [layer for layer in self.reference.modules() if isinstance(layer, LoraLayer)]
 
     @contextmanager
-    def unguided(self) -> Iterator[None]:
-        """Let ``reference`` be the reference inside the block: an adapter, if the guide is one, is off."""
+    def unguided(self, disabled: bool = True) -> Iterator[None]:
+        """Let ``reference`` be the reference inside the block: an adapter, if the guide is one, is ``disabled``."""
+        before = [layer._disable_adapters for layer in self.adapted]
         for layer in self.adapted:
-            layer._disable_adapters = True  # `enable_adapters` would also change which weights are trained
+            layer._disable_adapters = disabled  # `enable_adapters` would also change which weights are trained
         try:
             yield
         finally:
-            for layer in self.adapted:
-                layer._disable_adapters = False
+            for layer, was in zip(self.adapted, before, strict=True):
+                layer._disable_adapters = was
 
 
 class GuideProcessor(LogitsProcessor):
     """Adds the Q of a guided policy to the logits of its reference, so that the reference samples as the policy.
 
     ``reference.generate(ids, attention_mask=mask, logits_processor=[GuideProcessor(policy, mask)])``, with the mask
-    (B, prompt tokens) of left-padded prompts. It keeps a cache, so each call of ``generate`` takes a new one; it raises
-    ValueError where rows change places or prompts, as in beam search.
+    (B, prompt tokens) of left-padded prompts. The reference may be ``policy.reference``: with an adapter as the guide,
+    call ``generate`` inside ``policy.unguided()``. It has a cache, so each call of ``generate`` takes a new one; where
+    rows change places or prompts, as in beam search, it raises ValueError.
     """
 
     def __init__(self, policy: GuidedForCausalLM, attention_mask: Tensor) -> None:
@@ -221,13 +223,14 @@ class GuideProcessor(LogitsProcessor):
             raise ValueError("a GuideProcessor follows the rows of one call of generate, without beam search")
         grown = self._mask.new_ones(rows, length - self._mask.shape[1])
         self._mask, self._seen = torch.cat([self._mask, grown], dim=1), input_ids
-        hidden = self._policy.guide(
-            input_ids=input_ids[:, begin:],
-            attention_mask=self._mask,
-            position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
+        with self._policy.unguided(disabled=False):
+            hidden = self._policy.guide(
+                input_ids=input_ids[:, begin:],
+                attention_mask=self._mask,
+                position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
+                past_key_values=self._cache,
+                use_cache=True,
+            ).last_hidden_state
         return scores + self._policy.q(hidden[:, -1])
 
 

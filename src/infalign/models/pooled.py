@@ -8,7 +8,7 @@ chat template opens the assistant's turn; the layers above the highest one that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,15 @@ class PooledForSequenceClassification(PreTrainedModel):
 
     config_class = PooledConfig
     base_model_prefix = "model"
+    _keep_in_fp32_modules_strict: ClassVar = {"score"}  # it reads means in float32
     _supports_sdpa = True
     _supports_attention_backend = True
 
     def __init__(self, config: PooledConfig, base: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.model = PooledModel(config, base)
-        self.score = nn.Linear(config.base["hidden_size"] * len(config.layers), config.num_labels, bias=False)
+        width = AutoConfig.for_model(**config.base).hidden_size  # whatever the model calls it
+        self.score = nn.Linear(width * len(config.layers), config.num_labels, bias=False)
         self.post_init()
 
     @classmethod
@@ -127,12 +129,14 @@ class PooledForSequenceClassification(PreTrainedModel):
         below = base.config.__class__.from_dict(base.config.to_dict())
         # One more than it reads: what a model returns as the states of its last layer is normalised.
         below.num_hidden_layers = min(base.config.num_hidden_layers, max(layers) + 1)
+        if getattr(below, "layer_types", None):
+            below.layer_types = below.layer_types[: below.num_hidden_layers]
         lower = AutoModel.from_config(below, dtype=base.dtype).to(base.device)
         weights = base.state_dict()
         lower.load_state_dict({name: weights[name] for name in lower.state_dict()})
         shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
         config = PooledConfig(below.to_dict(), layers, opening, **{name: getattr(below, name) for name in shared})
-        model = cls(config, lower.eval()).to(base.device, base.dtype).requires_grad_(False)
+        model = cls(config, lower.eval()).to(base.device).requires_grad_(False)
         model.score.weight.zero_()
         model.eval()
         return model
@@ -142,7 +146,7 @@ class PooledForSequenceClassification(PreTrainedModel):
         means = self.model(input_ids, attention_mask, **more).last_hidden_state
         kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         last = means[torch.arange(len(means), device=means.device), kept.sum(1) - 1]
-        return SequenceClassifierOutput(logits=self.score(last.to(self.score.weight.dtype)))
+        return SequenceClassifierOutput(logits=self.score(last))
 
 
 def opening_of(tokenizer: Any) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from infalign.errors import DataError
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import comparable, matched, smallest, widened
+from infalign.evaluation.matched import FAR, LEAST_KL, comparable, matched, smallest, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
@@ -65,7 +65,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
             "agreement": {
                 other: evaluated.estimated(found)
                 for other in (*sources, "length")
-                if other != "reward" and (found := agreement(selected, evaluated.column("reference", other))).size
+                if other != "reward" and (found := agreement(selected, evaluated.column("reference", other))).size > 1
             },
         },
     }
@@ -154,7 +154,8 @@ def _matched(
 
     Between the budgets of one method the win rate is interpolated (`evaluation.matched`), and the intervals contain
     the error of that. ``not_bracketed`` has the smallest KL of each method that spent more than this KL with every
-    policy; those that are not comparable have no win rate.
+    policy; those that are not comparable have no win rate. ``left_out`` has the largest KL of each method that spent
+    less than 1/`FAR` of the median, which would lower the common KL. None for one method, or if none has learnt.
     """
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():
@@ -163,7 +164,11 @@ def _matched(
         return None
     kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in solvers}
     spent = {method: [float(kls[name].mean()) for name in names] for method, names in methods.items()}
-    kl = min(map(max, spent.values()))
+    median = float(np.median([max(own) for own in spent.values()]))
+    low = {method: max(own) for method, own in spent.items() if max(own) < max(median / FAR, LEAST_KL)}
+    if len(low) == len(spent):
+        return None
+    kl = min(max(own) for method, own in spent.items() if method not in low)
     near = {method: methods[method] for method, own in spent.items() if comparable(own, kl)}
     gains = {method: partial(_theoretical_gain, solvers[names[0]], aim) for method, names in near.items()}
     first = next(iter(methods))
@@ -185,7 +190,8 @@ def _matched(
     return {
         "kl": kl,
         "first": first,
-        "not_bracketed": {method: min(own) for method, own in spent.items() if smallest(own) > kl},
+        "left_out": low,
+        "not_bracketed": {m: smallest(own) for m, own in spent.items() if m not in low and smallest(own) > kl},
         "judges": rows,
         "theory": {method: law[aim.name] for method, law in laws.items() if law is not None},
     }

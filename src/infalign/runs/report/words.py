@@ -61,6 +61,10 @@ def verdict(results: Numbers) -> list[str]:
         sentences.append(f"At the same KL of {matched['kl']:.2f} nats, {first} is compared with the others.")
         compared = matched["judges"]["reward"]["win_rates"]
         sentences += [
+            f"{method} is left out: it spent {most:.2g} nats at most; train it for longer or at a higher learning rate."
+            for method, most in matched["left_out"].items()
+        ]
+        sentences += [
             f"{method} is not compared: its smallest KL is {least:.2f} nats; give it a smaller budget."
             for method, least in matched["not_bracketed"].items()
             if method not in compared

@@ -11,10 +11,11 @@ from infalign.data.examples import Message
 from infalign.errors import DataError
 from infalign.method.calibration import win
 from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.settings import Fit
 from infalign.progress import OnProgress
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.settings import RewardSource
+from infalign.rewards.settings import Head, RewardSource
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.run import Confidence, Run, confidence
 from infalign.runs.units import Unit
@@ -58,8 +59,8 @@ def fit_reward(
 
     assert source.fit is not None
     start, tokenizer = reward_start(source, reference, layout, target)
-    train, long = _pairs(layout, name, tokenizer, source.fit.max_length)
-    test, _ = _pairs(layout, "test", tokenizer, source.fit.max_length)
+    train, long = _pairs(layout, name, tokenizer, source.fit)
+    test, _ = _pairs(layout, "test", tokenizer, source.fit)
     with target.job(on_progress) as (job, folder):
         history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
     # Evaluate again pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
@@ -82,11 +83,12 @@ def fit_head_on(
     from infalign.training.frozen_head import fit_head
 
     assert source.head is not None
-    start, longest = source.model or reference, source.head.max_length
-    base, tokenizer = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
-    train, long = _pairs(layout, name, tokenizer, longest)
+    base, tokenizer = load_policy(
+        source.model or reference, device=target.compute.torch_device(), dtype=target.compute.dtype
+    )
+    train, long = _pairs(layout, name, tokenizer, source.head)
     train = [train[row] for row in np.random.default_rng(target.seed).permutation(len(train))[: source.head.pairs]]
-    test, _ = _pairs(layout, "test", tokenizer, longest)
+    test, _ = _pairs(layout, "test", tokenizer, source.head)
     with target.job(on_progress) as (_, folder):
         model, chosen = fit_head(base, tokenizer, train, seed=target.seed, on_progress=on_progress)
         save_model(model, tokenizer, folder)
@@ -122,14 +124,14 @@ def reward_start(source: RewardSource, reference: str, layout: Layout, target: T
     return str(start), tokenizer
 
 
-def _pairs(layout: Layout, name: str, tokenizer: Any, max_length: int) -> tuple[list[Pair], int]:
+def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> tuple[list[Pair], int]:
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
     part = name if name in ("reward", "test") else "judge"
     table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
-    rows, long = fitting(table, tokenizer, max_length, lambda row: [row["chosen"], row["rejected"]])
+    rows, long = fitting(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
     if not rows:
         raise DataError(
             f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "
-            f"{max_length} tokens; use more data or raise max_length"
+            f"{settings.max_length} tokens; use more data or raise {type(settings).__name__.lower()}.max_length"
         )
     return [(row["prompt"], row["chosen"], row["rejected"]) for row in rows], long

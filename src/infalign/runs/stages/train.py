@@ -56,7 +56,7 @@ def units(run: Run) -> Iterator[Unit]:
         run.stored,
         recipe.procedure,
         recipe.rollout.max_new_tokens,
-        recipe.rollout.engine.rounds_as_training,
+        recipe.rollout.engine.rounds_as_training and recipe.compute.dtype == "float32",
     )
     for name, policy in recipe.policies.items():
         target = run.target(name)

@@ -21,6 +21,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
+from infalign.models.gguf import is_gguf
 from infalign.models.settings import Fit, Lora
 from infalign.settings import Draws, Kind, Positive, Settings, spelled
 from infalign.theory.law import Law, aligned_law, law_at_kl
@@ -284,6 +285,8 @@ class Guide(Settings):
     def _on_the_reference(self) -> Guide:
         if self.lora is not None and self.trunk != "reference":
             raise ValueError(f"a guide with lora is an adapter on the reference, found the trunk {self.trunk}")
+        if is_gguf(self.trunk):
+            raise ValueError(f"a guide starts from a model folder, and {self.trunk} is a GGUF; convert it before")
         return self
 
 
