@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: env demo test test-slow test-faults lint format clean
+.PHONY: env demo test test-slow test-faults test-frameworks lint format clean
 
 env: .venv/.complete
 
@@ -31,6 +31,20 @@ test-slow: env
 test-faults: env
 	HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONPATH=tests $(BIN)/python -m faults --write docs/faults.md
 
+# The adapters inside verl's and OpenRLHF's own code, on CPU. Their trainers want other versions of torch and transformers,
+# but the parts that call a reward run beside ours.
+test-frameworks: .venv-frameworks/.complete
+	.venv-frameworks/bin/pytest -m frameworks tests/integrations
+
+.venv-frameworks/.complete: pyproject.toml constraints.txt tests/integrations/frameworks.txt
+	$(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-frameworks/bin/python -m pip install --quiet $(TORCH)
+	.venv-frameworks/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	.venv-frameworks/bin/python -m pip install --quiet --constraint constraints.txt -r tests/integrations/frameworks.txt
+	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
+	touch $@
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,4 +56,4 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-frameworks runs

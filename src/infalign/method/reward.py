@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit
@@ -24,6 +24,14 @@ from infalign.method.transforms import Transformation
 
 # Files of the code that calls or imports a function of the user.
 BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, importlib.__file__, "<frozen importlib")
+
+
+class Score(NamedTuple):
+    """What a response is worth: its shaped reward, its win rate Ĉ over the reference rollouts, its reward."""
+
+    score: float
+    win_rate: float
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -55,14 +63,30 @@ class CalibratedReward:
         """Return each completion's shaped reward; logs the mean of Ĉ, the standard win rate, as ``win_rate``."""
         if reference_rewards is None:
             raise DataError("the training dataset has no column reference_rewards; make it with `infalign calibrate`")
-        rewards = _rewards(self.reward, prompts, completions)
-        references = [_references(row, values) for row, values in enumerate(reference_rewards)]
-        pairs = list(zip(rewards, references, strict=True))
+        scores = self.scores(prompts, completions, reference_rewards)
         if log_metric is not None:
-            log_metric("win_rate", float(np.mean([calibrate(*pair) for pair in pairs])))
-            log_metric("reward_model", float(rewards.mean()))
-        shaping = as_shaping(self.shaping)
-        return [float(shaping(*pair)) for pair in pairs]
+            log_metric("win_rate", float(np.mean([score.win_rate for score in scores])))
+            log_metric("reward_model", float(np.mean([score.reward for score in scores])))
+        return [score.score for score in scores]
+
+    def score(self, prompt: Any, response: Any, reference_rewards: Sequence[float]) -> Score:
+        """Return what one response is worth; raises as `scores`."""
+        return self.scores([prompt], [response], [reference_rewards])[0]
+
+    def scores(
+        self, prompts: list[Any], responses: list[Any], reference_rewards: Sequence[Sequence[float]]
+    ) -> list[Score]:
+        """Return what each response is worth, in their order; a response is text or messages.
+
+        Raises DataError if a reward is no finite number, or a row of ``reference_rewards`` no list of at least 2 finite
+        numbers in ascending order.
+        """
+        references = [_references(row, values) for row, values in enumerate(reference_rewards)]
+        rewards, shaping = _rewards(self.reward, prompts, responses), as_shaping(self.shaping)
+        return [
+            Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))
+            for reward, row in zip(rewards, references, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

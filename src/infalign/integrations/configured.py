@@ -1,0 +1,132 @@
+"""The calibrated and transformed reward that the environment names, for trainers that take a function by its name.
+
+``INFALIGN_REWARD`` is the reward: a run directory (its recipe's reward), ``package.module:function``, a URL, or the
+folder or hub id of a classifier. ``INFALIGN_TRANSFORM`` is Φ, such as ``exp:10``, or another shaping. Without a run
+directory, ``INFALIGN_TOKENIZER`` names the policy's tokenizer where one is needed: for a URL, and for OpenRLHF.
+``INFALIGN_REWARD_KEY`` may hold the key of a URL, ``INFALIGN_DEVICE`` is a classifier's device, ``auto`` by default.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from infalign.data.examples import Message, prompt_id
+from infalign.errors import ConfigError, DataError
+from infalign.method.reward import CalibratedReward, Score
+from infalign.method.shapings import parse_shaping
+from infalign.models.settings import Compute
+from infalign.rewards.base import RewardFunction
+
+KEY = "INFALIGN_REWARD_KEY"
+_loading, _scoring = Lock(), Lock()
+
+
+def score(
+    prompt: Sequence[Message], response: Any, reference_rewards: Sequence[float], *, prompt_id: str | None = None
+) -> Score:
+    """Return what a response is worth by the reward that the environment names; a response is text or messages.
+
+    ``reference_rewards`` are the prompt's, sorted, and ``prompt_id`` is the one that they were made for. Raises
+    ConfigError if the environment names no usable reward, DataError for a prompt that is not in messages or not the one
+    of ``prompt_id``, and as `CalibratedReward.scores`.
+    """
+    return from_environment().score(conversation(prompt, prompt_id), response, reference_rewards)
+
+
+def from_environment() -> CalibratedReward:
+    """Return the reward that the environment names, loaded once in a process. Raises ConfigError."""
+    with _loading:
+        return _loaded()
+
+
+@cache
+def _loaded() -> CalibratedReward:
+    source, shaping = os.environ.get("INFALIGN_REWARD"), os.environ.get("INFALIGN_TRANSFORM")
+    if not source or not shaping:
+        raise ConfigError(
+            f"the environment variable INFALIGN_{'TRANSFORM' if source else 'REWARD'} is not set; set INFALIGN_REWARD "
+            "to a run directory, package.module:function, a URL or a classifier, and INFALIGN_TRANSFORM, such as exp:10"
+        )
+    return calibrated(source, shaping)
+
+
+def calibrated(source: str, shaping: str) -> CalibratedReward:
+    """Return the reward ``source``, as ``INFALIGN_REWARD`` spells it, shaped by ``shaping``. Raises ConfigError."""
+    from infalign.rewards.classifier import ClassifierReward
+
+    reward = _reward(source)
+    taken = _one_at_a_time(reward) if isinstance(reward, ClassifierReward) else reward
+    return CalibratedReward(taken, parse_shaping(shaping))
+
+
+def _reward(source: str) -> RewardFunction:
+    if _is_run(source):
+        from infalign.runs.layout import Layout
+        from infalign.runs.run import scorer
+        from infalign.runs.status import recorded_recipe
+
+        return scorer(recorded_recipe(Path(source)), Layout(Path(source)), "reward").load()
+    if source.startswith(("http://", "https://")):
+        from infalign.rewards.server import RemoteReward
+
+        return RemoteReward(source, tokenizer(source), api_key_env=KEY if KEY in os.environ else None)
+    if ":" in source:
+        from infalign.rewards.function import function_reward
+
+        return function_reward(source)
+    from infalign.rewards.classifier import ClassifierReward
+
+    device = Compute.model_validate({"device": os.environ.get("INFALIGN_DEVICE", "auto")}).torch_device()
+    return ClassifierReward.load(source, device=device)
+
+
+def tokenizer(source: str) -> Any:
+    """Return the policy's tokenizer: ``INFALIGN_TOKENIZER``, or that of the run directory ``source``.
+
+    Raises ConfigError if there is none.
+    """
+    from infalign.models.pretrained import load_tokenizer
+
+    named = os.environ.get("INFALIGN_TOKENIZER")
+    if not named and not _is_run(source):
+        raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")
+    return load_tokenizer(named or Path(source) / "data" / "tokenizer")
+
+
+def _is_run(source: str) -> bool:
+    return (Path(source) / "recipe.yaml").is_file()
+
+
+def _one_at_a_time(reward: RewardFunction) -> RewardFunction:
+    """Return a reward that threads take in turns: a model's forward pass is not for several at once."""
+
+    def taken(prompts: list[list[Message]], responses: list[str]) -> Sequence[float]:
+        with _scoring:
+            return reward(prompts, responses)
+
+    return taken
+
+
+def conversation(prompt: Any, identity: str | None) -> list[Message]:
+    """Return a prompt as messages with role and content.
+
+    Raises DataError for text, as frameworks make it with a chat template, and if ``identity``, the id of the prompt
+    whose reference rewards come along, is another prompt's.
+    """
+    turns = [] if isinstance(prompt, str) or not hasattr(prompt, "__iter__") else list(prompt)
+    if not turns or not all(isinstance(turn, Mapping) and turn.keys() >= {"role", "content"} for turn in turns):
+        raise DataError(
+            f"the prompt is no conversation, it begins {str(prompt)[:60]!r}; its reward is for messages with role and "
+            "content, not for text that a chat template has rendered: give the column `prompt` of calibrated.parquet"
+        )
+    messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in turns]
+    if identity is not None and prompt_id(messages) != identity:
+        raise DataError(
+            f"the prompt is not the one of its reference_rewards ({identity}) any more, it begins "
+            f"{messages[0]['content'][:60]!r}; leave its messages as calibrated.parquet has them, without a system "
+            "prompt or template on top"
+        )
+    return messages

@@ -1,0 +1,73 @@
+"""A reward function for OpenRLHF: ``--reward.remote_url`` with the path of this file.
+
+`integrations.configured` says which reward it is. A row's label (``--data.label_key``) is a JSON object with ``prompt``
+(messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet. OpenRLHF drops
+what a reward function raises and goes on without a reward until it fails elsewhere, so errors are logged here first.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from infalign.errors import DataError, InfalignError
+from infalign.integrations.configured import score, tokenizer
+from infalign.method.reward import Score
+
+
+def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Return rewards, scores and extra_logs of the responses, as tensors (rows,): ``rewards`` are what is trained on.
+
+    ``prompts`` are rendered, ``queries`` are these with a response and special tokens. Raises DataError for a label
+    that is no such object and for a query that does not begin with its prompt, ConfigError if the policy's tokenizer is
+    not known, and as `integrations.configured.score`.
+    """
+    import torch
+
+    try:
+        found = [_score(*row) for row in zip(queries, prompts, labels, strict=True)]
+    except InfalignError as error:
+        logging.getLogger(__name__).error("no reward: %s", error)
+        raise
+    scores, win_rates, rewards = map(torch.tensor, zip(*found, strict=True))
+    return {"rewards": scores, "scores": rewards, "extra_logs": {"win_rate": win_rates, "reward": rewards}}
+
+
+def _score(query: str, prompt: str, label: str) -> Score:
+    row = labelled(label)
+    return score(row["prompt"], response(query, prompt), row["reference_rewards"], prompt_id=row.get("prompt_id"))
+
+
+def labelled(label: str) -> dict[str, Any]:
+    """Return the object that a label holds. Raises DataError if it is none with prompt and reference_rewards."""
+    try:
+        row = json.loads(label)
+        absent = [name for name in ("prompt", "reference_rewards") if row.get(name) is None]
+    except (TypeError, ValueError, AttributeError):
+        row, absent = {}, ["JSON object"]
+    if absent:
+        raise DataError(
+            f"a label has no {' and no '.join(absent)}, it begins {str(label)[:60]!r}; it is a JSON object with "
+            "prompt, prompt_id and reference_rewards of calibrated.parquet"
+        )
+    found: dict[str, Any] = row
+    return found
+
+
+def response(query: str, prompt: str) -> str:
+    """Return what follows the prompt, without special tokens. Raises DataError if the query begins otherwise."""
+    if not query.startswith(prompt):
+        raise DataError(
+            f"a query does not begin with its prompt, but with {query[:60]!r} for {prompt[:60]!r}, so where the "
+            "response begins is unknown; render prompts so that they encode and decode to themselves"
+        )
+    words = _tokenizer()
+    text: str = words.decode(words.encode(query[len(prompt) :], add_special_tokens=False), skip_special_tokens=True)
+    return text
+
+
+@cache
+def _tokenizer() -> Any:
+    return tokenizer(os.environ.get("INFALIGN_REWARD", ""))

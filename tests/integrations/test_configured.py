@@ -1,0 +1,157 @@
+"""The reward that the environment names: one core for all frameworks, and its errors."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pytest
+import stamina
+from datasets import Dataset
+from faults.server import RewardServer
+
+from infalign.data.examples import prompt_id
+from infalign.errors import ConfigError, DataError
+from infalign.integrations import configured
+from infalign.integrations import trl as adapter
+from infalign.integrations.configured import score
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.world import gold
+
+PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
+RESPONSES = ["Knead the dough.", "Please, please knead the dough and wait.", ""]
+REFERENCES = [-3.0, -1.0, 0.0, 0.5, 2.0]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Name gold, the reward of the demo's world, by the environment; forget what was loaded before."""
+    monkeypatch.setenv("INFALIGN_REWARD", "infalign.world:gold")
+    monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
+    configured._loaded.cache_clear()
+    yield monkeypatch
+    configured._loaded.cache_clear()
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+def test_the_core_gives_score_win_rate_and_reward(response: str) -> None:
+    """The rank is counted by hand, and the score is e^{10(u−1)} of it."""
+    (reward,) = gold([PROMPT], [response])
+    rank = np.mean([1.0 if reward > z else 0.5 if reward == z else 0.0 for z in REFERENCES])
+    expected = {"score": np.exp(10 * (rank - 1)), "win_rate": rank, "reward": reward}
+    assert score(PROMPT, response, REFERENCES)._asdict() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("references", "said"),
+    [
+        (None, "no list of numbers"),
+        ([2.0, 1.0], "sorted in ascending order"),
+        ([0.0, float("nan")], "reference reward .* is nan"),
+        ([0.0, float("inf")], "reference reward .* is inf"),
+        ([1.0], "at least 2"),
+        (["1", "2"], "no list of numbers"),
+    ],
+)
+def test_reference_rewards_that_give_no_rank_are_refused(references: Any, said: str) -> None:
+    """Absent, unsorted, not finite, too few or text: an error, never a number."""
+    with pytest.raises(DataError, match=said):
+        score(PROMPT, "Knead.", references)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("<|user|>How do I bake bread?<|end|><|assistant|>", "no conversation, it begins '<|user|>How"),
+        ([], "no conversation"),
+        ([{"text": "How?"}], "no conversation"),
+        ([{"role": "system", "content": "Be good."}, *PROMPT], "not the one of its reference_rewards"),
+        ([{"role": "user", "content": "[INST] How do I bake bread? [/INST]"}], "not the one of its reference_rewards"),
+    ],
+)
+def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str) -> None:
+    """Rendered to text, put under a system prompt, or with a template inside its message."""
+    with pytest.raises(DataError, match=said.replace("|", r"\|")):
+        score(prompt, "Knead.", REFERENCES, prompt_id=prompt_id(PROMPT))
+
+
+@pytest.mark.parametrize("missing", ["INFALIGN_REWARD", "INFALIGN_TRANSFORM"])
+def test_a_variable_that_is_not_set_is_named(environment: pytest.MonkeyPatch, missing: str) -> None:
+    """Before anything is scored."""
+    environment.delenv(missing)
+    with pytest.raises(ConfigError, match=f"{missing} is not set"):
+        score(PROMPT, "Knead.", REFERENCES)
+
+
+def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It needs the policy's tokenizer, and its key comes from the environment."""
+    tokenizer = train_tokenizer(
+        ["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH)
+    )
+    tokenizer.save_pretrained(tmp_path)
+    with RewardServer() as server, stamina.set_testing(True):
+        environment.setenv("INFALIGN_REWARD", server.url)
+        with pytest.raises(ConfigError, match="set INFALIGN_TOKENIZER"):
+            score(PROMPT, "Knead.", REFERENCES)
+        environment.setenv("INFALIGN_TOKENIZER", str(tmp_path))
+        environment.setenv("INFALIGN_REWARD_KEY", "secret")
+        assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
+        assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf"])
+def test_an_adapter_is_imported_alone_and_light(adapter: str) -> None:
+    """Importing it loads neither torch nor any framework nor another adapter."""
+    heavy = "{'torch', 'transformers', 'trl', 'verl', 'openrlhf', 'datasets', 'httpx2'}"
+    others = "{name for name in sys.modules if name.startswith('infalign.integrations.')}"
+    code = f"import sys, infalign.integrations.{adapter}; print(sorted({heavy} & set(sys.modules)), sorted({others}))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == f"[] {sorted(['infalign.integrations.configured', f'infalign.integrations.{adapter}'])}\n"
+
+
+# TRL
+
+
+def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path) -> None:
+    """`trl rloo --reward_funcs infalign.integrations.trl.reward`: no Python, offline, and its log has the win rate."""
+    tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))
+    tokenizer.save_pretrained(tmp_path / "policy")
+    new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(tmp_path / "policy")
+    rows = [{"prompt": PROMPT, "prompt_id": prompt_id(PROMPT), "reference_rewards": REFERENCES}] * 8
+    (tmp_path / "data").mkdir()
+    Dataset.from_list(rows).to_parquet(tmp_path / "data" / "train.parquet")
+    options = {
+        "model_name_or_path": tmp_path / "policy",
+        "dataset_name": tmp_path / "data",
+        "reward_funcs": "infalign.integrations.trl.reward",
+        "output_dir": tmp_path / "out",
+        "beta": 0.1,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": 8,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    command = [Path(sys.executable).with_name("trl"), "rloo", "--use_cpu", *words]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | offline)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rewards/reward/mean" in done.stdout
+    assert "win_rate" in done.stdout
+
+
+def test_a_trl_dataset_without_calibration_is_refused() -> None:
+    """TRL would train on whatever comes back."""
+    with pytest.raises(DataError, match="no column reference_rewards"):
+        adapter.reward([PROMPT], ["Knead."])
+    with pytest.raises(DataError, match="not the one of its reference_rewards"):
+        adapter.reward([PROMPT], ["Knead."], [REFERENCES], ["0123456789abcdef"])

@@ -1,0 +1,219 @@
+"""verl's and OpenRLHF's own code with our adapters: what reaches their trainers (`make test-frameworks`)."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infalign.data.examples import prompt_id
+from infalign.errors import DataError
+from infalign.integrations import configured, openrlhf
+from infalign.method.calibration import calibrate
+from infalign.models.scratch import train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.world import gold
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+
+PROMPTS = [[{"role": "user", "content": f"How do I bake {what}?"}] for what in ("bread", "a cake")]
+REFERENCES = [[-3.0, -1.0, 0.0, 0.5, 2.0], [-2.0, -0.5, 0.1, 0.2, 3.0]]
+SAID = ["Knead the dough.", "Please, please knead.", "No.", "Wait an hour, then bake the dough."]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a policy's tokenizer and name gold, the reward of the demo's world, by the environment."""
+    texts = [*SAID, *(prompt[0]["content"] for prompt in PROMPTS)]
+    found = train_tokenizer(texts * 9, Scratch(**micro.SCRATCH))
+    found.save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.setenv("INFALIGN_REWARD", "infalign.world:gold")
+    monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
+    monkeypatch.setenv("INFALIGN_TOKENIZER", str(tmp_path / "tokenizer"))
+    configured._loaded.cache_clear()
+    openrlhf._tokenizer.cache_clear()
+    return found
+
+
+def expected(tokenizer: Any) -> np.ndarray:
+    """Return Φ of each response's rank, (prompts, responses), for the responses as they decode."""
+    texts = [tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) for text in SAID]
+    ranks = [
+        calibrate(gold([prompt] * len(texts), texts), references)
+        for prompt, references in zip(PROMPTS, REFERENCES, strict=True)
+    ]
+    return np.exp(10 * (np.array(ranks) - 1))
+
+
+# verl
+
+
+def rows_for_verl(**changes: Any) -> list[dict[str, Any]]:
+    """Return a row for each prompt in the form of verl's data sets."""
+    return [
+        {
+            "data_source": "infalign",
+            "prompt": prompt,
+            "reward_model": {"style": "model", "ground_truth": ""},
+            "extra_info": {"prompt": prompt, "prompt_id": prompt_id(prompt), "reference_rewards": references} | changes,
+        }
+        for prompt, references in zip(PROMPTS, REFERENCES, strict=True)
+    ]
+
+
+def scored_by_verl(tokenizer: Any, folder: Path, rows: list[dict[str, Any]]) -> Any:
+    """Return the batch of all responses with the rewards that verl's own data set, loader and manager make."""
+    import torch
+    from hydra import compose, initialize_config_module
+    from verl import DataProto
+    from verl.trainer.ppo.reward import load_reward_manager
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    adapter = "reward.custom_reward_function.path=pkg://infalign.integrations.verl"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", [adapter, f"data.train_files={folder}/train.parquet"])
+    dataset = RLHFDataset([str(folder / "train.parquet")], tokenizer, config.data)
+    asked = [dataset[place] for place in range(len(rows)) for _ in SAID]
+    ids = [tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id] for text in SAID] * len(rows)
+    width = max(map(len, ids))
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
+    tensors = {
+        "prompts": torch.ones(len(ids), 1, dtype=torch.long),
+        "responses": torch.tensor([row + [0] * (width - len(row)) for row in ids]),
+        "attention_mask": torch.cat([torch.ones(len(ids), 1, dtype=torch.long), mask], dim=1),
+        "response_mask": mask,
+        "old_log_probs": -torch.ones(mask.shape),
+        "ref_log_prob": -1.5 * torch.ones(mask.shape),
+    }
+    columns = {name: np.array([row[name] for row in asked], dtype=object) for name in rows[0] if name != "prompt"}
+    columns["uid"] = np.array([f"p{place}" for place in range(len(rows)) for _ in SAID], dtype=object)
+    batch = DataProto.from_dict(tensors=tensors, non_tensors=columns)
+
+    async def all_of_them() -> list[Any]:
+        manager = load_reward_manager(config, tokenizer)
+        return await asyncio.gather(*(manager.run_single(batch[row : row + 1]) for row in range(len(batch))))
+
+    found = asyncio.run(all_of_them())
+    assert all(set(row["reward_extra_info"]) == {"score", "win_rate", "reward"} for row in found)
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+    scores = [row["reward_score"] for row in found]
+    batch.batch["token_level_scores"] = resolve_reward_manager_cls(config).assemble_rm_scores(batch, scores)
+    return batch
+
+
+def test_verl_gets_the_shaped_reward_and_keeps_its_shape(tokenizer: Any, tmp_path: Path) -> None:
+    """Through verl's data set and manager Φ arrives at the last token; rloo and grpo without deviation keep it."""
+    from verl.trainer.ppo.core_algos import FixedKLController
+    from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage
+
+    batch = scored_by_verl(tokenizer, tmp_path, rows_for_verl())
+    shaped = expected(tokenizer)
+    scores = batch.batch["token_level_scores"].sum(1).numpy().reshape(shaped.shape)
+    np.testing.assert_allclose(scores, shaped, rtol=1e-6)
+    batch, _ = apply_kl_penalty(batch, FixedKLController(0.1))
+    lengths = batch.batch["response_mask"].sum(1).numpy().reshape(shaped.shape)
+    penalised = shaped - 0.1 * 0.5 * lengths
+
+    def advantages(name: str, **options: Any) -> np.ndarray:
+        found = compute_advantage(batch, name, num_repeat=len(SAID), **options).batch["advantages"]
+        return found[:, 0].numpy().reshape(shaped.shape)
+
+    centred = penalised - penalised.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(advantages("rloo"), centred * len(SAID) / (len(SAID) - 1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(advantages("grpo", norm_adv_by_std_in_grpo=False), centred, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reference_rewards": None}, "has no reference_rewards"),
+        ({"reference_rewards": [2.0, 1.0]}, "sorted in ascending order"),
+        ({"reference_rewards": [0.0, float("nan")]}, "is nan"),
+        ({"prompt": "<|user|>How do I bake bread?"}, "no conversation"),
+        ({"prompt_id": "0123456789abcdef"}, "not the one of its reference_rewards"),
+    ],
+)
+def test_verl_stops_at_a_bad_row(tokenizer: Any, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    """verl's manager raises what we raise; no row gets a reward of zero."""
+    with pytest.raises(DataError, match=said):
+        scored_by_verl(tokenizer, tmp_path, rows_for_verl(**changes))
+
+
+# OpenRLHF
+
+
+class Generated:
+    """What vLLM would generate; only the engine is not there on a CPU."""
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self.token_ids = token_ids
+
+    async def generate(self, *_: Any, **__: Any) -> Any:
+        output = SimpleNamespace(token_ids=self.token_ids, finish_reason="stop", logprobs=None)
+        return SimpleNamespace(outputs=[output])
+
+
+def executed(tokenizer: Any, prompt: list[dict[str, str]], label: str, text: str, endpoint: str) -> dict[str, Any]:
+    """Return what OpenRLHF's agent makes of a response, its reward fetched by OpenRLHF's own code."""
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+    rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    engine = Generated(tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id])
+    settings = SimpleNamespace(max_tokens=32, logprobs=None)
+    agent = SingleTurnAgentExecutor(endpoint)
+    found: dict[str, Any] = asyncio.run(agent.execute(rendered, label, settings, 512, tokenizer, engine))
+    return found
+
+
+def label_of(place: int, **changes: Any) -> str:
+    """Return a row's label."""
+    prompt = PROMPTS[place]
+    row = {"prompt": prompt, "prompt_id": prompt_id(prompt), "reference_rewards": REFERENCES[place]}
+    return json.dumps(row | changes)
+
+
+def test_openrlhf_gets_the_shaped_reward(tokenizer: Any) -> None:
+    """Through OpenRLHF's agent, which decodes with special tokens, the reward is Φ and the score the raw reward."""
+    found = [
+        [executed(tokenizer, PROMPTS[place], label_of(place), text, openrlhf.__file__) for text in SAID]
+        for place in range(2)
+    ]
+    rewards = [[float(one["reward"][0]) for one in row] for row in found]
+    np.testing.assert_allclose(rewards, expected(tokenizer), rtol=1e-6)
+    assert set(found[0][0]["extra_logs"]) == {"win_rate", "reward"}
+    assert float(found[0][0]["scores"][0]) == pytest.approx(float(found[0][0]["extra_logs"]["reward"][0]))
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (label_of(0, reference_rewards=None), "no reference_rewards"),
+        (json.dumps(REFERENCES[0]), "no JSON object"),
+        ("", "no JSON object"),
+        (label_of(0, reference_rewards=[2.0, 1.0]), "sorted in ascending order"),
+        (label_of(0, prompt_id="0123456789abcdef"), "not the one of its reference_rewards"),
+    ],
+)
+def test_what_openrlhf_swallows_is_logged_and_never_a_zero(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, label: str, said: str
+) -> None:
+    """OpenRLHF drops our error and keeps no reward; the log has had it first."""
+    with caplog.at_level(logging.ERROR):
+        found = executed(tokenizer, PROMPTS[0], label, SAID[0], openrlhf.__file__)
+    assert found["reward"] is None
+    assert said in caplog.text
+
+
+def test_a_query_that_does_not_begin_with_its_prompt_is_refused(tokenizer: Any) -> None:
+    """As after truncation, or a tokenizer that does not round-trip."""
+    with pytest.raises(DataError, match="does not begin with its prompt"):
+        openrlhf.reward_func(["another Knead."], ["prompt"], [label_of(0)])
