@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import micro
 import numpy as np
 import pytest
 import stamina
+import torch
 from datasets import Dataset
 from faults.server import RewardServer
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError
@@ -20,6 +23,9 @@ from infalign.integrations import trl as adapter
 from infalign.integrations.configured import score
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.rewards.classifier import ClassifierReward
+from infalign.runs.reading import dump_recipe
+from infalign.runs.recipe import Recipe
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
@@ -101,6 +107,37 @@ def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, tm
         environment.setenv("INFALIGN_REWARD_KEY", "secret")
         assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
         assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_a_run_directory_names_its_recipes_reward(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the tokenizer of the run."""
+    tokenizer = train_tokenizer(
+        ["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH)
+    )
+    tokenizer.save_pretrained(tmp_path / "data" / "tokenizer")
+    recipe = Recipe.model_validate(micro.given(tmp_path, "policy"))
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    environment.setenv("INFALIGN_REWARD", str(tmp_path))
+    assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
+    assert configured.tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
+
+
+def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder names a classifier; asked by eight threads at once it gives each what it gives one."""
+    tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    settings = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_labels": 1, "max_position_embeddings": 192, "pad_token_id": 0}
+    LlamaForSequenceClassification(LlamaConfig(**settings | heads)).save_pretrained(tmp_path)
+    environment.setenv("INFALIGN_REWARD", str(tmp_path))
+    environment.setenv("INFALIGN_DEVICE", "cpu")
+    texts = [f"Knead the dough {'please ' * i}." for i in range(32)]
+    alone = ClassifierReward.load(tmp_path)([PROMPT] * 32, texts)
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda text: score(PROMPT, text, REFERENCES).reward, texts))
+    assert len(set(alone)) > 16
+    assert together == pytest.approx(alone, abs=1e-5)
 
 
 @pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf"])

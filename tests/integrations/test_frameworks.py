@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from test_serve_reward import serving
 
 from infalign.data.examples import prompt_id
 from infalign.errors import DataError
@@ -82,7 +84,7 @@ def scored_by_verl(tokenizer: Any, folder: Path, rows: list[dict[str, Any]]) -> 
         config = compose("ppo_trainer", [adapter, f"data.train_files={folder}/train.parquet"])
     dataset = RLHFDataset([str(folder / "train.parquet")], tokenizer, config.data)
     asked = [dataset[place] for place in range(len(rows)) for _ in SAID]
-    ids = [tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id] for text in SAID] * len(rows)
+    ids = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in SAID] * len(rows)
     width = max(map(len, ids))
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
     tensors = {
@@ -167,7 +169,7 @@ def executed(tokenizer: Any, prompt: list[dict[str, str]], label: str, text: str
     from openrlhf.utils.agent import SingleTurnAgentExecutor
 
     rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    engine = Generated(tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id])
+    engine = Generated([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
     settings = SimpleNamespace(max_tokens=32, logprobs=None)
     agent = SingleTurnAgentExecutor(endpoint)
     found: dict[str, Any] = asyncio.run(agent.execute(rendered, label, settings, 512, tokenizer, engine))
@@ -191,6 +193,28 @@ def test_openrlhf_gets_the_shaped_reward(tokenizer: Any) -> None:
     np.testing.assert_allclose(rewards, expected(tokenizer), rtol=1e-6)
     assert set(found[0][0]["extra_logs"]) == {"win_rate", "reward"}
     assert float(found[0][0]["scores"][0]) == pytest.approx(float(found[0][0]["extra_logs"]["reward"][0]))
+
+
+def test_one_server_serves_openrlhf_and_slime_at_once(tokenizer: Any) -> None:
+    """OpenRLHF's own HTTP client and slime's request, together: both get Φ."""
+    import aiohttp
+
+    async def slime(url: str, place: int, text: str) -> float:  # as slime's remote_rm asks
+        async with aiohttp.ClientSession() as session:
+            row = {"prompt": PROMPTS[place], "response": text, "label": label_of(place)}
+            async with session.post(url, json=row) as answer:
+                answer.raise_for_status()
+                return float((await answer.json())["score"])
+
+    with serving("infalign.world:gold") as url, ThreadPoolExecutor(16) as threads:
+        asked = [(place, text) for place in range(2) for text in SAID]
+        ours = threads.map(lambda one: asyncio.run(slime(f"{url}/get_reward", *one)), asked)
+        theirs = threads.map(
+            lambda one: executed(tokenizer, PROMPTS[one[0]], label_of(one[0]), one[1], f"{url}/get_reward"), asked
+        )
+        shaped = expected(tokenizer).ravel()
+        np.testing.assert_allclose(list(ours), shaped, rtol=1e-6)
+        np.testing.assert_allclose([one["reward"][0] for one in theirs], shaped, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, models, paper, samples, theory, whole_run
+from infalign.cli import methods, models, paper, samples, serve, theory, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 from infalign.signals import raise_outside
@@ -71,6 +71,9 @@ app.command(models.models, group=_group, sort_key=2, help_epilogue=models.MODELS
 
 _group = Group("Anybody's samples", sort_key=4)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)
+
+_group = Group("Other trainers", sort_key=5)
+app.command(serve.serve_reward, group=_group, help_epilogue=serve.SERVE_EPILOGUE)
 
 app.command(paper.reproduce)
 

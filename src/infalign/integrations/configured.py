@@ -90,10 +90,14 @@ def tokenizer(source: str) -> Any:
     """
     from infalign.models.pretrained import load_tokenizer
 
-    named = os.environ.get("INFALIGN_TOKENIZER")
-    if not named and not _is_run(source):
+    if not has_tokenizer(source):
         raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")
-    return load_tokenizer(named or Path(source) / "data" / "tokenizer")
+    return load_tokenizer(os.environ.get("INFALIGN_TOKENIZER") or Path(source) / "data" / "tokenizer")
+
+
+def has_tokenizer(source: str) -> bool:
+    """Return whether the policy's tokenizer is known."""
+    return bool(os.environ.get("INFALIGN_TOKENIZER")) or _is_run(source)
 
 
 def _is_run(source: str) -> bool:

@@ -37,13 +37,14 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
 def _score(query: str, prompt: str, label: str) -> Score:
     row = labelled(label)
-    return score(row["prompt"], response(query, prompt), row["reference_rewards"], prompt_id=row.get("prompt_id"))
+    said = response(query, prompt, _tokenizer())
+    return score(row["prompt"], said, row["reference_rewards"], prompt_id=row.get("prompt_id"))
 
 
-def labelled(label: str) -> dict[str, Any]:
+def labelled(label: Any) -> dict[str, Any]:
     """Return the object that a label holds. Raises DataError if it is none with prompt and reference_rewards."""
     try:
-        row = json.loads(label)
+        row = label if isinstance(label, dict) else json.loads(label)
         absent = [name for name in ("prompt", "reference_rewards") if row.get(name) is None]
     except (TypeError, ValueError, AttributeError):
         row, absent = {}, ["JSON object"]
@@ -56,14 +57,16 @@ def labelled(label: str) -> dict[str, Any]:
     return found
 
 
-def response(query: str, prompt: str) -> str:
-    """Return what follows the prompt, without special tokens. Raises DataError if the query begins otherwise."""
+def response(query: str, prompt: str, words: Any) -> str:
+    """Return what follows the prompt, without the special tokens of the tokenizer ``words``.
+
+    Raises DataError if the query does not begin with the prompt.
+    """
     if not query.startswith(prompt):
         raise DataError(
             f"a query does not begin with its prompt, but with {query[:60]!r} for {prompt[:60]!r}, so where the "
             "response begins is unknown; render prompts so that they encode and decode to themselves"
         )
-    words = _tokenizer()
     text: str = words.decode(words.encode(query[len(prompt) :], add_special_tokens=False), skip_special_tokens=True)
     return text
 

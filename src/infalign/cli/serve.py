@@ -1,0 +1,40 @@
+"""The command that serves a reward."""
+
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+SERVE_EPILOGUE = """\
+Example:
+  infalign serve-reward runs/demo --transform exp:10
+  curl localhost:5000/health
+
+Trainers post to /get_reward: OpenRLHF {query, prompts, labels}, slime {prompt,
+response, label}; a label is a JSON object with prompt, prompt_id and
+reference_rewards of calibrated.parquet. The answer has the shaped reward, the
+win rate and the reward. Any --host but this machine's own needs a token in
+INFALIGN_SERVE_TOKEN, which requests carry as Authorization: Bearer.
+"""
+
+
+def serve_reward(
+    source: Annotated[str, Parameter(help="A run directory, package.module:function, a URL, or a classifier.")],
+    /,
+    *,
+    transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],
+    host: Annotated[str, Parameter(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port to listen at.")] = 5000,
+) -> None:
+    """Serve the calibrated and transformed reward over HTTP, for trainers that ask a server."""
+    import uvicorn
+
+    from infalign.errors import ConfigError
+    from infalign.integrations.configured import calibrated, has_tokenizer, tokenizer
+    from infalign.integrations.server import app
+
+    token = os.environ.get("INFALIGN_SERVE_TOKEN")
+    if host not in ("127.0.0.1", "::1", "localhost") and not token:
+        raise ConfigError(f"{host} can be reached by others; set INFALIGN_SERVE_TOKEN to a secret that requests carry")
+    words = tokenizer(source) if has_tokenizer(source) else None
+    uvicorn.run(app(calibrated(source, transform), words, token=token), host=host, port=port, log_level="warning")

@@ -1,0 +1,183 @@
+"""`infalign serve-reward`: a real server on 127.0.0.1 that trainers ask."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import micro
+import numpy as np
+import pytest
+
+from infalign.data.examples import prompt_id
+from infalign.method.calibration import calibrate
+from infalign.models.scratch import train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.runs.reading import dump_recipe
+from infalign.runs.recipe import Recipe
+from infalign.world import gold
+
+PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
+REFERENCES = [-3.0, -1.0, 0.0, 0.5, 2.0]
+SAID = ["Knead the dough.", "Please, please knead.", "No."]
+LABEL = {"prompt": PROMPT, "prompt_id": prompt_id(PROMPT), "reference_rewards": REFERENCES}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run directory with a recipe, whose reward is gold, and a tokenizer."""
+    root = tmp_path_factory.mktemp("run")
+    train_tokenizer([*SAID, "How do I bake bread?"] * 9, Scratch(**micro.SCRATCH)).save_pretrained(
+        root / "data" / "tokenizer"
+    )
+    recipe = Recipe.model_validate(micro.given(root, "policy"))
+    (root / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    return root
+
+
+@contextmanager
+def serving(source: Path | str, *words: str, **environment: str) -> Iterator[str]:
+    """Yield the URL of a server that the command starts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [micro.COMMAND, "serve-reward", source, "--transform", "exp:10", "--port", port, *words]
+    process = subprocess.Popen([*map(str, command)], env=os.environ | environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            assert process.poll() is None
+            try:
+                httpx2.get(f"{url}/health")
+                break
+            except httpx2.TransportError:
+                time.sleep(0.25)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def url(run: Path) -> Iterator[str]:
+    """Return the URL of a server of the run's reward."""
+    with serving(run) as found:
+        yield found
+
+
+def expected(texts: list[str]) -> tuple[list[float], list[float], list[float]]:
+    """Return scores, win rates and rewards of responses to the prompt."""
+    rewards = gold([PROMPT] * len(texts), texts)
+    ranks = calibrate(rewards, REFERENCES)
+    return np.exp(10 * (ranks - 1)).tolist(), ranks.tolist(), rewards
+
+
+def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
+    """OpenRLHF's lists, with special tokens in the query, and slime's single row."""
+    scores, ranks, rewards = expected(SAID)
+    rendered = "<|user|>How do I bake bread?<|end|><|assistant|>"
+    body = {
+        "query": [f"{rendered}{text}<|end|>" for text in SAID],
+        "prompts": [rendered] * 3,
+        "labels": [json.dumps(LABEL)] * 3,
+    }
+    found = httpx2.post(f"{url}/get_reward", json=body).raise_for_status().json()
+    assert found["rewards"] == pytest.approx(scores)
+    assert found["scores"] == pytest.approx(rewards)
+    assert found["extra_logs"] == {"win_rate": pytest.approx(ranks), "reward": pytest.approx(rewards)}
+    for place, text in enumerate(SAID):
+        row = {"prompt": rendered, "response": text, "label": LABEL}
+        one = httpx2.post(f"{url}/get_reward", json=row).raise_for_status().json()
+        assert one == pytest.approx({"score": scores[place], "win_rate": ranks[place], "reward": rewards[place]})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"response": "No.", "label": {"prompt": PROMPT}}, "no reference_rewards"),
+        ({"response": "No.", "label": LABEL | {"reference_rewards": [2.0, 1.0]}}, "sorted in ascending order"),
+        ({"response": "No.", "label": json.dumps(LABEL | {"reference_rewards": [0.0, float("nan")]})}, "is nan"),
+        ({"response": "No.", "label": LABEL | {"prompt": "<|user|>How?"}}, "no conversation"),
+        ({"response": "No.", "label": LABEL | {"prompt_id": "0123456789abcdef"}}, "not the one of its reference"),
+        ({"response": "No.", "label": "bread"}, "no JSON object"),
+        ({"query": ["a"], "prompts": ["b"], "labels": [LABEL]}, "does not begin with its prompt"),
+        ({"query": ["a"], "prompts": [], "labels": [LABEL]}, "lists of one length"),
+        ({"query": [1], "prompts": ["b"], "labels": [LABEL]}, "must be texts"),
+        ({"text": "No."}, "neither query"),
+        (["No."], "neither query"),
+    ],
+)
+def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str) -> None:
+    """Status 422, never a reward of zero."""
+    found = httpx2.post(f"{url}/get_reward", json=body)
+    assert found.status_code == 422
+    assert said in found.json()["error"]
+    assert httpx2.post(f"{url}/get_reward", content=b"{").status_code == 422
+
+
+def counts(url: str) -> dict[str, float]:
+    """Return the server's metrics."""
+    lines = httpx2.get(f"{url}/metrics").raise_for_status().text.splitlines()
+    return {name: float(value) for name, value in (line.split() for line in lines if line[0] != "#")}
+
+
+def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
+    """Of 64 requests at once every seventh is refused, the others get their own reward; the metrics count all."""
+    texts = [f"Knead the dough {'please ' * (i % 5)}{i} times." for i in range(64)]
+    scores, _, _ = expected(texts)
+    before = counts(url)
+
+    def ask(i: int) -> Any:
+        label = LABEL | {"reference_rewards": [2.0, 1.0]} if i % 7 == 0 else LABEL
+        return httpx2.post(f"{url}/get_reward", json={"prompt": "", "response": texts[i], "label": label})
+
+    with ThreadPoolExecutor(64) as threads:
+        answers = list(threads.map(ask, range(64)))
+    for i, answer in enumerate(answers):
+        if i % 7 == 0:
+            assert answer.status_code == 422
+        else:
+            assert answer.json()["score"] == pytest.approx(scores[i])
+    spent = {name: value - before[name] for name, value in counts(url).items()}
+    assert spent["infalign_rows_total"] == 64
+    assert spent["infalign_failed_total"] == 10
+
+
+def test_what_waits_is_scored_together(tmp_path: Path) -> None:
+    """While a slow reward works on the first request, the other 31 become its next batch, or next few."""
+    source = "import time\n\ndef reward(prompts, responses):\n    time.sleep(1)\n    return [1.0] * len(responses)\n"
+    (tmp_path / "sluggish.py").write_text(source)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    with serving("sluggish:reward", PYTHONPATH=path) as url, ThreadPoolExecutor(32) as threads:
+        row = {"response": "No.", "label": LABEL}
+        answers = threads.map(lambda _: httpx2.post(f"{url}/get_reward", json=row, timeout=60.0), range(32))
+        assert [answer.json()["reward"] for answer in answers] == [1.0] * 32
+        assert counts(url)["infalign_batches_total"] <= 8
+        queries = {"query": ["b a"], "prompts": ["b"], "labels": [LABEL]}
+        assert "INFALIGN_TOKENIZER" in httpx2.post(f"{url}/get_reward", json=queries).json()["error"]
+
+
+def test_health_says_what_is_served(url: str) -> None:
+    """Without a token."""
+    assert httpx2.get(f"{url}/health").json() == {"status": "ok", "transform": "exp:10"}
+
+
+def test_others_need_a_token(run: Path) -> None:
+    """An address that others reach is refused without a token, and requests without it are."""
+    refused = micro.infalign("serve-reward", run, "--transform", "exp:10", "--host", "0.0.0.0")
+    assert refused.returncode == 2
+    assert "INFALIGN_SERVE_TOKEN" in refused.stderr
+    with serving(run, "--host", "0.0.0.0", INFALIGN_SERVE_TOKEN="secret") as url:
+        row = {"response": "No.", "label": LABEL}
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert httpx2.post(f"{url}/get_reward", json=row, headers=headers).status_code == 401
+            assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 401
+        right = {"Authorization": "Bearer secret"}
+        assert httpx2.post(f"{url}/get_reward", json=row, headers=right).status_code == 200
