@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,13 @@ from test_serve_reward import serving
 from infalign.data.examples import prompt_id
 from infalign.errors import DataError
 from infalign.integrations import configured, openrlhf
+from infalign.integrations.export import export
+from infalign.integrations.verl import compute_score
 from infalign.method.calibration import calibrate
+from infalign.method.transforms import Exponential
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.theory.law import training_beta
 from infalign.world import gold
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
@@ -150,7 +155,48 @@ def test_verl_stops_at_a_bad_row(tokenizer: Any, tmp_path: Path, changes: dict[s
         scored_by_verl(tokenizer, tmp_path, rows_for_verl(**changes))
 
 
+def test_verl_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any) -> None:
+    """The printed settings make verl's own configuration, and its data set reads every prompt of the file."""
+    from hydra import compose, initialize_config_module
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    path, command = export(calibrated_run, "verl", transform="exp:10", kl=0.5)
+    assert command[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", command[3:])
+    algorithm = omega_conf_to_dataclass(config.algorithm)
+    assert (algorithm.adv_estimator, algorithm.use_kl_in_reward) == ("rloo", True)
+    assert algorithm.kl_ctrl.kl_coef == pytest.approx(training_beta(Exponential(10.0), kl=0.5), rel=1e-5)
+    rows = pq.read_table(calibrated_run / "calibrated.parquet").to_pylist()
+    dataset = RLHFDataset([str(path)], tokenizer, config.data)
+    assert len(dataset) == len(rows)
+    for row, given in zip(rows, dataset, strict=True):
+        found = compute_score("infalign", "Knead the dough.", "", given["extra_info"])
+        assert found["reward"] == gold([row["prompt"]], ["Knead the dough."])[0]
+        assert found["win_rate"] == calibrate(found["reward"], row["reference_rewards"])
+
+
 # OpenRLHF
+
+
+def test_openrlhf_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any) -> None:
+    """OpenRLHF's preprocessing makes prompts and labels of the file; its command knows every option that is printed."""
+    from openrlhf.datasets.prompts_dataset import preprocess_data
+
+    path, command = export(calibrated_run, "openrlhf", transform="exp:10", kl=0.5)
+    place = find_spec("openrlhf.cli")
+    assert place is not None
+    source = (Path(str(place.origin)).parent / "train_ppo_ray.py").read_text()
+    assert command[:3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
+    for word in command:
+        assert not word.startswith("--") or f'"{word}"' in source
+    for row in pq.read_table(path).to_pylist():
+        prompt, label = preprocess_data(row, None, "prompt", "label", tokenizer.apply_chat_template)
+        asked = json.loads(label)
+        found = openrlhf.reward_func([f"{prompt}Knead the dough.<|end|>"], [prompt], [label])
+        (reward,) = gold([asked["prompt"]], [tokenizer.decode(tokenizer.encode("Knead the dough."))])
+        assert float(found["scores"][0]) == pytest.approx(reward)
 
 
 class Generated:

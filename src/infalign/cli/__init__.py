@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, models, paper, samples, serve, theory, whole_run
+from infalign.cli import methods, models, paper, samples, theory, trainers, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 from infalign.signals import raise_outside
@@ -73,7 +73,8 @@ _group = Group("Anybody's samples", sort_key=4)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)
 
 _group = Group("Other trainers", sort_key=5)
-app.command(serve.serve_reward, group=_group, help_epilogue=serve.SERVE_EPILOGUE)
+app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
+app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
 
 app.command(paper.reproduce)
 

@@ -5,16 +5,22 @@
 what a reward function raises and goes on without a reward until it fails elsewhere, so errors are logged here first.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import os
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from infalign.data.examples import Message
 from infalign.errors import DataError, InfalignError
 from infalign.integrations.configured import score, tokenizer
 from infalign.method.reward import Score
+
+if TYPE_CHECKING:
+    from infalign.integrations.export import Launch
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
@@ -74,3 +80,30 @@ def response(query: str, prompt: str, words: Any) -> str:
 @cache
 def _tokenizer() -> Any:
     return tokenizer(os.environ.get("INFALIGN_REWARD", ""))
+
+
+def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set."""
+    label = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards}
+    return {"prompt": prompt, "label": json.dumps(label)}
+
+
+def command(launch: Launch) -> list[str]:
+    """Return the words that train by RLOO with KL in the reward, at the temperature of the rollouts."""
+    options = {
+        "actor.model_name_or_path": launch.model,
+        "data.prompt_dataset": launch.data,
+        "data.input_key": "prompt",
+        "data.label_key": "label",
+        "data.apply_chat_template": None,
+        "reward.remote_url": __file__,
+        "algo.advantage.estimator": "rloo",
+        "algo.kl.init_coef": f"{launch.beta:.6g}",
+        "algo.kl.estimator": "k1",
+        "rollout.n_samples_per_prompt": launch.generations,
+        "rollout.temperature": 1.0,
+        "rollout.top_p": 1.0,
+        "rollout.max_new_tokens": launch.max_new_tokens,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value) if word is not None]
+    return ["python", "-m", "openrlhf.cli.train_ppo_ray", *map(str, words)]

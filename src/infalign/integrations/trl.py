@@ -4,10 +4,17 @@
 and so no KL term, and without that the objective is another one. axolotl's ``trl.reward_funcs`` takes the same name.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infalign.data.examples import Message
 from infalign.integrations.configured import conversation, from_environment
+
+if TYPE_CHECKING:
+    from infalign.integrations.export import Launch
 
 
 def reward(
@@ -26,3 +33,24 @@ def reward(
     identities: Sequence[str | None] = prompt_id or [None] * len(prompts)
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]
     return from_environment()(asked, completions, reference_rewards, log_metric)
+
+
+def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set."""
+    return {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards}
+
+
+def command(launch: Launch) -> list[str]:
+    """Return the words that train by RLOO, whose KL is in the reward, at the temperature of the rollouts."""
+    options = {
+        "model_name_or_path": launch.model,
+        "dataset_name": Path(launch.data).parent,
+        "reward_funcs": "infalign.integrations.trl.reward",
+        "beta": f"{launch.beta:.6g}",
+        "num_generations": launch.generations,
+        "max_completion_length": launch.max_new_tokens,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+    }
+    return ["trl", "rloo", *(f"--{name}={value}" for name, value in options.items())]

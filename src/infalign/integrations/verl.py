@@ -6,11 +6,17 @@ Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, a
 ``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from infalign.data.examples import Message
 from infalign.errors import DataError
 from infalign.integrations.configured import score
+
+if TYPE_CHECKING:
+    from infalign.integrations.export import Launch
 
 
 def compute_score(
@@ -31,3 +37,35 @@ def compute_score(
             "prompt_id and reference_rewards of calibrated.parquet into it"
         )
     return score(given["prompt"], solution_str, given["reference_rewards"], prompt_id=given.get("prompt_id"))._asdict()
+
+
+def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set."""
+    return {
+        "data_source": "infalign",
+        "prompt": prompt,
+        "reward_model": {"style": "model", "ground_truth": ""},
+        "extra_info": {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards},
+    }
+
+
+def command(launch: Launch) -> list[str]:
+    """Return the words that train by RLOO with KL in the reward, at the temperature of the rollouts."""
+    settings = {
+        "algorithm.adv_estimator": "rloo",
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": "kl",
+        "algorithm.kl_ctrl.kl_coef": f"{launch.beta:.6g}",
+        "actor_rollout_ref.model.path": launch.model,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+        "actor_rollout_ref.rollout.n": launch.generations,
+        "actor_rollout_ref.rollout.temperature": 1.0,
+        "actor_rollout_ref.rollout.top_p": 1.0,
+        "actor_rollout_ref.rollout.top_k": -1,
+        "data.train_files": launch.data,
+        "data.val_files": launch.data,  # verl wants some
+        "data.max_prompt_length": launch.max_prompt_tokens,
+        "data.max_response_length": launch.max_new_tokens,
+        "reward.custom_reward_function.path": "pkg://infalign.integrations.verl",
+    }
+    return ["python", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]

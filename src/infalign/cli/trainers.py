@@ -1,7 +1,8 @@
-"""The command that serves a reward."""
+"""Commands for other trainers: one that serves a reward, one that writes their data."""
 
 import os
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -16,6 +17,36 @@ reference_rewards of calibrated.parquet. The answer has the shaped reward, the
 win rate and the reward. Any --host but this machine's own needs a token in
 INFALIGN_SERVE_TOKEN, which requests carry as Authorization: Bearer.
 """
+
+
+EXPORT_EPILOGUE = """\
+Example:
+  infalign export runs/demo --to verl --transform exp:10 --kl 1
+writes runs/demo/export/verl/train.parquet and prints the command that trains
+on it, with the flags that leave the transformation as it is: RLOO, KL in the
+reward at the weight that spends the budget, sampling from the policy itself.
+Batch sizes and the machine's flags are yours to add.
+"""
+
+
+def export(
+    run: Annotated[Path, Parameter(help="A run directory that is calibrated.")],
+    /,
+    *,
+    to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer.")],
+    transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],
+    kl: Annotated[float, Parameter(help="How far the policy may move, in nats a response.")],
+) -> None:
+    """Write a run's calibrated prompts for another trainer, and print how to start it."""
+    import shlex
+
+    from infalign.cli.output import open_console
+    from infalign.integrations.export import export as exported
+
+    path, command = exported(run, to, transform=transform, kl=kl)
+    environment = shlex.join(["export", f"INFALIGN_REWARD={run}", f"INFALIGN_TRANSFORM={transform}"])
+    text = f"# {path}\n{environment}\n{shlex.join(command)}"
+    open_console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def serve_reward(

@@ -1,0 +1,56 @@
+"""A run's calibrated prompts in the form of another trainer, and how to start that trainer on them.
+
+A framework's adapter has ``row``, a calibrated prompt in its form, and ``command``, the words that start it.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pyarrow as pa
+
+from infalign.errors import ConfigError
+from infalign.method.shapings import parse_shaping, rank_transform
+from infalign.storage import listed, read_table, write_table
+from infalign.theory.law import training_beta
+
+FRAMEWORKS = "trl", "verl", "openrlhf"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a trainer is started with: the reference, the data, the KL weight β of the normalised Φ, and lengths."""
+
+    model: str
+    data: str
+    beta: float
+    max_prompt_tokens: int
+    max_new_tokens: int
+    generations: int = 8
+
+
+def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, list[str]]:
+    """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats a response.
+
+    Raises ConfigError for a transformation that is not by the rank, or cannot spend the budget, and DataError if the
+    run is not calibrated, or with other models than it has now.
+    """
+    from infalign.runs.calibrated import check_calibrated
+    from infalign.runs.run import Run
+    from infalign.runs.status import recorded_recipe
+
+    ranks = rank_transform(parse_shaping(transform))
+    if ranks is None:
+        raise ConfigError(f"{transform} is not by the rank, so theory has no KL weight for it; take one such as exp:10")
+    this = Run.of(recorded_recipe(run))
+    check_calibrated(this.layout, this.provenance)
+    table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards"])
+    path = run / "export" / framework / "train.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    adapter = import_module(f"infalign.integrations.{framework}")
+    columns = zip(*(listed(table, name) for name in ("prompt", "prompt_id", "reference_rewards")), strict=True)
+    write_table(path, pa.Table.from_pylist([adapter.row(*row) for row in columns]))
+    lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
+    launch = Launch(this.reference, str(path), training_beta(ranks, kl=kl), *lengths)
+    words: list[str] = adapter.command(launch)
+    return path, words

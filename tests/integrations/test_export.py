@@ -1,0 +1,43 @@
+"""`infalign export`: the data of other trainers, and how they are started."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from infalign.method.transforms import Exponential
+from infalign.theory.law import training_beta
+
+
+def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -> None:
+    """Prompt, id and reference rewards of every prompt, and a command with the β that spends the budget."""
+    code, out, err = main("export", calibrated_run, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
+    assert code == 0, err
+    path = calibrated_run / "export" / "trl" / "train.parquet"
+    columns = ["prompt", "prompt_id", "reference_rewards"]
+    calibrated = pq.read_table(calibrated_run / "calibrated.parquet", columns=columns)
+    assert pq.read_table(path).to_pylist() == calibrated.to_pylist()
+    where, environment, command = out.splitlines()
+    assert where == f"# {path}"
+    assert shlex.split(environment) == ["export", f"INFALIGN_REWARD={calibrated_run}", "INFALIGN_TRANSFORM=exp:10"]
+    assert shlex.split(command)[:2] == ["trl", "rloo"]
+    (beta,) = (word for word in shlex.split(command) if word.startswith("--beta="))
+    assert float(beta.removeprefix("--beta=")) == pytest.approx(training_beta(Exponential(10.0), kl=0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("framework", ["trl", "verl", "openrlhf"])
+def test_a_transformation_without_theory_is_refused(main: Any, calibrated_run: Path, framework: str) -> None:
+    """PAR is no transformation of the rank: there is no β for a budget."""
+    code, _, err = main("export", calibrated_run, "--to", framework, "--transform", "par", "--kl", "0.5")
+    assert code == 2
+    assert "not by the rank" in err
+
+
+def test_a_run_that_is_not_calibrated_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:
+    """The step to run is named."""
+    (tmp_path / "recipe.yaml").write_text((calibrated_run / "recipe.yaml").read_text())
+    code, _, err = main("export", tmp_path, "--to", "verl", "--transform", "exp:10", "--kl", "0.5")
+    assert code == 3
+    assert "calibrated.parquet does not exist" in err
