@@ -38,6 +38,7 @@ def settings(root: Path) -> dict[str, Any]:
 def given(root: Path, policy: str) -> dict[str, Any]:
     """Return the recipe of a run that trains no model but one policy, all in one process; gold is the only reward."""
     changes = {"policy": {"model": policy}, "reward": GOLD, "judge": GOLD, "compute": {"device": "cpu", "threads": 1}}
+    changes["allow_worthless"] = True  # of two steps the first has learning rate 0, and its checkpoint may be the best
     recipe = settings(root) | changes
     recipe["policies"] = {"aware": recipe["policies"]["aware"]}
     return recipe

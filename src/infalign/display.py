@@ -1,6 +1,6 @@
 """What tables, numbers and figures look like: one set of helpers for terminal, report and plots."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ MARKERS = "osD^vP"
 def say(console: "Console", text: str, *, markup: bool = True, wrap: bool = False) -> None:
     """Print a text without coloured numbers; a long line is not broken, so that a path in it can be copied."""
     console.print(text, highlight=False, markup=markup, soft_wrap=not wrap)
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Return the first three names and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def heading(console: "Console", title: str, *below: str) -> None:

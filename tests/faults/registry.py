@@ -90,12 +90,17 @@ def inject(case: Case, folder: Path, finished: Path) -> Seen:
     return replace(seen, said=" ".join(said.split()))
 
 
-def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
-    """Run the finished run's recipe with changes in this process and return the names of the units that were done."""
+def printed(root: Path, *overrides: str, until: str = "report") -> list[str]:
+    """Run the finished run's recipe with changes in this process and return the lines that it prints."""
     path = micro.write(root / "again.yaml", micro.settings(root))
     console = Console(file=io.StringIO(), width=200)
     pipeline.run(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
-    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+    return console.file.getvalue().splitlines()
+
+
+def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
+    """Run the finished run's recipe with changes in this process and return the names of the units that were done."""
+    return [line.split()[1] for line in printed(root, *overrides, until=until) if line.startswith("✓")]
 
 
 def tables(root: Path) -> dict[str, Any]:

@@ -283,15 +283,18 @@ def changes(lab: Lab) -> Seen:
 
 @fault("a reward function gives every response the same reward")
 def constant(lab: Lab) -> Seen:
-    """Every rank is one half, policies have nothing to learn and are trained, and the prompts are counted."""
-    root = lab.copy()
+    """Every rank is one half and policies have nothing to learn: they are trained only if that is allowed."""
+    root, flat = lab.copy(), "reward={function: 'constant:reward'}"
     with module(lab, "def reward(prompts, responses):\n    return [7.0] * len(responses)\n", "constant"):
-        again(root, "reward={function: 'constant:reward'}", until="train")
+        seen = told(lambda: again(root, flat, until="train"))
+        assert told(lambda: again(root, flat, until="train")) == seen
+        trained = again(root, flat, "allow_worthless=true", until="train")
+        assert sorted(trained) == ["train-aware", "train-online", "train-plain"]
     references = pq.read_table(root / "calibrated.parquet")["reference_rewards"].to_pylist()
     assert all(calibrate(7.0, np.array(row)) == 0.5 for row in references)
     summary = json.loads((root / "stages" / "calibrate.json").read_text())["summary"]
     assert summary["degenerate_prompts"] == summary["prompts"] == len(references)
-    return Seen(0, f"degenerate_prompts {summary['degenerate_prompts']} of {summary['prompts']}")
+    return seen
 
 
 def wrong_function(lab: Lab, body: str, name: str) -> Seen:

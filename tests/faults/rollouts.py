@@ -15,7 +15,7 @@ import stamina
 import torch
 from safetensors.torch import load_file, save_file
 
-from faults.registry import Lab, Seen, again, fault, tables
+from faults.registry import Lab, Seen, again, fault, printed, tables
 from faults.rewards import told
 from faults.server import RolloutServer
 from infalign.models.pretrained import load_policy
@@ -203,13 +203,15 @@ def sampling_of_the_folder(lab: Lab) -> Seen:
 
 @fault("no response ends: all are cut off at max_new_tokens")
 def cut_off(lab: Lab) -> Seen:
-    """They are kept as cut off, scored as they are, and their share is in every report."""
+    """They are kept as cut off, scored as they are, their share is in every report, and the run says the cure."""
     root = lab.copy()
-    again(root, "rollout.max_new_tokens=1", until="score")
+    said = [line for line in printed(root, "rollout.max_new_tokens=1", until="score") if line.startswith("!")]
     summary = json.loads((root / "stages" / "score-0.json").read_text())["summary"]
     finishes = pq.read_table(root / "rollouts" / "part-0")["finish"].to_pylist()
     assert finishes.count("length") / len(finishes) == summary["cut_off"] > 0.9
-    return Seen(0, f"responses {summary['responses']}  cut_off {summary['cut_off']:.4g}")
+    assert len(said) == 1
+    assert "reach rollout.max_new_tokens (1)" in said[0]
+    return Seen(0, said[0])
 
 
 @fault("the weights of a policy hold NaN", brief=True)

@@ -24,7 +24,7 @@ from infalign.runs.report.page import examples, saturated, write
 from infalign.runs.report.pictures import Look, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.words import comparison_rows, print_table, verdict
 from infalign.runs.results import read_results, write_results
-from infalign.storage import write_record, write_table
+from infalign.storage import read_record, write_record, write_table
 from infalign.theory.law import law_at_kl
 
 PROMPTS, SAMPLES, K = 24, 32, 16
@@ -135,6 +135,23 @@ def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
         for judge in ("reward", "judge", "gold"):
             for procedure in ("standard", recipe.procedure.name, recipe.evaluate.rewind.name):
                 assert share(policy["win_rates"][judge][procedure]) in text
+
+
+def test_what_speaks_against_the_results_comes_before_them(run, tmp_path):
+    """It stands in words before the verdict, units that share it together, and is not there where nothing does."""
+    page = html_of(run[1])
+    said = "train-aware, train-plain: the training had 5 optimiser steps"
+    assert 0 < page.index(said) < page.index('<p class="verdict">')
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO})
+    finish_run(tmp_path, recipe)
+    for name in ("reward", "train-aware"):
+        path = tmp_path / "stages" / f"{name}.json"
+        long = read_record(path)
+        long["summary"]["history"][-1]["step"] = 500
+        write_record(path, long)
+    write(recipe, Layout(tmp_path))
+    assert "Before you read on" in page
+    assert "Before you read on" not in html_of(tmp_path)
 
 
 def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):

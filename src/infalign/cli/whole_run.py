@@ -47,8 +47,12 @@ def run(
         return
     root = _run_until("report", recipe, set_, skip_invalid)
     from infalign.runs.report.words import print_table
+    from infalign.runs.status import print_findings, recorded_recipe
+    from infalign.runs.status import status as status_of
 
-    print_table(root, open_console())
+    console = open_console()
+    print_findings(status_of(recorded_recipe(root)).findings, console)
+    print_table(root, console)
 
 
 def status(

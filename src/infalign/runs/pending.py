@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from infalign.display import listed_names
 from infalign.errors import DataError
 from infalign.runs.fingerprints import changes
 from infalign.runs.layout import Layout, records
@@ -82,11 +83,6 @@ def check_outputs(wanted: Sequence[Unit], todo: Mapping[str, Pending], root: Pat
                     f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
                     "which makes it again, or put it back from a copy"
                 )
-
-
-def listed_names(names: Sequence[str]) -> str:
-    """Return the first three names and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def reasons(todo: Mapping[str, Pending]) -> list[str]:

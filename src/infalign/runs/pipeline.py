@@ -16,6 +16,7 @@ from infalign.errors import ConfigError
 from infalign.models.gguf import converted, is_gguf
 from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import STAGES
+from infalign.runs.findings import check_worth, findings, sentences
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import FORMAT, Layout, Summary, records
 from infalign.runs.lock import held
@@ -69,7 +70,11 @@ def opened(recipe: Recipe) -> Iterator[Run]:
 
 
 def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> None:
-    """Do the units that are not done yet, and record each; a distributed run does only those of stage ``until``."""
+    """Do the units that are not done yet, and record each; a distributed run does only those of stage ``until``.
+
+    What speaks against a result is said below it, once for all units alike. Raises InfalignError for a worthless
+    result, also of an earlier run.
+    """
     layout, by_name = run.layout, {unit.name: unit for unit in wanted}
     needed, base_of = needs(wanted), bases(wanted)
     todo = pending(wanted, layout)
@@ -78,15 +83,18 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     distributed = processes() > 1
     if distributed and (waiting := [name for name in todo if by_name[name].stage != until]):
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {until}; run them without it first")
-    if done := len(wanted) - len(todo):
-        console.print(f"{done} of {len(wanted)} steps are done already", highlight=False)
+    if done := [unit.name for unit in wanted if unit.name not in todo]:
+        console.print(f"{len(done)} of {len(wanted)} steps are done already", highlight=False)
     for line in reasons(todo):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if todo:
         run.recipe.compute.check()
     for warning in (warning for name in todo for warning in by_name[name].warnings()):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
-    key_of = keys(wanted)
+    key_of, said = keys(wanted), set[str]()
+    for name, record in records(layout.root).items():
+        if name in done:
+            check_worth(run.recipe, findings(run.recipe, name, record["summary"]))
 
     def finish(name: str, summary: Summary, seconds: float) -> None:
         if not is_first():  # the first process moves the output to its place, so it alone can record it
@@ -97,6 +105,11 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         console.print(
             f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
         )
+        found = findings(run.recipe, name, summary)
+        check_worth(run.recipe, found)
+        for line in sentences(finding for finding in found if finding.said not in said):
+            console.print(f"[yellow]![/] {line}", highlight=False, soft_wrap=True)
+        said.update(finding.said for finding in found)
 
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     stages = list(STAGES)

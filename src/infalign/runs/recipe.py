@@ -35,6 +35,9 @@ class Recipe(Settings):
     policies: Annotated[dict[Name, AnySolver], Field(min_length=1)]
     evaluate: Evaluate = Evaluate()
     compute: Compute = Compute()
+    allow_worthless: bool = Field(
+        False, description="go on where all rollouts of each prompt have one reward, or a policy is the reference"
+    )
     report_to: list[Literal["tensorboard", "trackio", "wandb", "mlflow"]] = Field(
         ["tensorboard"], description="where training metrics go besides the console"
     )

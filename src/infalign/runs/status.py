@@ -1,16 +1,17 @@
 """The status of a run: finished and unfinished units, the reasons, and library versions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
-from infalign.display import plain_table, say
+from infalign.display import listed_names, plain_table, say
+from infalign.runs.findings import Finding, findings, sentences
 from infalign.runs.layout import records
 from infalign.runs.lock import describe, holder
-from infalign.runs.pending import listed_names, pending
+from infalign.runs.pending import pending
 from infalign.runs.pipeline import units, versions
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
@@ -30,11 +31,12 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a run, and the process that holds its directory."""
+    """The status of a run, what speaks against its results, and the process that holds its directory."""
 
     run_dir: str
     held_by: dict[str, str | int] | None
     units: Sequence[UnitStatus]
+    findings: Sequence[Finding]  # of the units that are done
 
     @property
     def done(self) -> bool:
@@ -54,7 +56,7 @@ def status(recipe: Recipe) -> Status:
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
     todo, made, now = pending(wanted, run.layout), records(root), versions()
-    found = []
+    found, against = list[UnitStatus](), list[Finding]()
     for unit in wanted:
         if (left := todo.get(unit.name)) is not None:
             found.append(UnitStatus(unit.stage, unit.name, left.state, left.because, {}))
@@ -62,7 +64,8 @@ def status(recipe: Recipe) -> Status:
             then = made[unit.name]["versions"]
             differ = {lib: (then.get(lib), now.get(lib)) for lib in then | now if then.get(lib) != now.get(lib)}
             found.append(UnitStatus(unit.stage, unit.name, "done", "", differ))
-    return Status(str(root), holder(root), found)
+            against += findings(recipe, unit.name, made[unit.name]["summary"])
+    return Status(str(root), holder(root), found, against)
 
 
 def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
@@ -70,13 +73,19 @@ def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
     return load_recipe(root / "recipe.yaml", overrides).model_copy(update={"run_dir": str(root)})
 
 
-def print_status(found: Status, console: Console) -> None:
-    """Print a row for each unit, the versions that differ and who holds the run directory."""
+def print_findings(found: Iterable[Finding], console: Console) -> None:
+    """Print a line for each finding, with the units that share it."""
+    for line in sentences(found):
+        say(console, f"[yellow]![/] {line}")
 
+
+def print_status(found: Status, console: Console) -> None:
+    """Print a row for each unit, the findings, the versions that differ and who holds the run directory."""
     table = plain_table("unit", "state", "because", breaking=[2])
     for unit in found.units:
         table.add_row(unit.name, unit.state, unit.because)
     console.print(table, markup=False)
+    print_findings(found.findings, console)
     made: dict[tuple[str, str | None, str | None], list[str]] = {}
     for unit in found.units:
         for library, (then, now) in unit.made_with.items():

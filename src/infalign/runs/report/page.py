@@ -15,6 +15,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import is_extreme
 from infalign.runs.calibrated import policy_betas, reference_rewards
 from infalign.runs.evaluated import Evaluated
+from infalign.runs.findings import findings, sentences
 from infalign.runs.layout import Layout, records
 from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
@@ -49,6 +50,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
 
     root, evaluated = layout.root, Evaluated.of(recipe, layout)
     results, made = read_results(root), _made(recipe, layout)
+    against = [finding for name, record in made.items() for finding in findings(recipe, name, record["summary"])]
     own = dict(zip(_shown(results), LOOKS, strict=False))
     looks = {
         name: Look(*own.get(name, (QUIET, ".")), policy, recipe.procedure) for name, policy in recipe.policies.items()
@@ -72,6 +74,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         results=results,
         spoken=SPOKEN,
         looks=looks,
+        findings=sentences(against),
         verdict=verdict(results),
         comparison=comparison_rows(results),
         figures=figures,

@@ -98,6 +98,7 @@ def evaluate_model(
     for scorer in scorers:
         rewards = scorer.score(asked, rollouts.values("text"), folder / "scores" / scorer.name, on_progress)
         scores = scores.append_column(scorer.name, pa.array(rewards))
+    summary: Summary = {"samples": len(rollouts), "cut_off": cut_off(rollouts)}
     if reference is not None:
         device = sampler.compute.torch_device()
         policy_model, tokenizer = load_policy(sampler.model, device=device)
@@ -111,8 +112,9 @@ def evaluate_model(
             batch_tokens=BATCH_TOKENS,
         )
         scores = scores.append_column("kl", pa.array(kl.rao_blackwell))
+        summary["kl"] = float(kl.rao_blackwell.mean())
     write_table(folder / "scores.parquet", scores)
-    return {"samples": len(rollouts), "cut_off": cut_off(rollouts)}
+    return summary
 
 
 def samples_so_far(table: PromptTable, samples: int, sources: Sequence[str], folder: Path) -> str:

@@ -1,0 +1,122 @@
+"""What the numbers of a finished unit say against its result: sentences with the cure, from its record and the recipe.
+
+Nothing of it is stored: the terminal, ``infalign status`` and the report read the same records.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from infalign.display import listed_names
+from infalign.errors import InfalignError
+from infalign.runs.layout import Summary
+from infalign.runs.recipe import Recipe
+
+MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
+FEW_STEPS = 10  # the first optimiser step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
+UNSPENT, OVERSPENT = 0.5, 2.0  # of the KL budget; measured KL is usually within a third of it
+CHANCE = 0.5  # the accuracy of a coin
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with the result of a unit, and the cure; a worthless result has nothing to go on with."""
+
+    unit: str
+    said: str
+    worthless: bool = False
+
+
+def findings(recipe: Recipe, unit: str, summary: Summary) -> list[Finding]:
+    """Return what the summary of a finished unit says against its result.
+
+    A number is judged wherever it is, so that a stage that reports one is judged like the others.
+    """
+    worthless = [Finding(unit, said, worthless=True) for said in _worthless(summary)]
+    others = (*_of_data(recipe, summary), *_of_training(summary), *_of_rewards(summary), *_of_kl(recipe, unit, summary))
+    return worthless + [Finding(unit, said) for said in others]
+
+
+def sentences(found: Iterable[Finding]) -> list[str]:
+    """Return findings as lines, those of several units in one: ``score-0, score-1: …``; worthless results come first.
+
+    >>> sentences([Finding("a", "is short"), Finding("b", "is short"), Finding("c", "is nothing", worthless=True)])
+    ['c: is nothing', 'a, b: is short']
+    """
+    units: dict[str, list[str]] = {}
+    for finding in sorted(found, key=lambda finding: not finding.worthless):
+        units.setdefault(finding.said, []).append(finding.unit)
+    return [f"{listed_names(names)}: {said}" for said, names in units.items()]
+
+
+def check_worth(recipe: Recipe, found: Iterable[Finding]) -> None:
+    """Raise InfalignError for a worthless result, unless the recipe allows them."""
+    for finding in found:
+        if finding.worthless and not recipe.allow_worthless:
+            raise InfalignError(f"{finding.unit}: {finding.said}; to go on with it, --set allow_worthless=true")
+
+
+def _worthless(summary: Summary) -> Iterator[str]:
+    if summary.get("degenerate_prompts", 0) == summary.get("prompts"):
+        yield (
+            "all rollouts of each prompt have the same reward, so no response ranks above another and there is nothing "
+            "to learn; use a reward that tells responses apart"
+        )
+    if summary.get("kl") == 0:
+        yield (
+            "the KL is exactly 0, so the policy is the reference; raise its fit.epochs, or lower its fit.learning_rate "
+            "if the held-out loss rose"
+        )
+
+
+def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
+    for name, long in summary.items():
+        kept = name.removesuffix("_too_long")
+        if name != kept and long > summary.get(kept, long):
+            limit = "data.max_prompt_tokens" if kept.endswith("prompts") else "its fit.max_length"
+            yield f"more {kept.replace('_', ' ')} were too long and left out than are used; raise {limit}"
+    if summary.get("cut_off", 0.0) > MOST:
+        yield (
+            f"most responses reach rollout.max_new_tokens ({recipe.rollout.max_new_tokens}) and are cut off there, so "
+            "rewards judge beginnings; raise it"
+        )
+
+
+def _of_training(summary: Summary) -> Iterator[str]:
+    history = summary.get("history")
+    if history and (steps := history[-1]["step"]) < FEW_STEPS:
+        yield (
+            f"the training had {steps} optimiser {'step' if steps == 1 else 'steps'}, the first at learning rate 0; "
+            "raise its fit.epochs or lower its fit.batch_size"
+        )
+    if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):
+        yield f"the loss rose from {first:.3g} to {summary['loss']:.3g}; lower its fit.learning_rate"
+    if summary.get("overfitted"):
+        yield (
+            "no checkpoint has a lower held-out loss than the reference; lower its fit.learning_rate, or raise "
+            "rollout.prompts"
+        )
+
+
+def _of_rewards(summary: Summary) -> Iterator[str]:
+    if "test_accuracy" in summary and summary["test_accuracy"]["low"] <= CHANCE:
+        yield "on test pairs it may be no better than a coin; give it more pairs or more epochs"
+    if "rank_correlation" in summary and summary["rank_correlation"]["low"] <= 0:
+        yield "on held-out prompts its ranks may be no better than a coin; raise rollout.prompts, or its fit.epochs"
+    same, prompts = summary.get("degenerate_prompts", 0), summary.get("prompts", 0)
+    if MOST * prompts < same < prompts:
+        yield (
+            f"{same:,} of {prompts:,} prompts teach nothing, as all their rollouts have the same reward; raise "
+            "rollout.k, or use a reward that tells responses apart"
+        )
+
+
+def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
+    kl = summary.get("kl", 0.0)
+    if kl == 0:
+        return
+    name = unit.removeprefix("evaluate-").partition(".")[0]
+    budget = recipe.policies[name].kl(recipe.procedure)
+    if budget is None or UNSPENT * budget <= kl <= OVERSPENT * budget:
+        return
+    cure = "raise its fit.learning_rate or fit.epochs" if kl < budget else "lower its fit.learning_rate"
+    yield f"the KL is {kl:.2g} nats, {kl / budget:.1%} of the {budget:.3g} it is to spend; {cure}"

@@ -1,0 +1,50 @@
+"""Results that are not worth much: the run ends, and says what speaks against them."""
+
+from functools import partial
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from faults.registry import Lab, Seen, again, fault, printed, tables
+from faults.rewards import told
+from infalign.runs.findings import sentences
+from infalign.runs.status import recorded_recipe, status
+
+
+@fault("a learning rate of 1e5", brief=True)
+def wild(lab: Lab) -> Seen:
+    """What is kept is the reference, which is an error, also of the next attempt, until it is allowed or cured."""
+    root, rate = lab.copy(), "policies.aware.fit.learning_rate=1e5"
+    seen = told(lambda: again(root, rate, until="evaluate"))
+    assert told(lambda: again(root, rate, until="evaluate")) == seen
+    assert "results" in again(root, rate, "allow_worthless=true", until="evaluate")
+    assert not np.any(pq.read_table(root / "evaluation" / "aware" / "scores.parquet")["kl"].to_numpy())
+    again(root, until="evaluate")
+    assert tables(root) == tables(lab.finished)
+    return seen
+
+
+@fault("policies spend next to nothing of their KL budgets", brief=True)
+def unspent(lab: Lab) -> Seen:
+    """Each says how much of it, long after the run too, and what to raise."""
+    said = [line for line in sentences(status(recorded_recipe(lab.finished)).findings) if "the KL is" in line]
+    assert [line.partition(":")[0] for line in said] == ["evaluate-aware", "evaluate-online", "evaluate-plain"]
+    return Seen(0, said[0])
+
+
+def finds(lab: Lab, change: str, until: str, unit: str, words: str) -> Seen:
+    """The run says what speaks against the unit's result, right below it, and ends as always."""
+    lines = printed(lab.copy(), change, until=until)
+    below = next(i for i, line in enumerate(lines) if line.startswith(f"✓ {unit} ")) + 1
+    found = next(line for line in lines[below:] if words in line)
+    assert found.startswith(f"! {unit}: ")
+    return Seen(0, found)
+
+
+for what, (change, until, unit, words) in {
+    "a training of one step": ("policies.aware.fit.batch_size=1000", "train", "train-aware", "1 optimiser step"),
+    "a reward model learns nothing": ("reward.fit.learning_rate=1e-9", "reward-model", "reward", "than a coin"),
+    "fine-tuning makes the loss larger": ("policy.fit.learning_rate=10", "sft", "sft", "the loss rose"),
+    "most prompts are too long": ("data.max_prompt_tokens=36", "data", "data", "too long"),
+}.items():
+    fault(what)(partial(finds, change=change, until=until, unit=unit, words=words))

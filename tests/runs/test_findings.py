@@ -1,0 +1,106 @@
+"""What a run says against its own results: from the numbers of its records, with the cure."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+
+from infalign.errors import InfalignError
+from infalign.runs.findings import FEW_STEPS, Finding, check_worth, findings, sentences
+from infalign.runs.reading import load_recipe
+from infalign.runs.recipe import Recipe
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """Return a recipe with two policies of 1 nat and one of 0.5."""
+    return load_recipe(micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run")))
+
+
+def history(steps: int, *losses: float) -> list[dict[str, Any]]:
+    """Return a log as a trainer leaves it."""
+    return [*({"loss": loss, "step": 1} for loss in losses), {"step": steps, "train_runtime": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("unit", "bad", "good", "words"),
+    [
+        ("data", {"test_prompts": 9, "test_prompts_too_long": 10}, {"test_prompts_too_long": 9}, "max_prompt_tokens"),
+        (
+            "judge",
+            {"pairs": 9, "pairs_too_long": 10},
+            {"pairs_too_long": 9},
+            "more pairs .* its fit.max_length",
+        ),
+        ("score-0", {"cut_off": 0.96}, {"cut_off": 0.5}, r"rollout.max_new_tokens \(12\) .* raise it"),
+        ("sft", {"history": history(1)}, {"history": history(FEW_STEPS)}, "1 optimiser step, .* raise its fit.epochs"),
+        ("train-aware", {"history": history(9)}, {"history": history(10)}, "had 9 optimiser steps"),
+        ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
+        ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
+        (
+            "reward",
+            {"test_accuracy": {"low": 0.5}},
+            {"test_accuracy": {"low": 0.51}},
+            "no better than a coin; .*pairs",
+        ),
+        ("rank-model", {"rank_correlation": {"low": 0.0}}, {"rank_correlation": {"low": 0.1}}, "raise rollout.prompts"),
+        ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
+        ("evaluate-aware", {"kl": 0.07}, {"kl": 0.5}, "0.07 nats, 7.0% of the 1 it is to spend; raise .*epochs"),
+        (
+            "evaluate-online.train",
+            {"kl": 1.01},
+            {"kl": 1.0},
+            "202.0% of the 0.5 it is to spend; lower its fit.learning",
+        ),
+    ],
+)
+def test_a_bad_number_is_said_with_its_cure(
+    unit: str, bad: dict[str, Any], good: dict[str, Any], words: str, recipe: Recipe
+) -> None:
+    """One sentence for each number beyond its limit, and none at the limit."""
+    (found,) = findings(recipe, unit, bad)
+    assert (found.unit, found.worthless) == (unit, False)
+    assert re.search(words, found.said)
+    assert findings(recipe, unit, bad | good) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "summary", "words"),
+    [
+        ("calibrate", {"prompts": 8, "degenerate_prompts": 8}, "calibrate: .* the same reward, .* use a reward that"),
+        ("evaluate-aware", {"kl": 0.0}, "evaluate-aware: the KL is exactly 0, .* raise its fit.epochs, or lower"),
+    ],
+)
+def test_what_is_worthless_is_an_error_unless_allowed(
+    unit: str, summary: dict[str, Any], words: str, recipe: Recipe
+) -> None:
+    """The error says what was found, the cure and how to go on nevertheless; then it is said like other findings."""
+    found = findings(recipe, unit, summary)
+    with pytest.raises(InfalignError, match=f"{words}.* --set allow_worthless=true"):
+        check_worth(recipe, found)
+    check_worth(recipe.model_copy(update={"allow_worthless": True}), found)
+    assert len(sentences(found)) == 1
+
+
+def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
+    """A given β has the KL of its law, here of exp:10 at 1 nat; raw rewards have no law, so any KL will do."""
+    aware = recipe.policies["aware"]
+    law = aware.law(recipe.procedure)
+    assert law is not None
+    own = {"kl_budget": None, "beta": law.beta}
+    for transform, said in (("exp:10", 1), ("raw", 0)):
+        policy = type(aware).model_validate(aware.model_dump() | own | {"transform": transform})
+        asked = recipe.model_copy(update={"policies": {"aware": policy}})
+        assert len(findings(asked, "evaluate-aware", {"kl": 0.4})) == said
+        assert findings(asked, "evaluate-aware", {"kl": 0.6}) == []
+
+
+def test_units_share_a_line() -> None:
+    """The same words against several units are one line, and what is worthless comes first."""
+    found = [Finding(f"score-{part}", "is short") for part in range(5)]
+    assert sentences([*found, Finding("calibrate", "is flat", worthless=True)]) == [
+        "calibrate: is flat",
+        "score-0, score-1, score-2 and 2 more: is short",
+    ]
