@@ -32,13 +32,13 @@ def settings(root: Path) -> dict[str, Any]:
         },
         "evaluate": {"prompts": 6, "samples": 8, "max_n": 4, "rewind": "rewind:0.75:4"},
         "compute": {"device": "cpu", "processes": 2, "threads": 1},
+        "allow_worthless": True,  # of two steps the first has learning rate 0, and its checkpoint may be the best
     }
 
 
 def given(root: Path, policy: str) -> dict[str, Any]:
     """Return the recipe of a run that trains no model but one policy, all in one process; gold is the only reward."""
     changes = {"policy": {"model": policy}, "reward": GOLD, "judge": GOLD, "compute": {"device": "cpu", "threads": 1}}
-    changes["allow_worthless"] = True  # of two steps the first has learning rate 0, and its checkpoint may be the best
     recipe = settings(root) | changes
     recipe["policies"] = {"aware": recipe["policies"]["aware"]}
     return recipe

@@ -286,9 +286,9 @@ def constant(lab: Lab) -> Seen:
     """Every rank is one half and policies have nothing to learn: they are trained only if that is allowed."""
     root, flat = lab.copy(), "reward={function: 'constant:reward'}"
     with module(lab, "def reward(prompts, responses):\n    return [7.0] * len(responses)\n", "constant"):
-        seen = told(lambda: again(root, flat, until="train"))
-        assert told(lambda: again(root, flat, until="train")) == seen
-        trained = again(root, flat, "allow_worthless=true", until="train")
+        seen = told(lambda: again(root, flat, "allow_worthless=false", until="train"))
+        assert told(lambda: again(root, flat, "allow_worthless=false", until="train")) == seen
+        trained = again(root, flat, until="train")
         assert sorted(trained) == ["train-aware", "train-online", "train-plain"]
     references = pq.read_table(root / "calibrated.parquet")["reference_rewards"].to_pylist()
     assert all(calibrate(7.0, np.array(row)) == 0.5 for row in references)

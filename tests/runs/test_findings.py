@@ -16,7 +16,9 @@ from infalign.runs.recipe import Recipe
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     """Return a recipe with two policies of 1 nat and one of 0.5."""
-    return load_recipe(micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run")))
+    settings = micro.settings(tmp_path / "run")
+    del settings["allow_worthless"]
+    return load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
 
 
 def history(steps: int, *losses: float) -> list[dict[str, Any]]:

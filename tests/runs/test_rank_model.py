@@ -171,7 +171,7 @@ def test_too_few_prompts_with_an_order_are_said_before_training(finished: Path, 
     """A constant reward ties all rollouts: there is no rank to predict, and the rank model is not trained."""
     shutil.copytree(finished / "run", tmp_path / "run")
     with pytest.raises(DataError, match="0 of the 4 prompts held out from the rank model have rollouts of different"):
-        trained(recipe(tmp_path, "reward.function=test_rank_model:constant", "allow_worthless=true"))
+        trained(recipe(tmp_path, "reward.function=test_rank_model:constant"))
     assert not Layout(tmp_path / "run").model("rank").exists()
 
 
