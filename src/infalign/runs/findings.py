@@ -114,7 +114,7 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     kl = summary.get("kl", 0.0)
     if kl == 0:
         return
-    name = unit.removeprefix("evaluate-").partition(".")[0]
+    name = unit.removeprefix("evaluate-").removesuffix(".train")  # a comparison names policies qrpo-0.5
     budget = recipe.policies[name].kl(recipe.procedure)
     if budget is None or UNSPENT * budget <= kl <= OVERSPENT * budget:
         return
