@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class ServerEngine:
         self.key = api_key(api_key_env)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self.client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(read_seconds, connect=10.0))
+        weakref.finalize(self, self.client.close)  # with the connections that it keeps open
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
