@@ -35,13 +35,19 @@ def print_table(root: Path, console: Console) -> None:
         table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
         for row in rows:
             judge = row["judge"] if row["first"] else ""
-            method = ", ".join(filter(None, [row["method"], row["outside"]]))
+            method = f"{row['method']}{' *' if row['outside'] else ''}"
             table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
             if row["last"]:
                 table.add_section()
         title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
         heading(console, escape(title))
         console.print(table)
+        if outside := matched["not_bracketed"].values():
+            say(
+                console,
+                f"* not bracketed: it spent more, at least {min(outside):.2f} nats, so its win rate is brought down to "
+                "this KL; the interval contains the error of that",
+            )
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
 
 
