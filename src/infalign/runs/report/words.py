@@ -43,11 +43,8 @@ def print_table(root: Path, console: Console) -> None:
         heading(console, escape(title))
         console.print(table)
         if outside := matched["not_bracketed"].values():
-            say(
-                console,
-                f"* not bracketed: it spent more, at least {min(outside):.2f} nats, so its win rate is brought down to "
-                "this KL; the interval contains the error of that",
-            )
+            least = f"{min(outside):.2f} nats"
+            say(console, f"* not bracketed: it spent more, at least {least}; brought down to this KL")
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
 
 
