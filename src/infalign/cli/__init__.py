@@ -66,7 +66,6 @@ app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGU
 _group = Group("Before a run: what theory says, and what models there are", sort_key=3)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
-
 app.command(models.models, group=_group, sort_key=2, help_epilogue=models.MODELS_EPILOGUE)
 
 _group = Group("Anybody's samples", sort_key=4)

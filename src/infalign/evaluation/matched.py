@@ -50,8 +50,8 @@ def matched(
     ``budgets``: for each budget of one method its per-prompt KL and win rates. ``gain(kl)`` is the shape of the curve,
     theory's W − 1/2 of the same transformation and procedure: what is interpolated, linearly in KL, is the share of it
     that the method reaches, and as far below the first budget as `comparable` allows that share is taken as constant.
-    (A straight line from the base would lose many points: theory's curves rise like √KL.) Policies
-    below `LEAST_KL` bracket nothing. Raises DataError elsewhere.
+    (A straight line from the base would lose many points: theory's curves rise like √KL.) Policies below `LEAST_KL`
+    bracket nothing. Raises DataError elsewhere.
     """
     points = sorted(
         ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in budgets), key=lambda point: point[0]

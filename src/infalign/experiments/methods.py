@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from infalign.display import QUIET
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
-from infalign.evaluation.matched import FAR, LEAST_KL, smallest
+from infalign.evaluation.matched import FAR, LEAST_KL
 from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
 from infalign.runs.reading import untagged
@@ -153,20 +153,19 @@ def bracketing_budgets(recipe: Recipe, compared: Compared, spent: Mapping[str, f
     """Return the further budgets, by method, with which every method has policies on both sides of the median KLs.
 
     ``spent`` is the mean KL of each policy. A policy's KL is taken as proportional to its budget, and the median is
-    overshot by a fifth. A method that cannot have the budget, because the rollouts cannot spend it, gets none.
+    overshot by a fifth. A method that cannot have the budget, because the rollouts cannot spend it, gets none, nor does
+    one that learnt nothing from its smallest budget get a lower one.
     """
     more = {method: list(own) for method, own in compared.more.items()}
     medians = [float(np.median([spent[name] for name in names])) for names in compared.by_budget.values()]
     for method, names in compared.by_method.items():
         if method == ITSELF:
             continue
-        kls, budgets = (
-            [max(spent[name], LEAST_KL) for name in names],
-            [*compared.budgets, *compared.more.get(method, [])],
-        )
+        kls = [max(spent[name], LEAST_KL) for name in names]
+        budgets = [*compared.budgets, *compared.more.get(method, [])]
         lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOT, 1 / FAR)
         upper = max(budgets) * min(max(medians) / max(min(max(kls), max(medians)), LEAST_KL) * OVERSHOT, FAR)
-        for missing, budget in ((smallest(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
+        for missing, budget in ((min(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
             if missing and _can_have(recipe, method, rounded := float(f"{budget:.3g}")):
                 more.setdefault(method, []).append(rounded)
     return more

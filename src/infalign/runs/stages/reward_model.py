@@ -29,7 +29,7 @@ def units(run: Run) -> Iterator[Unit]:
     """Yield a training for each reward source that has to be trained; units are named after the sources."""
     intervals = confidence(run.recipe.evaluate, run.recipe.seed)
     for name, source in run.recipe.rewards.items():
-        target, work = run.target(name), fit_reward if source.head is None else fit_head_on
+        target = run.target(name)
         if source.trained:
             from_policy = not (source.model or source.scratch)
             yield Unit(
@@ -38,7 +38,7 @@ def units(run: Run) -> Iterator[Unit]:
                 inputs=run.reference_inputs if from_policy else (run.layout.data,),
                 settings=run.key(name) | run.precision,
                 output=target.model,
-                work=partial(work, name, source, run.reference, run.layout, target, intervals),
+                work=partial(fit_reward, name, source, run.reference, run.layout, target, intervals),
                 workspace=target.checkpoints,
                 so_far=target.so_far,
             )
@@ -54,52 +54,38 @@ def fit_reward(
     *,
     on_progress: OnProgress,
 ) -> Summary:
-    """Fit the reward model or the judge (``name``) on its own share of the preference pairs."""
-    from infalign.training.reward_model import fit_reward_model
-
-    assert source.fit is not None
+    """Fit the reward model or the judge (``name``), or its head, on its own share of the preference pairs."""
+    settings = source.fit or source.head
+    assert settings is not None
     start, tokenizer = reward_start(source, reference, layout, target)
-    train, long = _pairs(layout, name, tokenizer, source.fit)
-    test, _ = _pairs(layout, "test", tokenizer, source.fit)
+    train, long = _pairs(layout, name, tokenizer, settings)
+    test, _ = _pairs(layout, "test", tokenizer, settings)
     with target.job(on_progress) as (job, folder):
-        history = fit_reward_model(start, tokenizer, train, test, source.fit, job, folder)
-    # Evaluate again pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
+        if isinstance(settings, Fit):
+            from infalign.training.reward_model import fit_reward_model
+
+            found: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job, folder)}
+        else:
+            order = np.random.default_rng(target.seed).permutation(len(train))
+            train = [train[row] for row in order[: settings.pairs]]
+            found = _fit_head(start, train, target, folder, intervals, on_progress)
+    # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, test, target, intervals)
-    return {"pairs": len(train), "pairs_too_long": long, "history": history, "test_accuracy": accuracy}
+    return {"pairs": len(train), "pairs_too_long": long, **found, "test_accuracy": accuracy}
 
 
-def fit_head_on(
-    name: str,
-    source: RewardSource,
-    reference: str,
-    layout: Layout,
-    target: Target,
-    intervals: Confidence,
-    *,
-    on_progress: OnProgress,
+def _fit_head(
+    start: str, pairs: list[Pair], target: Target, folder: Path, intervals: Confidence, on_progress: OnProgress
 ) -> Summary:
-    """Fit the head of the reward model or the judge (``name``) on its own share of the preference pairs."""
+    """Fit a head on the frozen model ``start`` and save both to ``folder``."""
     from infalign.training.common import save_model
     from infalign.training.frozen_head import fit_head
 
-    assert source.head is not None
-    base, tokenizer = load_policy(
-        source.model or reference, device=target.compute.torch_device(), dtype=target.compute.dtype
-    )
-    train, long = _pairs(layout, name, tokenizer, source.head)
-    train = [train[row] for row in np.random.default_rng(target.seed).permutation(len(train))[: source.head.pairs]]
-    test, _ = _pairs(layout, "test", tokenizer, source.head)
-    with target.job(on_progress) as (_, folder):
-        model, chosen = fit_head(base, tokenizer, train, seed=target.seed, on_progress=on_progress)
-        save_model(model, tokenizer, folder)
-    return {
-        "pairs": len(train),
-        "pairs_too_long": long,
-        "layers": chosen.layers,
-        "penalty": chosen.penalty,
-        "validated_accuracy": intervals.of_shares(chosen.margins > 0),
-        "test_accuracy": _accuracy(name, test, target, intervals),
-    }
+    base, tokenizer = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
+    model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
+    save_model(model, tokenizer, folder)
+    right = intervals.of_shares(chosen.margins > 0)
+    return {"layers": chosen.layers, "penalty": chosen.penalty, "validated_accuracy": right}
 
 
 def _accuracy(name: str, pairs: list[Pair], target: Target, intervals: Confidence) -> dict[str, float]:
