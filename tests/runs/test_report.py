@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from base64 import b64decode
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +23,8 @@ from infalign.runs.layout import FORMAT, Layout
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import examples, saturated, write
 from infalign.runs.report.pictures import Look, win_rate_by_kl, win_rate_by_n
-from infalign.runs.report.words import comparison_rows, print_table, verdict
+from infalign.runs.report.tables import comparison_rows, print_table
+from infalign.runs.report.words import verdict
 from infalign.runs.results import read_results, write_results
 from infalign.storage import read_record, write_record, write_table
 from infalign.theory.law import law_at_kl
@@ -141,7 +143,7 @@ def test_what_speaks_against_the_results_comes_before_them(run, tmp_path):
     """It stands in words before the verdict, units that share it together, and is not there where nothing does."""
     page = html_of(run[1])
     said = "train-aware, train-plain: the training had 5 optimiser steps"
-    assert 0 < page.index(said) < page.index('<p class="verdict">')
+    assert 0 < page.index(said) < page.index('<section class="verdict"')
     recipe = make_recipe(tmp_path, policies={"aware": QRPO})
     finish_run(tmp_path, recipe)
     for name in ("reward", "train-aware"):
@@ -191,21 +193,71 @@ def test_policies_that_follow_the_law_lie_on_the_theory(run):
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        (0.01, 0.03, "finds it better than identity (rloo) by +2.0 points (+1.0 to +3.0)"),
-        (-0.03, -0.01, "finds it worse than identity (rloo) by −2.0 points (−3.0 to −1.0)"),
-        (
-            -0.01,
-            0.03,
-            "sees it differ from identity (rloo) by +1.0 points (−1.0 to +3.0), but the interval includes zero",
-        ),
+        (0.01, 0.03, "beats identity (rloo) by +2.0 points (+1.0 to +3.0)."),
+        (-0.03, -0.01, "loses to identity (rloo) by −2.0 points (−3.0 to −1.0)."),
+        (-0.01, 0.03, "cannot be told from identity (rloo), +1.0 points (−1.0 to +3.0)."),
     ],
 )
-def test_verdict_follows_the_interval(run, low, high, said):
+def test_verdict_on_the_training_follows_the_interval(run, low, high, said):
     """The verdict on a gain says better, worse or undecided by where zero lies in its interval."""
     results = read_results(run[1])
     gains = {"mean": (low + high) / 2, "low": low, "high": high}
     results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"] = gains
-    assert f"The judge {said}." in verdict(results)
+    assert f"by the judge, training on exp:10 (qrpo) {said}" in verdict(results)[1]
+
+
+def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
+    """It names the policy with the highest win rate by the judge, or the reference if chance is in its interval."""
+    results = read_results(run[1])
+    for name, wins in (("aware", 0.6), ("plain", 0.7)):
+        results["policies"][name]["win_rates"]["judge"]["best-of-4"] = around(wins)
+    assert verdict(results)[0].startswith("Ship plain: by the judge it wins 70.0% (68.0–72.0) of pairs")
+    for policy in results["policies"].values():
+        policy["win_rates"]["judge"]["best-of-4"] = around(0.51)
+    assert verdict(results)[0].startswith("Keep the reference: by the judge no policy is sure to beat it.")
+
+
+@pytest.mark.parametrize(
+    ("wins", "said"),
+    [
+        ([0.6, 0.65, 0.7, 0.68, 0.66], "largest at N = 3, 70.0% (68.0–72.0); at N = 5 66.0% (64.0–68.0)."),
+        ([0.6, 0.61, 0.62, 0.63, 0.64], "largest at N = 5, 64.0% (62.0–66.0), the most that was measured."),
+        (
+            [0.6, 0.55, 0.53, 0.51, 0.49],
+            "largest at N = 1, 60.0% (58.0–62.0); at N = 5 49.0% (47.0–51.0); from N = 4 on it may be gone.",
+        ),
+    ],
+)
+def test_verdict_says_for_which_n_it_pays(run, wins, said):
+    """It has the N of the largest lead, the lead at the largest N, and from where on chance is in the interval."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        for n, share_won in enumerate(wins, start=1):
+            policy["win_rates"]["judge"][f"best-of-{n}" if n > 1 else "standard"] = around(share_won)
+    assert said in verdict(results)[2]
+
+
+@pytest.mark.parametrize(
+    ("by_gold", "by_reward", "cure"),
+    [
+        (0.5, 0.9, "a better reward model than this, whose ranks within prompts agree with the gold at"),
+        (0.6, 0.7, "more rollout.prompts: by the reward it wins 70.0% (68.0–72.0) where theory promises 85.0%"),
+        (0.6, 0.84, "a larger kl_budget"),
+    ],
+)
+def test_verdict_names_what_limits_the_policy(run, by_gold, by_reward, cure):
+    """A judge that sees no gain asks for a reward, theory that did not arrive for rollouts, else the budget binds."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        policy["theory"] = {"best-of-4": 0.85}
+        for judge, share_won in (("reward", by_reward), ("judge", 0.7), ("gold", by_gold)):
+            policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(share_won))
+    assert f"Next: {cure}" in verdict(results)[-1]
+
+
+def around(mean: float) -> dict[str, float]:
+    """Return an estimate that is sure to two points."""
+    return {"mean": mean, "low": mean - 0.02, "high": mean + 0.02}
 
 
 def test_model_text_is_text(run):
@@ -221,10 +273,13 @@ def test_served_example_is_the_best_of_the_first_n(run):
     evaluated = Evaluated.of(recipe, Layout(root))
     rewards = evaluated.column("aware", "reward")
     for p, example in enumerate(examples(evaluated, recipe.policies)):
-        served = next(r for r in example["responses"] if r["model"] == "aware")
+        aware = next(model for model in example["models"] if model["name"] == "aware")
+        served, plain = aware["responses"]
         assert served["rewards"]["reward"] == rewards[p, :4].max()
         index = p * SAMPLES + int(rewards[p, :4].argmax())
         assert served["text"] == f"aware says {ATTACK} {index}"
+        assert plain["text"] == f"aware says {ATTACK} {p * SAMPLES}"
+        assert sorted(model["order"] for model in example["models"]) == [0, 1, 2]
 
 
 def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
@@ -238,13 +293,21 @@ def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
 def test_figures_are_files_that_parse(run):
     """Each figure of the page is an SVG that parses as XML and a PNG; none is of a policy that left the recipe."""
     root = run[1]
-    names = set(re.findall(r"figures/([\w.-]+)\.svg", html_of(root)))
+    names = set(re.findall(r'download="([\w.-]+)\.png"', html_of(root)))
     assert {"win-rate-by-kl-reward", "best-of-n-judge", "calibration", "training-plain", "training-reward"} <= names
     assert "training-gone" not in names
     assert names == {path.stem for path in (root / "figures").iterdir()}
     for name in names:
         assert ElementTree.parse(root / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
         assert (root / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_page_is_whole_without_its_folder(run):
+    """Every link is a place on the page or data in it, and the embedded results are those of the run."""
+    links = re.findall(r'(?:href|src)="([^"]*)"', html_of(run[1]))
+    assert [link[:40] for link in links if not link.startswith(("#", "data:"))] == []
+    (numbers,) = (link for link in links if link.startswith("data:application/json"))
+    assert json.loads(b64decode(numbers.partition(",")[2])) == read_results(run[1])
 
 
 def test_the_same_run_gives_the_same_report(run):

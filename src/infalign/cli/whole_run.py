@@ -46,7 +46,7 @@ def run(
         print_plan(read_recipe(recipe, set_, skip_invalid), open_console())
         return
     root = _run_until("report", recipe, set_, skip_invalid)
-    from infalign.runs.report.words import print_table
+    from infalign.runs.report.tables import print_table
     from infalign.runs.status import print_findings, recorded_recipe
     from infalign.runs.status import status as status_of
 

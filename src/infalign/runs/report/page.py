@@ -1,5 +1,6 @@
 """The report of a finished run: one HTML file that opens offline."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from infalign.runs.report.pictures import (
     win_rate_by_kl,
     win_rate_by_n,
 )
-from infalign.runs.report.words import SPOKEN, Numbers, comparison_rows, verdict
+from infalign.runs.report.tables import comparison_rows
+from infalign.runs.report.words import SPOKEN, Numbers, verdict
 from infalign.runs.results import read_results
 from infalign.storage import read_table, write_text
 
@@ -57,7 +59,13 @@ def write(recipe: Recipe, layout: Layout) -> None:
     }
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
-        figures = {section: [save_picture(p, root / "figures") for p in found] for section, found in pictures.items()}
+        figures = {
+            section: [
+                save_picture(p, root / "figures") | {"png": embedded(root / "figures" / f"{p.name}.png", "image/png")}
+                for p in found
+            ]
+            for section, found in pictures.items()
+        }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("infalign.runs.report", "."),
         autoescape=True,
@@ -78,6 +86,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         verdict=verdict(results),
         comparison=comparison_rows(results),
         figures=figures,
+        results_json=embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in recipe.policies.items()},
         saturation=saturated(evaluated, recipe.policies),
         examples=examples(evaluated, recipe.policies),
@@ -87,6 +96,11 @@ def write(recipe: Recipe, layout: Layout) -> None:
         seconds=_seconds(made),
     )
     write_text(layout.report, html)
+
+
+def embedded(path: Path, kind: str) -> str:
+    """Return a file as a ``data:`` address, with which the page is whole wherever it is sent."""
+    return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
 
 
 def _shown(results: Numbers) -> list[str]:
@@ -133,20 +147,28 @@ def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[s
 
 
 def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
-    """Return the first test prompts, each with the response that every model would serve from its first N samples."""
+    """Return the first test prompts, each with what every model would serve from its first N samples, and its first.
+
+    ``order`` is a random order of the models, for readers who do not want to know which is which.
+    """
     procedure, layout = evaluated.procedure, evaluated.layout
     n, sign = (procedure.n, procedure.sign) if is_extreme(procedure) else (1, 1.0)
     table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
-    shown: list[Numbers] = [{"prompt": prompt, "responses": []} for prompt in table["prompt"].to_pylist()]
-    for name in ("reference", *policies):
+    shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in table["prompt"].to_pylist()]
+    models, rng = ("reference", *policies), np.random.default_rng(0)
+    orders = [rng.permutation(len(models)) for _ in shown]
+    for m, name in enumerate(models):
         rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
         said = _responses(layout.evaluation(name) / "samples", prompt_ids)
         for p, example in enumerate(shown):
-            served = int(np.argmax(sign * rewards["reward"][p, :n]))
-            text, finish = said[prompt_ids[p], served]
-            scores = {source: float(values[p, served]) for source, values in rewards.items()}
-            example["responses"].append({"model": name, "text": text, "cut_off": finish == "length", "rewards": scores})
+            best = int(np.argmax(sign * rewards["reward"][p, :n]))
+            responses = []
+            for way, index in {procedure.name: best, "standard": 0}.items():
+                text, finish = said[prompt_ids[p], index]
+                scores = {source: float(values[p, index]) for source, values in rewards.items()}
+                responses.append({"way": way, "text": text, "cut_off": finish == "length", "rewards": scores})
+            example["models"].append({"name": name, "order": int(orders[p][m]), "responses": responses})
     return shown
 
 

@@ -98,7 +98,7 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
             )
     axes.plot(0, 50, "o", color=QUIET)
     axes.annotate("reference", (0, 50), (7, -3), textcoords="offset points", color=QUIET, va="top")
-    axes.margins(0.08)
+    axes.margins(0.08, 0.14)
     legend(figure)
     by = " and ".join(SPOKEN[judge] for judge in judges)
     points = "; ".join(

@@ -1,142 +1,154 @@
-"""The sentences and table rows of a report, and its short form for the terminal."""
+"""What a run says in its first ten seconds: what to ship, what the training won, for which N it pays, what next."""
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
-from infalign.display import amount, gain, heading, in_points, plain_table, say, share
-from infalign.runs.results import read_results
+from infalign.display import Estimate, amount, gain, share
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
-
-
-def print_table(root: Path, console: Console) -> None:
-    """Print the numbers of a finished run: each policy by each judge, the comparison at one KL, the report's path."""
-    results = read_results(root)
-    procedure = results["procedure"]
-    spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
-    table = plain_table("policy", "judged by", "KL, nats", "standard, %")
-    if procedure != "standard":
-        table.add_column(f"{procedure}, %", no_wrap=True)
-    for name, policy in results["policies"].items():
-        for judge, wins in policy["win_rates"].items():
-            first = judge == results["judges"][0]
-            served = [wins["standard"], wins[procedure]][: 1 + (procedure != "standard")]
-            table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *map(share, served))
-        table.add_section()
-    heading(console, "Win rate against the reference, both served alike", spent)
-    console.print(table)
-    if rows := comparison_rows(results):
-        matched = results["matched"]
-        table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
-        for row in rows:
-            judge = row["judge"] if row["first"] else ""
-            method = f"{row['method']}{' *' if row['outside'] else ''}"
-            table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
-            if row["last"]:
-                table.add_section()
-        title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
-        heading(console, escape(title))
-        console.print(table)
-        if outside := matched["not_bracketed"].values():
-            least = f"{min(outside):.2f} nats"
-            say(console, f"* not bracketed: it spent more, at least {least}; brought down to this KL")
-    say(console, f"\nReport: {root / 'report.html'}", markup=False)
+SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
 
 
 def verdict(results: Numbers) -> list[str]:
-    """Return the outcome in sentences: each policy against the reference, methods at one KL, what stays uncertain."""
-    procedure, matched, unseen = results["procedure"], results["matched"], results["judges"][1:]
-    sentences = [f"Policy and reference are both served as {procedure}."]
-    ways = ("finds {} better than the reference", "finds {} worse than the reference")
-    unclear = "sees {} differ from the reference, but the interval includes 50%"
-    for judge in unseen:
-        wins = {name: policy["win_rates"][judge][procedure] for name, policy in results["policies"].items()}
-        said = {f"{name} with {share(e).replace(' ', '% ', 1)}": e for name, e in wins.items()}
-        sentences += _sorted_by_outcome(judge, said, 0.5, (*ways, unclear))
-    if matched:
-        first, theory = matched["first"], matched["theory"]
-        gains = {judge: found["gain_over"] for judge, found in matched["judges"].items()}
-        sentences.append(f"At the same KL of {matched['kl']:.2f} nats, {first} is compared with the others.")
-        compared = matched["judges"]["reward"]["win_rates"]
-        sentences += [
-            f"{method} is left out: it spent {most:.2g} nats at most; train it for longer or at a higher learning rate."
-            for method, most in matched["left_out"].items()
-        ]
-        sentences += [
-            f"{method} is not compared: its smallest KL is {least:.2f} nats; give it a smaller budget."
-            for method, least in matched["not_bracketed"].items()
-            if method not in compared
-        ]
-        ways = ("finds it better than {}", "finds it worse than {}")
-        unclear = "sees it differ from {}, but the interval includes zero"
-        for judge in unseen:
-            said = {f"{other} by {_gain_in_points(e)}": e for other, e in gains[judge].items()}
-            sentences += _sorted_by_outcome(judge, said, 0.0, (*ways, unclear))
-        for other, e in gains["reward"].items():
-            known = first in theory and other in theory
-            promised = f"; theory gives {in_points(theory[first] - theory[other])}" if known else ""
-            sentences.append(
-                f"By the reward that both were trained on, it gains {_gain_in_points(e)} over {other}{promised}."
-            )
-    sentences.append(
-        f"The {results['confidence']:.0%} intervals are over test prompts; "
-        "training from another seed would add a spread that one run cannot show."
+    """Return the outcome in a few paragraphs: what to ship, what its training gained, for which N it pays, what next.
+
+    Those judge who trained none of the policies, where there are any.
+    """
+    judges = results["judges"][1:] or results["judges"]
+    best = best_policy(results)
+    spread = (
+        f"The {results['confidence']:.0%} intervals are over test prompts; training from another seed would add a "
+        "spread that one run cannot show."
     )
-    return sentences
+    said = (
+        [_what_to_ship(results, best, judges)],
+        _against_others(results, judges),
+        _by_n(results, best, judges),
+        [_what_next(results, best, judges), spread],
+    )
+    return [text for paragraph in said if (text := " ".join(paragraph))]
 
 
-def _sorted_by_outcome(
-    judge: str, said: Mapping[str, Mapping[str, float]], level: float, ways: tuple[str, str, str]
-) -> list[str]:
-    """Return one sentence each for the intervals above ``level``, below it, and around it."""
-    groups: tuple[list[str], list[str], list[str]] = ([], [], [])
-    for words, e in said.items():
-        groups[0 if e["low"] > level else 1 if e["high"] < level else 2].append(words)
-    subject = SPOKEN[judge].capitalize()
-    return [f"{subject} {way.format(_listed(group))}." for way, group in zip(ways, groups, strict=True) if group]
+def best_policy(results: Numbers) -> str:
+    """Return the policy that wins most, served as the recipe says, by the first judge that trained none of them."""
+    judge = (results["judges"][1:] or results["judges"])[0]
+    procedure = results["procedure"]
+    policies: Numbers = results["policies"]
+    return max(policies, key=lambda name: float(policies[name]["win_rates"][judge][procedure]["mean"]))
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
+    procedure, policy = results["procedure"], results["policies"][best]
+    first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
+    more = "".join(f"; by {SPOKEN[judge]} {_percent(wins)}" for judge, wins in others)
+    judge, wins = first
+    if wins["low"] <= 0.5:
+        return (
+            f"Keep the reference: by {SPOKEN[judge]} no policy is sure to beat it. The best, {best}, wins "
+            f"{_percent(wins)} of pairs, both served as {procedure}{more}."
+        )
+    many = len(results["policies"])
+    rank = f", the most of {many} policies" if many > 1 else ""
+    return (
+        f"Ship {best}: by {SPOKEN[judge]} it wins {_percent(wins)} of pairs against the reference{rank}, both served "
+        f"as {procedure}, for {policy['kl']['mean']:.2f} nats{more}."
+    )
 
 
-def _gain_in_points(e: Mapping[str, float]) -> str:
+def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
+    """Yield what the first method gains, at one KL, over those that train on another transformation."""
+    matched = results["matched"]
+    if not matched:
+        return
+    first = matched["first"]
+    trained = {policy["method"]: policy for policy in results["policies"].values()}
+    others = [m for m in trained if trained[m]["transform"] != trained[first]["transform"]]
+    alike = all(m == first.replace(trained[first]["transform"], trained[m]["transform"], 1) for m in others)
+    called = {m: trained[m]["transform"] if alike else m for m in (first, *others)}
+    at, subject = f"At the same KL of {matched['kl']:.2f} nats, by", f"training on {called[first]}"
+    for judge in judges:
+        gains = matched["judges"][judge]["gain_over"]
+        over = {called[m]: gains[m] for m in others if m in gains}
+        better = [f"{name} by {_points(e)}" for name, e in over.items() if e["low"] > 0]
+        worse = [f"{name} by {_points(e)}" for name, e in over.items() if e["high"] < 0]
+        unclear = [f"{name}, {_points(e)}" for name, e in over.items() if e["low"] <= 0 <= e["high"]]
+        said = [
+            f"{way} {_listed(methods)}"
+            for way, methods in (("beats", better), ("loses to", worse), ("cannot be told from", unclear))
+            if methods
+        ]
+        if said:
+            yield f"{at} {SPOKEN[judge]}, {subject} {_listed(said)}."
+            at, subject = "By", "it"
+    compared = matched["judges"]["reward"]["win_rates"]
+    for method, most in matched["left_out"].items():
+        yield (
+            f"{method} is left out: it spent {most:.2g} nats at most; train it for longer or at a higher learning rate."
+        )
+    for method, least in matched["not_bracketed"].items():
+        if method not in compared:
+            yield f"{method} is not compared: its smallest KL is {least:.2f} nats; give it a smaller budget."
+
+
+def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
+    """Yield, for each judge, the N at which the policy's lead over the reference is largest, and where it is gone."""
+    lead = f"the lead of {best} over the reference"
+    for judge in judges:
+        if by_n := _win_rates_by_n(results, best, judge):
+            last, gone = max(by_n), _gone_from(by_n)
+            peak = max(by_n, key=lambda n: by_n[n]["mean"])
+            rest = ", the most that was measured" if peak == last else f"; at N = {last} {_percent(by_n[last])}"
+            none_left = f"; from N = {gone} on it may be gone" if gone else ""
+            yield f"By {SPOKEN[judge]} {lead} is largest at N = {peak}, {_percent(by_n[peak])}{rest}{none_left}."
+            lead = "it"
+
+
+def _win_rates_by_n(results: Numbers, name: str, judge: str) -> dict[int, Estimate]:
+    """Return the win rates for each N of the recipe's kind of procedure; none if that has no N."""
+    kind, of, _ = results["procedure"].rpartition("-of-")
+    if not of:
+        return {}
+    wins: Mapping[str, Estimate] = results["policies"][name]["win_rates"][judge]
+    start = f"{kind}-of-"
+    return {1: wins["standard"]} | {int(p.removeprefix(start)): e for p, e in wins.items() if p.startswith(start)}
+
+
+def _gone_from(by_n: Mapping[int, Estimate]) -> int | None:
+    """Return the N from which no interval is above 50 % any more; None if the last one is, or none ever was."""
+    above = [n for n, e in by_n.items() if e["low"] > 0.5]
+    return min((n for n in by_n if n > max(above)), default=None) if above else None
+
+
+def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
+    """Return what most limits the policy: the reward, what the training kept of theory, or the budget."""
+    policy, procedure = results["policies"][best], results["procedure"]
+    for judge in judges:
+        at_its_n = policy["win_rates"][judge][procedure]["low"] > 0.5
+        if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
+            known = results["base"]["agreement"].get(judge)
+            agrees = (
+                f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
+            )
+            return f"Next: a better reward model{agrees}, or a smaller kl_budget."
+    wins = policy["win_rates"]["reward"][procedure]
+    if policy["theory"] is not None:
+        promised = policy["theory"][procedure]
+        if promised - wins["high"] > SHORT * (promised - 0.5):
+            return (
+                f"Next: more rollout.prompts: by the reward it wins {_percent(wins)} where theory promises "
+                f"{100 * promised:.1f}% at this KL."
+            )
+    return "Next: a larger kl_budget, with the same rollouts: what theory promises at this KL has nearly arrived."
+
+
+def _percent(e: Estimate) -> str:
+    return share(e).replace(" ", "% ", 1)
+
+
+def _points(e: Estimate) -> str:
     return gain(e).replace(" ", " points ", 1)
 
 
-def comparison_rows(results: Numbers) -> list[Numbers]:
-    """Return the rows of the comparison at one KL, judge by judge; none for a single method.
-
-    Theory's win rates are for the reward itself as judge, so only the rows of that judge have them. A method that spent
-    more than this KL with every policy says so.
-    """
-    if results["matched"] is None:
-        return []
-    matched, rows = results["matched"], []
-    first, outside = matched["first"], matched["not_bracketed"]
-    for judge, found in matched["judges"].items():
-        methods = list(dict.fromkeys([*found["win_rates"], *outside]))
-        for i, method in enumerate(methods):
-            theory = matched["theory"].get(method) if judge == "reward" else None
-            first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
-            rows.append(
-                {
-                    "judge": judge,
-                    "first": i == 0,
-                    "last": i == len(methods) - 1,
-                    "method": method,
-                    "outside": f"not bracketed: at least {outside[method]:.2f} nats" if method in outside else "",
-                    "wins": share(found["win_rates"][method]) if method in found["win_rates"] else "–",
-                    "theory": "" if theory is None else f"{100 * theory:.1f}",
-                    "gain": "" if over is None else gain(over),
-                    "theory_gain": ""
-                    if over is None or None in (theory, first_theory)
-                    else in_points(first_theory - theory),
-                }
-            )
-    return rows
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -1,0 +1,79 @@
+"""The table rows of a report, and its short form for the terminal."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from infalign.display import amount, gain, heading, in_points, plain_table, say, share
+from infalign.runs.report.words import Numbers, verdict
+from infalign.runs.results import read_results
+
+
+def print_table(root: Path, console: Console) -> None:
+    """Print a finished run: each policy by each judge, the comparison at one KL, the verdict, the report's path."""
+    results = read_results(root)
+    procedure = results["procedure"]
+    spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
+    table = plain_table("policy", "judged by", "KL, nats", "standard, %")
+    if procedure != "standard":
+        table.add_column(f"{procedure}, %", no_wrap=True)
+    for name, policy in results["policies"].items():
+        for judge, wins in policy["win_rates"].items():
+            first = judge == results["judges"][0]
+            served = [wins["standard"], wins[procedure]][: 1 + (procedure != "standard")]
+            table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *map(share, served))
+        table.add_section()
+    heading(console, "Win rate against the reference, both served alike", spent)
+    console.print(table)
+    if rows := comparison_rows(results):
+        matched = results["matched"]
+        table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
+        for row in rows:
+            judge = row["judge"] if row["first"] else ""
+            method = f"{row['method']}{' *' if row['outside'] else ''}"
+            table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
+            if row["last"]:
+                table.add_section()
+        title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
+        heading(console, escape(title))
+        console.print(table)
+        if outside := matched["not_bracketed"].values():
+            least = f"{min(outside):.2f} nats"
+            say(console, f"* not bracketed: it spent more, at least {least}; brought down to this KL")
+    for sentence in ("", *verdict(results)):
+        say(console, sentence, markup=False, wrap=True)
+    say(console, f"\nReport: {root / 'report.html'}", markup=False)
+
+
+def comparison_rows(results: Numbers) -> list[Numbers]:
+    """Return the rows of the comparison at one KL, judge by judge; none for a single method.
+
+    Theory's win rates are for the reward itself as judge, so only the rows of that judge have them. A method that spent
+    more than this KL with every policy says so.
+    """
+    if results["matched"] is None:
+        return []
+    matched, rows = results["matched"], []
+    first, outside = matched["first"], matched["not_bracketed"]
+    for judge, found in matched["judges"].items():
+        methods = list(dict.fromkeys([*found["win_rates"], *outside]))
+        for i, method in enumerate(methods):
+            theory = matched["theory"].get(method) if judge == "reward" else None
+            first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
+            rows.append(
+                {
+                    "judge": judge,
+                    "first": i == 0,
+                    "last": i == len(methods) - 1,
+                    "method": method,
+                    "outside": f"not bracketed: at least {outside[method]:.2f} nats" if method in outside else "",
+                    "wins": share(found["win_rates"][method]) if method in found["win_rates"] else "–",
+                    "theory": "" if theory is None else f"{100 * theory:.1f}",
+                    "gain": "" if over is None else gain(over),
+                    "theory_gain": ""
+                    if over is None or None in (theory, first_theory)
+                    else in_points(first_theory - theory),
+                }
+            )
+    return rows
