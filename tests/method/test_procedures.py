@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, permutations
 
@@ -11,11 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.polynomial.legendre import leggauss
+from scipy.stats import kstest
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import (
+    BaseQuantile,
     BestOfN,
     BestOfPoisson,
+    Draws,
     Mixture,
     OrderStatistics,
     RankDensity,
@@ -225,6 +228,67 @@ def test_the_plug_in_estimate_of_a_density_has_a_bias_of_order_one_over_m() -> N
         mean = (density.weights(rewards) * rewards).sum() / samples
         exact = (BestOfN(8).weights(rewards) * rewards).sum() / samples
         assert 0 < abs(mean - exact) < 40 / samples / 8
+
+
+# One answer chosen from draws
+
+
+def chosen(procedure: Served, rewards: Sequence[float], threshold: float = 0.0, seed: int = 0) -> tuple[int, int]:
+    """Return which of ``rewards``, drawn in their order, is served, and how many were drawn for it."""
+    serving, drawn, answer = procedure.serving(np.random.default_rng(seed)), 0, None
+    try:
+        while True:
+            match serving.send(answer):
+                case Draws(number):
+                    answer = list(rewards[drawn : drawn + number])
+                    drawn += number
+                case BaseQuantile(quantile):
+                    assert quantile == procedure.quantile
+                    answer = [threshold]
+    except StopIteration as ended:
+        return ended.value, max(drawn, ended.value + 1)
+
+
+@pytest.mark.parametrize(
+    "procedure",
+    [Standard(), BestOfN(3), WorstOfN(3), kth_best(2, 4), RewindAndRepeat(0.5, 3), RewindAndRepeat(0.5, 3, "best")],
+    ids=lambda procedure: procedure.name,
+)
+@pytest.mark.parametrize("rewards", [[3.0, 1.0, 4.0, 2.0, 5.0], [1.0, 2.0, 1.0, 2.0, 1.0]])
+@pytest.mark.parametrize("threshold", [2.0, 4.0, 6.0])
+def test_what_is_served_of_all_orders_of_draws_is_what_the_weights_say(
+    procedure: Served, rewards: list[float], threshold: float
+) -> None:
+    """Each sample is served in the share of orders that its weight is, ties and the number of draws included."""
+    served, draws = np.zeros(len(rewards)), []
+    for order in permutations(range(len(rewards))):
+        place, drawn = chosen(procedure, [rewards[i] for i in order], threshold)
+        served[order[place]] += 1 / math.factorial(len(rewards))
+        draws.append(drawn)
+    # equal samples serve alike, but which of them is served is not what a weight says
+    share = [served[np.equal(rewards, reward)].mean() for reward in rewards]
+    np.testing.assert_allclose(share, procedure.weights([rewards], [threshold])[0], atol=1e-12)
+    if isinstance(procedure, RewindAndRepeat):
+        assert np.mean(draws) == pytest.approx(procedure.draws([rewards], [threshold])[0])
+
+
+@pytest.mark.parametrize(
+    "procedure",
+    [top_k(2, 4), BestOfPoisson(1.5), parse_procedure("0.3*best-of-3+0.5*standard+0.2*worst-of-2")],
+    ids=lambda procedure: procedure.name,
+)
+def test_procedures_with_luck_of_their_own_serve_their_distortion(procedure: RankProcedure) -> None:
+    """Of ranks drawn anew for each of 4000 answers, h of what is served is uniform."""
+    rng = np.random.default_rng(0)
+    served = [ranks[chosen(procedure, ranks, seed=seed)[0]] for seed, ranks in enumerate(rng.random((4000, 20)))]
+    assert kstest(procedure.distortion(served), "uniform").pvalue > 0.01
+    assert kstest(BestOfN(2).distortion(served), "uniform").pvalue < 1e-6
+
+
+def test_a_density_cannot_be_served() -> None:
+    """It says what is served, and no number of draws does that exactly."""
+    with pytest.raises(ConfigError, match="serve a mixture"):
+        RankDensity("tilt", lambda u: u).serving(np.random.default_rng(0))
 
 
 # Distortions

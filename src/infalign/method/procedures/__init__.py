@@ -2,14 +2,22 @@
 
 A rank-based procedure is a *distortion* h of the CDF: a policy with CDF F over calibrated reward is served with CDF
 h(F) (docs/theory.md, distortion of a procedure). Each procedure also weighs the samples of a finite set, so that the
-weighted law is an unbiased estimate of what would be served. A family is a module with a function ``parse``, and a line
-in `FAMILIES`.
+weighted law is an unbiased estimate of what would be served, and says how one answer is chosen from draws (`Serving`).
+A family is a module with a function ``parse``, and a line in `FAMILIES`.
 """
 
 from importlib import import_module
 
 from infalign.errors import ConfigError
-from infalign.method.procedures.base import Distortion, Procedure, RankProcedure, looks_at_ranks
+from infalign.method.procedures.base import (
+    BaseQuantile,
+    Distortion,
+    Draws,
+    Procedure,
+    RankProcedure,
+    Serving,
+    looks_at_ranks,
+)
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
 from infalign.method.procedures.mixture import Mixture, ranked
 from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, of_best, top_k
@@ -19,9 +27,11 @@ from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, 
 from infalign.method.procedures.standard import Standard
 
 __all__ = [
+    "BaseQuantile",
     "BestOfN",
     "BestOfPoisson",
     "Distortion",
+    "Draws",
     "Extreme",
     "Mixture",
     "OrderStatistics",
@@ -31,6 +41,7 @@ __all__ = [
     "RewindAndRepeat",
     "Rewound",
     "Served",
+    "Serving",
     "Standard",
     "WorstOfN",
     "distortion",

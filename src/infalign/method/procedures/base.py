@@ -1,5 +1,7 @@
 """What a procedure is, and the checks and weights that families share."""
 
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +13,29 @@ from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array, places
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Asks for further draws of the policy; the answer is their rewards."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseQuantile:
+    """Asks for the reward at a quantile of the base policy's responses to the prompt; the answer is this one number."""
+
+    quantile: float
+
+
+Serving = Generator[Draws | BaseQuantile, list[float], int]
+"""How an answer is chosen: asks, is sent what it asked for, and returns the number of the draw that is served.
+
+Draws count from 0. One that was not asked for is drawn then, and served whatever its reward is.
+"""
+
+
 class Procedure(Protocol):
-    """What evaluation needs of a procedure."""
+    """What evaluation and serving need of a procedure."""
 
     @property
     def name(self) -> str:
@@ -20,6 +43,9 @@ class Procedure(Protocol):
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
         """Return the probability, shape (P, M), that each sample is the one served from a random draw of the M."""
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Return how one answer is chosen, by the law that `weights` estimates."""
 
 
 class Distortion(Protocol):

@@ -9,7 +9,15 @@ from numpy.typing import ArrayLike
 from typing_extensions import TypeIs
 
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import Procedure, check_n, checked_samples, subsets_within, weights_from_counts
+from infalign.method.procedures.base import (
+    Draws,
+    Procedure,
+    Serving,
+    check_n,
+    checked_samples,
+    subsets_within,
+    weights_from_counts,
+)
 
 SPELLINGS = "best-of-N, worst-of-N"
 
@@ -42,6 +50,11 @@ class BestOfN:
         rewards = checked_samples(rewards_PM, self.n, self.name)
         return weights_from_counts(rewards, subsets_within(rewards.shape[1], self.n))
 
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve the best of N draws; of those that tie the first, which is any of them, as draws are alike."""
+        rewards = yield Draws(self.n)
+        return int(np.argmax(rewards))
+
 
 @dataclass(frozen=True, slots=True)
 class WorstOfN:
@@ -70,6 +83,11 @@ class WorstOfN:
         """Weigh the i-th smallest of M by C(M−i, N−1)/C(M, N), shared evenly within ties."""
         rewards = checked_samples(rewards_PM, self.n, self.name)
         return weights_from_counts(rewards, 1.0 - subsets_within(rewards.shape[1], self.n)[::-1])
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve the worst of N draws; of those that tie the first, which is any of them, as draws are alike."""
+        rewards = yield Draws(self.n)
+        return int(np.argmin(rewards))
 
 
 Extreme = BestOfN | WorstOfN

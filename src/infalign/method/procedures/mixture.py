@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import RankProcedure, check_probabilities
+from infalign.method.procedures.base import RankProcedure, Serving, check_probabilities
 from infalign.method.procedures.rewind import Served, rewinds
 
 
@@ -47,6 +47,11 @@ class Mixture:
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
         """Mix the weights of the parts."""
         return np.asarray(sum(weight * part.weights(rewards_PM) for weight, part in self.parts))
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve by a part drawn at random."""
+        _, part = self.parts[rng.choice(len(self.parts), p=[weight for weight, _ in self.parts])]
+        return part.serving(rng)
 
 
 def ranked(part: Served) -> RankProcedure:

@@ -10,7 +10,14 @@ from scipy.special import betainc, betaln, gammaln, xlog1py, xlogy
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import check_n, check_probabilities, checked_samples, weights_from_counts
+from infalign.method.procedures.base import (
+    Draws,
+    Serving,
+    check_n,
+    check_probabilities,
+    checked_samples,
+    weights_from_counts,
+)
 from infalign.method.procedures.extremes import BestOfN, WorstOfN
 
 MOST_DRAWS = 100_000  # for a procedure that stores a probability for each draw
@@ -61,6 +68,12 @@ class OrderStatistics:
             log_ways = _log_choose(j - 1, i - 1) + _log_choose(samples - j, n - i) - _log_choose(samples, n)
             served[1:] += q * np.exp(log_ways)
         return weights_from_counts(rewards, np.cumsum(served))
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve the draw at a random place among N."""
+        rewards = yield Draws(len(self.probabilities))
+        place = rng.choice(len(rewards), p=self.probabilities)
+        return int(np.argsort(rewards, kind="stable")[place])
 
     def _served(self) -> list[tuple[int, float]]:
         return [(i, q) for i, q in enumerate(self.probabilities, start=1) if q > 0]

@@ -9,7 +9,7 @@ from scipy.special import gammaln, pdtr, pdtrc, xlogy
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import checked_samples, subsets_within, weights_from_counts
+from infalign.method.procedures.base import Draws, Serving, checked_samples, subsets_within, weights_from_counts
 
 NEGLIGIBLE = 1e-9  # probability that a sample-based estimate may leave out
 SPELLINGS = "best-of-poisson:MU"
@@ -55,6 +55,11 @@ class BestOfPoisson:
         probability = np.exp(xlogy(n - 1, self.mu) - self.mu - gammaln(n)) / pdtr(samples - 1, self.mu)
         within = sum((q * subsets_within(samples, int(m)) for m, q in zip(n, probability, strict=True) if q > 0), 0.0)
         return weights_from_counts(rewards, np.asarray(within))
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve the best of 1 + Poisson(μ) draws."""
+        rewards = yield Draws(1 + int(rng.poisson(self.mu)))
+        return int(np.argmax(rewards))
 
 
 def parse(name: str) -> BestOfPoisson | None:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import checked_samples, weights_from_counts
+from infalign.method.procedures.base import Serving, checked_samples, weights_from_counts
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 
 
@@ -43,6 +43,13 @@ class RankDensity:
         """
         rewards = checked_samples(rewards_PM, 1, self.name)
         return weights_from_counts(rewards, self.distortion(np.linspace(0.0, 1.0, rewards.shape[1] + 1)))
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Raise ConfigError: a density says what is served, and not how."""
+        raise ConfigError(
+            f"{self.name} is a density of ranks, which no number of draws serves exactly; serve a mixture or an "
+            "`OrderStatistics` that is near to it"
+        )
 
     @cached_property
     def _integral(self) -> tuple[Panels, Array, float]:

@@ -17,7 +17,16 @@ from typing_extensions import TypeIs
 
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import Distortion, Procedure, RankProcedure, check_n, checked_samples
+from infalign.method.procedures.base import (
+    BaseQuantile,
+    Distortion,
+    Draws,
+    Procedure,
+    RankProcedure,
+    Serving,
+    check_n,
+    checked_samples,
+)
 from infalign.method.procedures.extremes import BestOfN
 
 SPELLINGS = "rewind:QUANTILE:N[:best]"
@@ -73,6 +82,16 @@ class RewindAndRepeat:
             failing = _falling_ratio(count - 1, samples - 1, np.array(self.n - 1))[:, None] / samples
         weights_PM: Array = np.where(fails, failing, all_fail[:, None] / samples)
         return weights_PM
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Draw one after another and stop at the first that reaches the threshold."""
+        (threshold,) = yield BaseQuantile(self.quantile)
+        rewards: list[float] = []
+        for number in range(self.n):
+            rewards += yield Draws(1)
+            if rewards[number] >= threshold:
+                return number
+        return int(np.argmax(rewards)) if self.serve == "best" else self.n - 1
 
     def draws(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike) -> Array:
         """Return the expected number of draws for each prompt, shape (P,): Σ_{k<n} P(the first k draws all fail)."""

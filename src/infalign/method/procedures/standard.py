@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import checked_samples
+from infalign.method.procedures.base import Serving, checked_samples
 
 SPELLINGS = "standard"
 
@@ -29,6 +29,11 @@ class Standard:
         """Weigh every sample alike."""
         rewards = checked_samples(rewards_PM, 1, self.name)
         return np.full(rewards.shape, 1.0 / rewards.shape[1])
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve the first draw."""
+        yield from ()
+        return 0
 
 
 def parse(name: str) -> Standard | None:
