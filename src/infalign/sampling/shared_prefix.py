@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.errors import ConfigError, first_line
-from infalign.models.attention import check_plain
+from infalign.models.attention import check_plain, odd_layers
 from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (
     NO_POLICY,
@@ -58,8 +58,8 @@ class SharedPrefixEngine:
         rows = torch.arange(n, device=device)  # the response that each row of the batch belongs to
         done = torch.zeros(n, dtype=torch.bool, device=device)
         with torch.no_grad():
-            logits, prefix = _prefill(self.model, prompt_ids)
-            cache = _SharedPrefixCache(prefix)
+            logits, prefix = prefill(self.model, prompt_ids)
+            cache = _SharedPrefixCache(_layers(prefix))
             logits = logits.expand(n, -1)
             with _attention(self.model, _register()):
                 for step in range(steps):
@@ -125,15 +125,19 @@ def _empty_block(new: Tensor) -> Tensor:
     return new.new_zeros(*new.shape[:2], SUFFIX_BLOCK, new.shape[3])
 
 
-def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:
-    """Return the logits after the prompt (1 × V) and its keys and values, by the model's normal attention."""
+def prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Any]:
+    """Return the logits after the prompt (1 × V) and its cache, by the model's normal attention."""
     import torch
     from transformers import DynamicCache
 
     ids = torch.tensor([list(prompt_ids)], device=model.device)
     cache = DynamicCache(config=model.config)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-    return logits, [(layer.keys, layer.values) for layer in cache.layers]
+    return logits, cache
+
+
+def _layers(cache: Any) -> Layers:
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def _decode(model: Any, tokens: Tensor, cache: _SharedPrefixCache) -> Tensor:
@@ -215,21 +219,17 @@ def _attention(model: Any, name: str) -> Iterator[None]:
 def _check_shares_prefix(model: Any) -> None:
     """Raise `ConfigError` unless two tokens decoded on a shared prefix get the logits of a plain forward pass."""
     import torch
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
 
     check_evaluating(model)
     name = type(model).__name__
-    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    if layers != {DynamicLayer}:
-        kinds = ", ".join(sorted(layer.__name__ for layer in layers - {DynamicLayer})) or "unknown layers"
-        raise ConfigError(f"{name} has layers without full attention ({kinds}){USE_GENERIC}")
+    if odd := odd_layers(model):
+        raise ConfigError(f"{name} has layers without full attention ({odd}){USE_GENERIC}")
     ids = torch.arange(1, 6, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
     try:
         with torch.no_grad():
             expected = model(input_ids=ids[None], use_cache=False).logits[0, -2:].float()
-            _, prefix = _prefill(model, ids[:3].tolist())
-            cache = _SharedPrefixCache(prefix)
+            _, prefix = prefill(model, ids[:3].tolist())
+            cache = _SharedPrefixCache(_layers(prefix))
             with _attention(model, _register()):
                 found = torch.stack([_decode(model, token.expand(2), cache)[1] for token in ids[3:]]).float()
     except Exception as error:  # a model without the attention interface can raise any exception

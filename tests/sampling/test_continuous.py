@@ -1,0 +1,90 @@
+"""Responses drawn together are those drawn alone, whoever joins and leaves between the steps."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_rollouts import tiny, words
+
+from infalign.errors import ConfigError, DataError
+from infalign.models.guided import GuidedForCausalLM
+from infalign.sampling.continuous import ContinuousBatch, Row
+from infalign.sampling.engine import Prompt, Response, Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+
+PROMPTS = [Prompt("long", [5, 1, 7, 2, 6, 4, 9, 8]), Prompt("short", [5, 6]), Prompt("middle", [1, 2, 9, 4])]
+SAMPLING = Sampling(40, seed=3)
+
+
+def guided(adapter: dict[str, Any] | None = None) -> Any:
+    """Return a policy whose guide moves its reference a lot."""
+    reference = tiny()
+    model = GuidedForCausalLM.beside(reference, None if adapter else tiny().model, adapter).eval()
+    torch.manual_seed(2)
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    return model
+
+
+MODELS = {
+    "Llama": tiny,
+    "GPT2": lambda: tiny("GPT2", **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
+    "guided": guided,
+    "guided by LoRA": lambda: guided({"rank": 2, "alpha": 4.0}),
+}
+
+
+def drawn(batch: ContinuousBatch, rows: list[Row]) -> list[Response]:
+    """Return the responses of rows, stepping until the batch is empty."""
+    while batch.rows:
+        batch.step()
+    return [batch.response(row) for row in rows]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
+    """Prompts of several lengths join at different steps, some rows leave, and every other response is the same."""
+    policy = MODELS[model]()
+    batch, alone = ContinuousBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
+    rows = batch.join(PROMPTS[0], [0, 1, 2], SAMPLING)
+    batch.step()
+    gone = batch.join(PROMPTS[1], [7, 8], SAMPLING)
+    rows += batch.join(PROMPTS[1], [0, 5], SAMPLING)
+    batch.step()
+    batch.leave(gone)
+    rows += batch.join(PROMPTS[2], [4], SAMPLING)
+    found = drawn(batch, rows)
+    indices = [0, 1, 2], [0, 5], [4]
+    expected = [
+        response
+        for prompt, numbers in zip(PROMPTS, indices, strict=True)
+        for response in alone.sample(prompt.token_ids, prompt.prompt_id, numbers)
+    ]
+    assert [response.token_ids for response in found] == [response.token_ids for response in expected]
+    assert [(r.text, r.finish) for r in found] == [(r.text, r.finish) for r in expected]
+    assert [r.logprob for r in found] == pytest.approx([r.logprob for r in expected], abs=1e-4)
+    assert {"stop", "length"} == {response.finish for response in found}
+    assert all(len(row.token_ids) <= 2 for row in gone)
+
+
+def test_rows_may_have_different_lengths() -> None:
+    """A shorter limit cuts the same response."""
+    batch = ContinuousBatch(tiny(), words())
+    rows = [batch.join(PROMPTS[0], [0], Sampling(limit, seed=3))[0] for limit in (40, 4, 1)]
+    whole, four, one = (response.token_ids for response in drawn(batch, rows))
+    assert (four, one) == (whole[:4], whole[:1])
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    """A window, a model in training, a prompt too long, and NaN."""
+    with pytest.raises(ConfigError, match="without full attention"):
+        ContinuousBatch(tiny("Mistral", sliding_window=4), words())
+    with pytest.raises(ConfigError, match="training mode"):
+        ContinuousBatch(tiny().train(), words())
+    with pytest.raises(DataError, match="exceeds the model's context of 128"):
+        ContinuousBatch(tiny(), words()).join(Prompt("a", [5]), [0], Sampling(128))
+    broken = tiny()
+    batch = ContinuousBatch(broken, words())
+    broken.lm_head.weight.data.fill_(float("nan"))
+    batch.join(PROMPTS[0], [0], SAMPLING)
+    with pytest.raises(ConfigError, match="NaN"):
+        batch.step()
