@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, models, paper, samples, theory, trainers, whole_run
+from infalign.cli import methods, models, paper, samples, serving, theory, trainers, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 from infalign.signals import raise_outside
@@ -60,18 +60,22 @@ _group = Group("Up to one stage, in this order", sort_key=1)
 for _place, (_stage, _about) in enumerate(STAGES.items()):
     app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
 
-_group = Group("Several methods", sort_key=2)
+_group = Group("After a run: what was aligned, served", sort_key=2)
+app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GENERATE_EPILOGUE)
+app.command(serving.serve, group=_group, sort_key=1, help_epilogue=serving.SERVE_EPILOGUE)
+
+_group = Group("Several methods", sort_key=3)
 app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGUE)
 
-_group = Group("Before a run: what theory says, and what models there are", sort_key=3)
+_group = Group("Before a run: what theory says, and what models there are", sort_key=4)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
 app.command(models.models, group=_group, sort_key=2, help_epilogue=models.MODELS_EPILOGUE)
 
-_group = Group("Anybody's samples", sort_key=4)
+_group = Group("Anybody's samples", sort_key=5)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)
 
-_group = Group("Other trainers", sort_key=5)
+_group = Group("Other trainers", sort_key=6)
 app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
 app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
 

@@ -1,6 +1,5 @@
 """Commands for other trainers: one that serves a reward, one that writes their data."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,14 +57,10 @@ def serve_reward(
     port: Annotated[int, Parameter(help="The port to listen at.")] = 5000,
 ) -> None:
     """Serve the calibrated and transformed reward over HTTP, for trainers that ask a server."""
-    import uvicorn
-
-    from infalign.errors import ConfigError
     from infalign.integrations.configured import calibrated, has_tokenizer, tokenizer
     from infalign.integrations.server import app
+    from infalign.serving.web import listen, token_for
 
-    token = os.environ.get("INFALIGN_SERVE_TOKEN")
-    if host not in ("127.0.0.1", "::1", "localhost") and not token:
-        raise ConfigError(f"{host} can be reached by others; set INFALIGN_SERVE_TOKEN to a secret that requests carry")
+    token = token_for(host)
     words = tokenizer(source) if has_tokenizer(source) else None
-    uvicorn.run(app(calibrated(source, transform), words, token=token), host=host, port=port, log_level="warning")
+    listen(app(calibrated(source, transform), words, token=token), host, port)

@@ -92,10 +92,7 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
     """
     try:
         prompt, chosen, rejected = _parse(row)
-        if not prompt or prompt[-1]["role"] != "user":
-            raise DataError("the prompt does not end with a user turn")
-        if not prompt[-1]["content"].strip():
-            raise DataError("the last turn of the prompt is empty")
+        _check_prompt(prompt)
         if not chosen:
             raise DataError("the chosen response is empty" if rejected is not None else "the response is empty")
         if rejected == "":
@@ -105,6 +102,23 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     return Example(prompt, chosen, rejected, where)
+
+
+def parse_prompt(row: Mapping[str, Any], where: str) -> Conversation:
+    """Return the prompt that ``row`` holds as its column ``prompt``, text or messages; raises as `parse_example`."""
+    try:
+        prompt = _prompt(row)
+        _check_prompt(prompt)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    return prompt
+
+
+def _check_prompt(prompt: Conversation) -> None:
+    if not prompt or prompt[-1]["role"] != "user":
+        raise DataError("the prompt does not end with a user turn")
+    if not prompt[-1]["content"].strip():
+        raise DataError("the last turn of the prompt is empty")
 
 
 def _parse(row: Mapping[str, Any]) -> tuple[Conversation, str, str | None]:

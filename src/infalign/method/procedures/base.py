@@ -30,7 +30,7 @@ class BaseQuantile:
 Serving = Generator[Draws | BaseQuantile, list[float], int]
 """How an answer is chosen: asks, is sent what it asked for, and returns the number of the draw that is served.
 
-Draws count from 0. One that was not asked for is drawn then, and served whatever its reward is.
+Draws count from 0. The next one, which was not asked for, may be served too, whatever its reward is.
 """
 
 

@@ -1,0 +1,200 @@
+"""Commands that serve a policy of a run: answers to prompts, and a server."""
+
+import json
+import sys
+from io import BytesIO
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from infalign.data.examples import Message
+    from infalign.serving.answers import Answer, Asked
+
+GENERATE_EPILOGUE = """\
+Examples:
+  infalign generate runs/demo --prompt "How do I bake bread?"
+  infalign generate runs/demo --policy reference --procedure standard < prompts.txt
+  infalign generate runs/demo --procedure best-of-8 --prompt "Hello" --all
+  infalign generate runs/demo --procedure rewind:0.85:32 --input test.jsonl --json
+
+Prompts are the lines of standard input or of a text file, one each, or the
+column prompt (text or messages) of a .jsonl, .jsonl.gz, .parquet or .csv file.
+A policy is one of the recipe's, `reference`, or a folder of the same tokenizer.
+Draws are ranked by the run's reward. The same seed gives the same answers; a
+prompt that comes again gets another one.
+"""
+SERVE_EPILOGUE = """\
+Example:
+  infalign serve runs/demo --procedure best-of-4
+  curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "aware", "messages": [{"role": "user", "content": "Hello"}]}'
+
+Any OpenAI client works: base_url http://localhost:8080/v1, and as the model the
+policy's name, with another procedure behind a colon: aware:worst-of-8,
+aware:standard (which streams), aware:rewind:0.85:32. Tokens of all draws count
+as completion tokens. /v1/models, /health and /metrics answer too.
+Any --host but this machine's own needs a token in INFALIGN_SERVE_TOKEN, which
+clients give as their API key.
+With --engine-url another server, such as vLLM, draws (its key is read from
+INFALIGN_ENGINE_KEY) and this one scores and chooses.
+"""
+
+RunPath = Annotated[Path, Parameter(help="A run directory.")]
+PolicyName = Annotated[str | None, Parameter(help="Of the run; the recipe's first by default.", show_default=False)]
+ProcedureName = Annotated[
+    str | None, Parameter(help="standard, best-of-4, ...; the recipe's by default.", show_default=False)
+]
+EngineUrl = Annotated[
+    str | None, Parameter(help="An OpenAI-compatible server that has the policy and draws.", show_default=False)
+]
+EngineModel = Annotated[str | None, Parameter(help="The policy's name there; its path by default.", show_default=False)]
+
+
+def generate(
+    run: RunPath,
+    /,
+    *,
+    policy: PolicyName = None,
+    procedure: ProcedureName = None,
+    prompt: Annotated[
+        list[str] | None, Parameter(help="A prompt. Repeatable.", negative=(), show_default=False)
+    ] = None,
+    input_: Annotated[
+        Path | None, Parameter(name="--input", help="A file of prompts instead of standard input.", show_default=False)
+    ] = None,
+    all_: Annotated[
+        bool, Parameter(name="--all", help="Show every draw, its rank and reward.", negative=(), show_default=False)
+    ] = False,
+    seed: Annotated[int, Parameter(help="Of the draws.")] = 0,
+    engine_url: EngineUrl = None,
+    engine_model: EngineModel = None,
+    as_json: Annotated[
+        bool, Parameter(name="--json", help="Print a line of JSON for each prompt.", negative=(), show_default=False)
+    ] = False,
+) -> None:
+    """Answer prompts as a policy would be served."""
+    import asyncio
+
+    from infalign.cli.output import open_console
+    from infalign.serving.answers import answer_each
+    from infalign.serving.opened import opened
+
+    conversations = _conversations(prompt, input_)
+    served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
+    several, console = len(conversations) > 1, open_console()
+
+    def show(asked: "Asked", answer: "Answer") -> None:
+        if as_json:
+            about = {"policy": served.name, "procedure": asked.procedure.name, "seed": seed}
+            print(json.dumps(_record(asked, answer, all_) | about), flush=True)
+        else:
+            _print(asked, answer, console, every=all_, several=several)
+
+    asyncio.run(answer_each(served, conversations, show, seed=seed, score_all=all_))
+
+
+def serve(
+    run: RunPath,
+    /,
+    *,
+    policy: PolicyName = None,
+    procedure: ProcedureName = None,
+    host: Annotated[str, Parameter(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port to listen at.")] = 8080,
+    most: Annotated[int, Parameter(help="Answers at a time; further requests get 503.")] = 256,
+    engine_url: EngineUrl = None,
+    engine_model: EngineModel = None,
+) -> None:
+    """Serve a policy by a procedure, behind OpenAI's protocol."""
+    from infalign.cli.output import open_console
+    from infalign.display import say
+    from infalign.serving.openai import app
+    from infalign.serving.opened import opened
+    from infalign.serving.web import listen, token_for
+
+    token = token_for(host)
+    served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
+    say(open_console(), f"{served.name} by {served.procedure.name}: http://{host}:{port}/v1", markup=False)
+    listen(app(served, token=token, most=most), host, port)
+
+
+def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[Message]]":
+    """Return the prompts of the command line, of a file, or of standard input."""
+    from infalign.data.examples import parse_prompt
+    from infalign.errors import ConfigError, DataError
+
+    if prompts is not None and path is not None:
+        raise ConfigError("give --prompt or --input, not both")
+    rows = _rows(path) if prompts is None else [("--prompt", {"prompt": text}) for text in prompts]
+    found = [[*parse_prompt(row, where)] for where, row in rows]
+    if not found:
+        raise DataError(f"{path or 'standard input'} has no prompts; write one a line")
+    return found
+
+
+def _rows(path: Path | None) -> "Iterable[tuple[str, dict[str, Any]]]":
+    """Return the rows of a table, or the lines of a text or of standard input that are not blank, with their places."""
+    from infalign.data.files import READERS, read_rows
+    from infalign.data.lines import lines
+    from infalign.errors import DataError
+
+    if path is not None and path.name.endswith(tuple(READERS)):
+        return read_rows(path)
+    if path is None and sys.stdin.isatty():
+        print("Prompts, one a line; end with Ctrl-D:", file=sys.stderr)
+    try:
+        with BytesIO(sys.stdin.buffer.read()) if path is None else path.open("rb") as file:
+            numbered = [*lines(file, path or Path("standard input"))]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; correct the path") from error
+    return [(where, {"prompt": line.strip()}) for where, line in numbered if line.strip()]
+
+
+def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
+    """Return what a line of JSON says of an answer; rewards and ranks are None where none were needed."""
+    served = answer.draws[answer.served]
+    ranked = zip_longest(answer.draws, answer.rewards, answer.ranks)
+    draws = [{"text": draw.text, "reward": reward, "rank": rank} for draw, reward, rank in ranked]
+    return {
+        "prompt_id": asked.prompt.prompt_id,
+        "prompt": asked.conversation,
+        "answer": answer.text,
+        "finish": served.finish,
+        **{name: draws[answer.served][name] for name in ("reward", "rank")},
+        "served": answer.served,
+        "draws": len(draws),
+        "base_draws": len(answer.base_draws),
+        "tokens": answer.tokens,
+        **({"all": draws} if every else {}),
+    }
+
+
+def _print(asked: "Asked", answer: "Answer", console: "Console", *, every: bool, several: bool) -> None:
+    """Print an answer, below its prompt if there are several; or every draw, the best first."""
+    from rich.text import Text
+
+    from infalign.display import plain_table, say
+
+    if several or every:
+        first, *more = asked.conversation[-1]["content"].splitlines()
+        say(console, "")
+        say(console, f"{first}{' …' if more else ''}", markup=False)
+    if not every:
+        say(console, answer.text, markup=False)
+        return
+    table = plain_table("rank", "reward", "draw", "text", breaking=[3])
+    for place in sorted(range(len(answer.draws)), key=lambda place: answer.ranks[place]):
+        number = f"{place + 1}{' *' if place == answer.served else ''}"
+        text = Text(answer.draws[place].text)
+        table.add_row(str(answer.ranks[place]), f"{answer.rewards[place]:.3f}", number, text)
+    console.print(table)
+    taken = f"{len(answer.draws)} of the policy"
+    base = f", {len(answer.base_draws)} of the base" if answer.base_draws else ""
+    say(console, f"* served by {asked.procedure.name}; draws: {taken}{base}", markup=False)

@@ -1,0 +1,1 @@
+"""Answers of a policy, served by an inference-time procedure."""

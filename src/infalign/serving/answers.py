@@ -1,0 +1,232 @@
+"""One answer: a procedure asks for draws, they are drawn and scored, and it says which of them is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from infalign.data.examples import Message, prompt_id
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures import BaseQuantile, Draws, Served
+from infalign.models.pretrained import conversation_ids
+from infalign.sampling.engine import Prompt, Response, Sampling
+from infalign.serving.batches import Batches
+from infalign.serving.draws import DrawSource, OnTokens
+
+MOST_DRAWS = 1024  # of one answer
+AT_ONCE = 64  # answers
+KEPT = 1024  # prompts whose base rewards are kept
+
+
+class RefusedError(ConfigError):
+    """What is asked cannot be served."""
+
+
+Scores = Batches[tuple[list[Message], str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked: a conversation, its tokens, how it is served, and the seed and maximum length of its draws."""
+
+    conversation: list[Message]
+    prompt: Prompt
+    procedure: Served
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All draws of one answer in their order, the rewards of those that the procedure looked at, and who is served.
+
+    ``base_draws`` are further ones, of the base policy, that showed the procedure a quantile.
+    """
+
+    draws: list[Response]
+    rewards: list[float]
+    served: int
+    base_draws: list[Response] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text that is served."""
+        return self.draws[self.served].text
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all draws."""
+        return sum(len(response.token_ids) for response in (*self.draws, *self.base_draws))
+
+    @property
+    def ranks(self) -> list[int]:
+        """The place of each reward among all, 1 for the best; those that tie share the first of their places."""
+        return [1 + sum(other > reward for other in self.rewards) for reward in self.rewards]
+
+
+class BaseRewards:
+    """The rewards of the base policy's own draws, ``k`` a prompt; the base is loaded when it is first needed."""
+
+    def __init__(self, load: Callable[[], DrawSource], scores: Scores, k: int, sampling: Sampling) -> None:
+        self._load, self._scores, self._k, self._sampling = load, scores, k, sampling
+        self._source: DrawSource | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._loading = asyncio.Lock()
+        self._known: OrderedDict[str, asyncio.Task[tuple[Array, list[Response]]]] = OrderedDict()
+
+    async def quantile(self, asked: Asked, quantile: float) -> tuple[float, list[Response]]:
+        """Return the reward at a quantile, and the draws that were made for it now.
+
+        It lies between two of the K rewards, so that its rank is the quantile on average. Raises RefusedError if K is
+        too small to show the quantile.
+        """
+        if not 1 <= quantile * (self._k + 1) <= self._k:
+            raise RefusedError(f"{self._k} rollouts a prompt do not show the quantile {quantile:g}; raise rollout.k")
+        identity, new = asked.prompt.prompt_id, False
+        if identity not in self._known:
+            new = True
+            self._known[identity] = asyncio.create_task(self._drawn(asked))
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(identity)
+        task = self._known[identity]
+        try:
+            rewards, drawn = await asyncio.shield(task)  # others may wait for it too
+        except Exception:
+            self._known.pop(identity, None)
+            raise
+        return float(np.quantile(rewards, quantile, method="weibull")), drawn if new else []
+
+    def close(self) -> None:
+        """Stop drawing."""
+        for task in (self._work, *self._known.values()):
+            if task is not None:
+                task.cancel()
+
+    async def _drawn(self, asked: Asked) -> tuple[Array, list[Response]]:
+        async with self._loading:
+            if self._source is None:
+                self._source = await asyncio.to_thread(self._load)
+                self._work = asyncio.create_task(self._source.work())
+        drawn = await self._source.draw(asked.prompt, range(self._k), self._sampling)
+        rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
+        return np.array(rewards), drawn
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """A policy with what serves it; ``procedure`` is the one that is meant where nobody says another."""
+
+    name: str
+    procedure: Served
+    max_new_tokens: int
+    tokenizer: Any
+    draws: DrawSource
+    scores: Scores
+    base: BaseRewards
+
+    def asked(
+        self, conversation: list[Message], procedure: Served, *, seed: int, choice: int = 0, length: int | None = None
+    ) -> Asked:
+        """Return what is asked, with a random stream of its own for each choice; a ``length`` can only be shorter.
+
+        Raises DataError for a conversation that the policy cannot answer.
+        """
+        ids = conversation_ids(self.tokenizer, conversation, add_generation_prompt=True)
+        stream = int.from_bytes(blake2b(f"serve {seed} {choice}".encode(), digest_size=4).digest(), "little")
+        sampling = Sampling(min(length or self.max_new_tokens, self.max_new_tokens), seed=stream)
+        asked = Asked(conversation, Prompt(prompt_id(conversation), ids), procedure, sampling)
+        self.draws.check(asked.prompt, sampling)
+        return asked
+
+    async def answer(self, asked: Asked, on_tokens: OnTokens | None = None, *, score_all: bool = False) -> Answer:
+        """Return one answer.
+
+        ``on_tokens`` is called with what is served while it is drawn, if the procedure serves it whatever its reward
+        is. With ``score_all`` all draws have a reward, also where the procedure looks at none. Raises as
+        `DrawSource.draw` and the reward, and RefusedError for a procedure that asks for more than 1024 draws.
+        """
+        draws: list[Response] = []
+        rewards: list[float] = []
+        base_draws: list[Response] = []
+        serving = asked.procedure.serving(np.random.default_rng(asked.sampling.seed))
+        try:
+            ask = next(serving)
+            while True:
+                match ask:
+                    case Draws(number):
+                        draws += await self._draw(asked, len(draws), number)
+                        rewards += await self._score(asked, draws[len(rewards) :])
+                        ask = serving.send(rewards[-number:])
+                    case BaseQuantile(quantile):
+                        threshold, drawn = await self.base.quantile(asked, quantile)
+                        base_draws += drawn
+                        ask = serving.send([threshold])
+        except StopIteration as ended:
+            served: int = ended.value
+        if served == len(draws):
+            draws += await self._draw(asked, served, 1, on_tokens)
+        if score_all:
+            rewards += await self._score(asked, draws[len(rewards) :])
+        return Answer(draws, rewards, served, base_draws)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Draw and score inside the block."""
+        tasks = [asyncio.create_task(work) for work in (self.draws.work(), self.scores.work())]
+        try:
+            yield
+        finally:
+            self.base.close()
+            for task in tasks:
+                task.cancel()
+
+    async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:
+        if first + number > MOST_DRAWS:
+            raise RefusedError(f"{asked.procedure.name} asks for {first + number:,} draws; {MOST_DRAWS:,} are the most")
+        return await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling, on_tokens)
+
+    async def _score(self, asked: Asked, draws: list[Response]) -> list[float]:
+        return await self.scores.done([(asked.conversation, response.text) for response in draws])
+
+
+async def answer_each(
+    policy: ServedPolicy,
+    conversations: Sequence[list[Message]],
+    on_answer: Callable[[Asked, Answer], None],
+    *,
+    seed: int,
+    score_all: bool = False,
+) -> None:
+    """Answer conversations by the policy's own procedure, many at a time, and give the answers in their order.
+
+    A conversation that comes again gets another choice. Raises DataError for one that cannot be answered, before
+    anything is drawn.
+    """
+    choices: Counter[str] = Counter()
+    asked = []
+    for conversation in conversations:
+        identity = prompt_id(conversation)
+        asked.append(policy.asked(conversation, policy.procedure, seed=seed, choice=choices[identity]))
+        choices[identity] += 1
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def answer(one: Asked) -> Answer:
+        async with at_once:
+            return await policy.answer(one, score_all=score_all)
+
+    async with policy.working():
+        tasks = [asyncio.create_task(answer(one)) for one in asked]
+        try:
+            for one, task in zip(asked, tasks, strict=True):
+                on_answer(one, await task)
+        finally:
+            for task in tasks:
+                task.cancel()

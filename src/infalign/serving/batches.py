@@ -1,0 +1,62 @@
+"""Rows of many requests, done together in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+Row = TypeVar("Row")
+Found = TypeVar("Found")
+
+MOST_AT_ONCE = 1024  # rows in one batch
+
+
+class Batches(Generic[Row, Found]):
+    """Does rows of all requests in one thread: what waits while a batch is done is the next batch.
+
+    ``do`` returns what it finds for each row, in their order. `counts` has rows, failed, batches and microseconds.
+    """
+
+    def __init__(self, do: Callable[[list[Row]], Sequence[Found]]) -> None:
+        self._do = do
+        self.counts: Counter[str] = Counter()
+        self._waiting: asyncio.Queue[tuple[Row, asyncio.Future[Found]]] = asyncio.Queue()
+
+    async def done(self, rows: Sequence[Row]) -> list[Found]:
+        """Return what is found for the rows of one request; raises as ``do``, for these rows only."""
+        futures: list[asyncio.Future[Found]] = [asyncio.get_running_loop().create_future() for _ in rows]
+        for pair in zip(rows, futures, strict=True):
+            self._waiting.put_nowait(pair)
+        return await asyncio.gather(*futures)
+
+    async def work(self) -> None:
+        """Do what comes, for ever; rows that nobody waits for any more are left out."""
+        while True:
+            batch = [await self._waiting.get()]
+            while len(batch) < MOST_AT_ONCE and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            batch = [(row, future) for row, future in batch if not future.cancelled()]
+            begun = time.perf_counter()
+            found = await asyncio.to_thread(self._found, [row for row, _ in batch])
+            self.counts["batches"] += bool(batch)
+            self.counts["rows"] += len(batch)
+            self.counts["microseconds"] += round(1e6 * (time.perf_counter() - begun))
+            for (_, future), one in zip(batch, found, strict=True):
+                if future.cancelled():
+                    continue
+                if isinstance(one, Exception):
+                    self.counts["failed"] += 1
+                    future.set_exception(one)
+                else:
+                    future.set_result(one)
+
+    def _found(self, rows: list[Row]) -> list[Found | Exception]:
+        """Return what is found for each row, or why there is nothing; a bad row does not spoil the others."""
+        try:
+            return [*self._do(rows)] if rows else []
+        except Exception as error:
+            half = len(rows) // 2
+            return [*self._found(rows[:half]), *self._found(rows[half:])] if half else [error]

@@ -1,0 +1,198 @@
+"""Where the draws of a policy come from: a model on this machine, or a server at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Protocol
+
+from infalign.sampling.continuous import ContinuousBatch, Row
+from infalign.sampling.engine import Engine, Prompt, Response, Sampling, check_not_empty, check_prompt
+
+OnTokens = Callable[[Sequence[int]], None]
+"""Is called with all tokens of a draw so far, each time that there is one more."""
+
+
+class DrawSource(Protocol):
+    """Anything that draws responses for many requests at once.
+
+    ``seeded`` says whether a draw depends on its seed, prompt and number only. ``counts`` has the finished draws, their
+    tokens, and the draws that were abandoned.
+    """
+
+    seeded: bool
+    counts: Counter[str]
+
+    @property
+    def in_progress(self) -> int:
+        """The number of draws that wait or are being drawn."""
+
+    def check(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Raise DataError for a prompt that cannot be answered."""
+
+    async def draw(
+        self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> list[Response]:
+        """Return draws number ``indices`` of a prompt; draws that nobody waits for any more are abandoned."""
+        ...
+
+    async def work(self) -> None:
+        """Draw what is asked for, for ever."""
+
+
+@dataclass(eq=False, slots=True)
+class _Draw:
+    prompt: Prompt
+    index: int
+    sampling: Sampling
+    on_tokens: OnTokens | None
+    answer: asyncio.Future[Response]
+    row: Row | None = None  # once it has begun
+
+
+class LocalDraws:
+    """Draws of a model on this machine: those of all requests are drawn together, at most ``rows`` at a time.
+
+    Raises ConfigError for a model that cannot draw for several prompts.
+    """
+
+    seeded = True
+
+    def __init__(self, model: Any, tokenizer: Any, *, rows: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._batch, self._rows = ContinuousBatch(model, tokenizer), rows
+        self._waiting: deque[_Draw] = deque()
+        self._begun: list[_Draw] = []
+        self._asked = asyncio.Event()
+
+    @property
+    def in_progress(self) -> int:
+        """The number of draws that wait or are being drawn."""
+        return len(self._waiting) + len(self._begun)
+
+    def check(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Raise DataError for a prompt that is too long for the model, or empty."""
+        check_prompt(prompt.token_ids, prompt.prompt_id, self._batch.model, sampling)
+
+    async def draw(
+        self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> list[Response]:
+        """Return draws number ``indices`` of a prompt that was checked."""
+        future = asyncio.get_running_loop().create_future
+        draws = [_Draw(prompt, index, sampling, on_tokens, future()) for index in indices]
+        self._waiting += draws
+        self._asked.set()
+        try:
+            return await asyncio.gather(*(draw.answer for draw in draws))
+        finally:
+            self._waiting = deque(draw for draw in self._waiting if not self._abandoned(draw))
+
+    async def work(self) -> None:
+        """Draw a token of every row at each step; between steps draws begin, end and are abandoned."""
+        while True:
+            left = [draw for draw in self._begun if self._abandoned(draw)]
+            self._begun = [draw for draw in self._begun if not draw.answer.cancelled()]
+            begin = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._rows - len(self._begun)))]
+            self._begun += begin
+            try:
+                ended = await asyncio.to_thread(self._step, begin, left)
+            except Exception as error:  # of the model, or of memory: what is being drawn is lost
+                self._batch.leave(self._batch.rows)
+                for draw in self._begun:
+                    if not draw.answer.done():
+                        draw.answer.set_exception(error)
+                self._begun = []
+                continue
+            self._tell(ended)
+            if not self.in_progress:
+                self._asked.clear()
+                await self._asked.wait()
+
+    def _step(self, begin: Sequence[_Draw], left: Sequence[_Draw]) -> set[Row]:
+        """Return the rows that end with the next token."""
+        self._batch.leave([draw.row for draw in left if draw.row is not None])
+        for _, group in groupby(begin, lambda draw: (draw.prompt.prompt_id, draw.sampling)):
+            draws = [*group]
+            rows = self._batch.join(draws[0].prompt, [draw.index for draw in draws], draws[0].sampling)
+            for draw, row in zip(draws, rows, strict=True):
+                draw.row = row
+        return set(self._batch.step()) if self._batch.rows else set()
+
+    def _tell(self, ended: set[Row]) -> None:
+        """Give those who wait the tokens of their draws, and the draws that have ended."""
+        for draw in self._begun:
+            assert draw.row is not None
+            if draw.answer.cancelled():
+                continue
+            if draw.on_tokens is not None:
+                draw.on_tokens(draw.row.token_ids)
+            if draw.row in ended:
+                draw.answer.set_result(self._batch.response(draw.row))
+                self.counts.update(draws=1, tokens=len(draw.row.token_ids))
+        self._begun = [draw for draw in self._begun if draw.row not in ended]
+
+    def _abandoned(self, draw: _Draw) -> bool:
+        gone = draw.answer.cancelled()
+        self.counts["abandoned"] += gone
+        return gone
+
+
+class RemoteDraws:
+    """Draws of an engine that batches them itself, such as a vLLM server, asked by ``at_once`` requests at a time.
+
+    Draws that are abandoned before they are asked for are not drawn; what the engine has begun it ends.
+    """
+
+    seeded = False
+
+    def __init__(self, engine: Engine, tokenizer: Any, *, at_once: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self.in_progress = 0
+        self._engine, self._tokenizer = engine, tokenizer
+        self._threads = ThreadPoolExecutor(at_once)
+
+    def check(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Raise DataError for an empty prompt; the engine alone knows its context."""
+        check_not_empty(prompt.token_ids, prompt.prompt_id)
+
+    async def draw(
+        self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> list[Response]:
+        """Return as many draws as there are ``indices``, cut to the length; ``on_tokens`` is told when they have ended.
+
+        Raises as the engine.
+        """
+        self.in_progress += len(indices)
+        asked = prompt.token_ids, prompt.prompt_id, indices
+        try:
+            drawn = await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.sample, *asked)
+        except asyncio.CancelledError:
+            self.counts["abandoned"] += len(indices)
+            raise
+        finally:
+            self.in_progress -= len(indices)
+        self.counts.update(draws=len(drawn), tokens=sum(len(response.token_ids) for response in drawn))
+        found = [self._cut(response, sampling.max_new_tokens) for response in drawn]
+        if on_tokens is not None:
+            on_tokens(found[-1].token_ids)
+        return found
+
+    async def work(self) -> None:
+        """Return: the engine does the work."""
+
+    def _cut(self, response: Response, length: int) -> Response:
+        """Return the beginning of a response, which is drawn as a response of this length is."""
+        if len(response.token_ids) <= length:
+            return response
+        ids = response.token_ids[:length]
+        return replace(
+            response,
+            token_ids=ids,
+            text=self._tokenizer.decode(ids, skip_special_tokens=True),
+            finish="length",
+            logprob=float("nan"),
+        )

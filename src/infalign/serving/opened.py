@@ -1,0 +1,98 @@
+"""A policy of a run, ready to be served."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from infalign.data.examples import Message
+from infalign.errors import ConfigError
+from infalign.http import checked_url
+from infalign.method.procedures import parse_procedure
+from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
+from infalign.models.settings import Compute
+from infalign.rewards.base import RewardFunction, score
+from infalign.runs.run import Run
+from infalign.runs.status import recorded_recipe
+from infalign.sampling.engine import Sampling
+from infalign.sampling.server import ServerEngine
+from infalign.serving.answers import BaseRewards, ServedPolicy
+from infalign.serving.batches import Batches
+from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
+
+KEY = "INFALIGN_ENGINE_KEY"
+AWAY = 10.0  # seconds that an engine at a URL may be, before a request fails
+ROWS = 64  # draws at once
+
+
+def opened(
+    root: Path,
+    policy: str | None = None,
+    procedure: str | None = None,
+    *,
+    engine_url: str | None = None,
+    engine_model: str | None = None,
+) -> ServedPolicy:
+    """Return a policy of the run in ``root`` with the run's reward, served by ``procedure`` unless asked otherwise.
+
+    The policy is one of the recipe's (the first by default), ``reference``, or a folder of the same tokenizer; the
+    procedure is the recipe's by default. Draws are made here, or by an OpenAI-compatible server at ``engine_url`` that
+    has the policy under the name ``engine_model`` (by default its path). Raises ConfigError for what is not there.
+    """
+    if not (root / "recipe.yaml").is_file():
+        raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
+    run = Run.of(recorded_recipe(root))
+    recipe, compute = run.recipe, run.recipe.compute
+    name = policy or next(iter(recipe.policies))
+    served_by = recipe.procedure if procedure is None else parse_procedure(procedure)
+    path, tokenizer = _model(run, name), load_tokenizer(run.layout.tokenizer)
+    if compute.threads is not None:
+        import torch
+
+        torch.set_num_threads(compute.threads)
+    sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=compute.dtype)
+    scores = Batches(partial(_scored, run.scorer("reward").load()))
+    if engine_url is None:
+        draws = _local(path, compute)
+    else:
+        draws = _remote(engine_url, engine_model or path, tokenizer, sampling)
+    base = BaseRewards(partial(_local, run.reference, compute), scores, recipe.rollout.k, sampling)
+    return ServedPolicy(Path(name).name, served_by, sampling.max_new_tokens, tokenizer, draws, scores, base)
+
+
+def _model(run: Run, name: str) -> str:
+    """Return the folder or hub id of a policy."""
+    policies = run.recipe.policies
+    if name != "reference" and name not in policies:
+        if Path(name).is_dir():
+            return name
+        known = ", ".join(["reference", *policies])
+        raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
+    path = run.reference if name == "reference" else str(run.layout.model(name))
+    if path == str(run.layout.model(name)) and not Path(path).is_dir():
+        raise ConfigError(f"{name} is not trained yet: there is no {path}; run `infalign train` with the recipe first")
+    return path
+
+
+def _local(path: str, compute: Compute) -> DrawSource:
+    return LocalDraws(*load_policy(path, device=compute.torch_device(), dtype=compute.dtype), rows=ROWS)
+
+
+def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> DrawSource:
+    """Return the draws of a server, checked to sample from the policy's whole distribution."""
+    try:
+        checked_url(url)
+    except ValueError as error:
+        raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY)}") from error
+    key = KEY if KEY in os.environ else None
+    engine = ServerEngine(url, model, tokenizer, sampling, api_key_env=key, retry_seconds=AWAY)
+    engine.check(conversation_ids(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True))
+    return RemoteDraws(engine, tokenizer, at_once=ROWS)
+
+
+def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str]]) -> list[float]:
+    prompts, responses = map(list, zip(*rows, strict=True))
+    rewards: list[float] = score(reward, prompts, responses, name="reward").tolist()
+    return rewards

@@ -1,0 +1,47 @@
+"""What our servers share: who may ask them, where they listen, and their metrics. Needs the ``serve`` extra."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from infalign.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+TOKEN = "INFALIGN_SERVE_TOKEN"
+
+
+def token_for(host: str) -> str | None:
+    """Return the token that requests must carry, if the environment has one. Raises ConfigError where one is needed."""
+    token = os.environ.get(TOKEN)
+    if host not in ("127.0.0.1", "::1", "localhost") and not token:
+        raise ConfigError(f"{host} can be reached by others; set {TOKEN} to a secret that requests carry")
+    return token
+
+
+def allowed(request: Request, token: str | None) -> bool:
+    """Return whether a request carries the token, if there is one, as ``Authorization: Bearer``."""
+    given = request.headers.get("Authorization", "")
+    return token is None or secrets.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+
+def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> Response:
+    """Return metrics in Prometheus' format; the names get a prefix, those of counters a suffix too."""
+    from starlette.responses import PlainTextResponse
+
+    lines = [f"# TYPE infalign_{n}_total counter\ninfalign_{n}_total {v}\n" for n, v in counters.items()]
+    lines += [f"# TYPE infalign_{n} gauge\ninfalign_{n} {v}\n" for n, v in (gauges or {}).items()]
+    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+
+
+def listen(app: Starlette, host: str, port: int) -> None:
+    """Serve an application until the process is stopped."""
+    import uvicorn
+
+    uvicorn.run(app, host=host, port=port, log_level="warning")
