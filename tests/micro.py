@@ -55,6 +55,11 @@ def nan_reward(prompts: list[Any], responses: list[str]) -> list[float]:
     return [float("nan") if i == 2 else 0.0 for i in range(len(responses))]
 
 
+def brightness(prompts: list[Any], responses: list[str]) -> list[float]:
+    """Return the mean of the last hexadecimal digit of the letters, which rarely ties and can be learnt."""
+    return [sum(ord(letter) % 16 for letter in text) / (1 + len(text)) for text in responses]
+
+
 def infalign(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the installed command to its end."""
     return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)

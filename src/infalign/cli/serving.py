@@ -83,9 +83,11 @@ def generate(
     import asyncio
 
     from infalign.cli.output import open_console
+    from infalign.runs.workers import prepare
     from infalign.serving.answers import answer_each
     from infalign.serving.opened import opened
 
+    prepare(None)
     conversations = _conversations(prompt, input_)
     served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
     several, console = len(conversations) > 1, open_console()
@@ -115,10 +117,12 @@ def serve(
     """Serve a policy by a procedure, behind OpenAI's protocol."""
     from infalign.cli.output import open_console
     from infalign.display import say
+    from infalign.runs.workers import prepare
     from infalign.serving.openai import app
     from infalign.serving.opened import opened
     from infalign.serving.web import listen, token_for
 
+    prepare(None)
     token = token_for(host)
     served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
     say(open_console(), f"{served.name} by {served.procedure.name}: http://{host}:{port}/v1", markup=False)
@@ -185,16 +189,21 @@ def _print(asked: "Asked", answer: "Answer", console: "Console", *, every: bool,
     if several or every:
         first, *more = asked.conversation[-1]["content"].splitlines()
         say(console, "")
-        say(console, f"{first}{' …' if more else ''}", markup=False)
+        say(console, _shown(f"{first}{' …' if more else ''}"), markup=False)
     if not every:
-        say(console, answer.text, markup=False)
+        say(console, _shown(answer.text), markup=False)
         return
     table = plain_table("rank", "reward", "draw", "text", breaking=[3])
     for place in sorted(range(len(answer.draws)), key=lambda place: answer.ranks[place]):
         number = f"{place + 1}{' *' if place == answer.served else ''}"
-        text = Text(answer.draws[place].text)
+        text = Text(_shown(answer.draws[place].text))
         table.add_row(str(answer.ranks[place]), f"{answer.rewards[place]:.3f}", number, text)
     console.print(table)
     taken = f"{len(answer.draws)} of the policy"
     base = f", {len(answer.base_draws)} of the base" if answer.base_draws else ""
     say(console, f"* served by {asked.procedure.name}; draws: {taken}{base}", markup=False)
+
+
+def _shown(text: str) -> str:
+    """Return a text without terminal escapes; --json has it as it is."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -67,6 +67,21 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     return model.to(device).eval(), tokenizer
 
 
+def adapted(model: Any, folder: str | Path) -> Any:
+    """Return a model with the LoRA adapter in ``folder`` merged into it.
+
+    Raises ConfigError for an adapter that is not in safetensors, or of another model.
+    """
+    from peft import PeftModel
+
+    if not (Path(folder) / "adapter_model.safetensors").is_file():
+        raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
+    try:
+        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{folder} is no adapter of {model.name_or_path}: {why_unloadable(error)}") from error
+
+
 def guided_by(trunk: str | Path, reference: Any, tokenizer: Any) -> Any:
     """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
 

@@ -213,7 +213,7 @@ def _call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any
     """Return the task's result and the seconds it took; raises only InfalignError."""
     started = time.monotonic()
     try:
-        _prepare(threads)
+        prepare(threads)
         return task.function(on_progress=on_progress), time.monotonic() - started
     except InfalignError:
         raise
@@ -228,7 +228,7 @@ def _call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any
         raise InfalignError(f"{task.name} failed unexpectedly: {said}; run again with --debug to see where") from error
 
 
-def _prepare(threads: int | None) -> None:
+def prepare(threads: int | None) -> None:
     """Silence the libraries, whose progress bars and notices would garble the display, and set the thread count."""
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -11,8 +11,7 @@ from infalign.data.examples import Message
 from infalign.errors import ConfigError
 from infalign.http import checked_url
 from infalign.method.procedures import parse_procedure
-from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
-from infalign.models.settings import Compute
+from infalign.models.pretrained import adapted, conversation_ids, load_policy, load_tokenizer
 from infalign.rewards.base import RewardFunction, score
 from infalign.runs.run import Run
 from infalign.runs.status import recorded_recipe
@@ -37,28 +36,27 @@ def opened(
 ) -> ServedPolicy:
     """Return a policy of the run in ``root`` with the run's reward, served by ``procedure`` unless asked otherwise.
 
-    The policy is one of the recipe's (the first by default), ``reference``, or a folder of the same tokenizer; the
-    procedure is the recipe's by default. Draws are made here, or by an OpenAI-compatible server at ``engine_url`` that
-    has the policy under the name ``engine_model`` (by default its path). Raises ConfigError for what is not there.
+    The policy is one of the recipe's (the first by default), ``reference``, or the folder of a model with the same
+    tokenizer or of a LoRA adapter on the reference; the procedure is the recipe's by default. Draws are made here, or
+    by an OpenAI-compatible server at ``engine_url`` that has the policy under the name ``engine_model`` (by default its
+    path). Raises ConfigError for what is not there.
     """
     if not (root / "recipe.yaml").is_file():
         raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
     run = Run.of(recorded_recipe(root))
-    recipe, compute = run.recipe, run.recipe.compute
+    recipe = run.recipe
     name = policy or next(iter(recipe.policies))
     served_by = recipe.procedure if procedure is None else parse_procedure(procedure)
     path, tokenizer = _model(run, name), load_tokenizer(run.layout.tokenizer)
-    if compute.threads is not None:
+    if recipe.compute.threads is not None:
         import torch
 
-        torch.set_num_threads(compute.threads)
-    sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=compute.dtype)
+        torch.set_num_threads(recipe.compute.threads)
+    sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=recipe.compute.dtype)
     scores = Batches(partial(_scored, run.scorer("reward").load()))
-    if engine_url is None:
-        draws = _local(path, compute)
-    else:
-        draws = _remote(engine_url, engine_model or path, tokenizer, sampling)
-    base = BaseRewards(partial(_local, run.reference, compute), scores, recipe.rollout.k, sampling)
+    engine = engine_model or path
+    draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, tokenizer, sampling)
+    base = BaseRewards(partial(_local, run, run.reference), scores, recipe.rollout.k, sampling)
     return ServedPolicy(Path(name).name, served_by, sampling.max_new_tokens, tokenizer, draws, scores, base)
 
 
@@ -76,8 +74,13 @@ def _model(run: Run, name: str) -> str:
     return path
 
 
-def _local(path: str, compute: Compute) -> DrawSource:
-    return LocalDraws(*load_policy(path, device=compute.torch_device(), dtype=compute.dtype), rows=ROWS)
+def _local(run: Run, path: str) -> DrawSource:
+    """Return the draws of a model, or of a LoRA adapter on the reference."""
+    load = partial(load_policy, device=run.recipe.compute.torch_device(), dtype=run.recipe.compute.dtype)
+    if not (Path(path) / "adapter_config.json").is_file():
+        return LocalDraws(*load(path), rows=ROWS)
+    model, tokenizer = load(run.reference)
+    return LocalDraws(adapted(model, path), tokenizer, rows=ROWS)
 
 
 def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> DrawSource:

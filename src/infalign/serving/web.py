@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from infalign.errors import ConfigError
+from infalign.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -41,7 +42,8 @@ def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None
 
 
 def listen(app: Starlette, host: str, port: int) -> None:
-    """Serve an application until the process is stopped."""
+    """Serve an application until the process is stopped, which is how a server ends."""
     import uvicorn
 
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    with suppress(KeyboardInterrupt, StoppedError):
+        uvicorn.run(app, host=host, port=port, log_level="warning")

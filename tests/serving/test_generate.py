@@ -1,0 +1,150 @@
+"""`infalign generate`: the answers of a policy to prompts from anywhere, as it is served."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from infalign.models.guided import GuidedForCausalLM
+from infalign.models.pretrained import load_policy
+
+PROMPTS = ["How do I bake bread?", "Explain the moon.", "How do I bake bread?"]
+
+
+def records(out: str) -> list[dict[str, Any]]:
+    """Return the lines of JSON."""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def ask(main: Any, run: Path, *words: object) -> list[dict[str, Any]]:
+    """Return what the command answers to the first prompt with every draw."""
+    code, out, err = main("generate", run, "--prompt", PROMPTS[0], "--all", "--json", *words)
+    assert (code, err) == (0, "")
+    return records(out)
+
+
+def test_the_draw_is_served_that_the_procedure_chooses(main: Any, evaluated_run: Path) -> None:
+    """Every draw comes with the run's reward and its rank; the same seed gives the same, another one others."""
+    (best,) = ask(main, evaluated_run)
+    assert best["procedure"] == "best-of-4"
+    assert best["draws"] == len(best["all"]) == 4
+    rewards = micro.brightness([], [draw["text"] for draw in best["all"]])
+    assert [draw["reward"] for draw in best["all"]] == pytest.approx(rewards)
+    assert sorted(draw["rank"] for draw in best["all"]) == [1, 2, 3, 4]
+    assert (best["rank"], best["answer"]) == (1, best["all"][best["served"]]["text"])
+    (worst,) = ask(main, evaluated_run, "--procedure", "worst-of-4")
+    assert worst["all"] == best["all"]
+    assert worst["rank"] == 4
+    (other,) = ask(main, evaluated_run, "--seed", 1)
+    assert {draw["text"] for draw in other["all"]}.isdisjoint(draw["text"] for draw in best["all"])
+
+
+def test_rewinding_says_how_many_draws_it_took(main: Any, evaluated_run: Path) -> None:
+    """It stops at the first that passes, after the base policy's draws for the threshold."""
+    found = [ask(main, evaluated_run, "--procedure", "rewind:0.75:6", "--seed", seed)[0] for seed in range(4)]
+    assert {answer["base_draws"] for answer in found} == {32}
+    assert all(answer["served"] == answer["draws"] - 1 for answer in found)
+    assert len({answer["draws"] for answer in found}) > 1
+
+
+def test_prompts_come_from_everywhere(main: Any, evaluated_run: Path, tmp_path: Path) -> None:
+    """The same prompts give the same answers from a text, a table and standard input; one that comes again another."""
+    text, table = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text.write_text("\n\n".join(PROMPTS) + "\n")
+    turns = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS[:2]]
+    table.write_text("".join(json.dumps(row) + "\n" for row in [*turns, {"prompt": PROMPTS[2], "chosen": "unread"}]))
+    found = []
+    for path in (text, table):
+        code, out, err = main("generate", evaluated_run, "--input", path, "--json")
+        assert (code, err) == (0, "")
+        found.append(records(out))
+    path = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
+    piped = subprocess.run(
+        [micro.COMMAND, "generate", evaluated_run, "--json"],
+        input=text.read_text(),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert found[0] == found[1] == records(piped.stdout)
+    assert piped.stderr == ""
+    assert [answer["prompt"][0]["content"] for answer in found[0]] == PROMPTS
+    assert found[0][0]["answer"] != found[0][2]["answer"]
+
+
+def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, evaluated_run: Path) -> None:
+    """One prompt gives its answer alone; terminal escapes that a model writes are not obeyed."""
+    (record,) = ask(main, evaluated_run)
+    _, out, _ = main("generate", evaluated_run, "--prompt", PROMPTS[0])
+    assert len(out.splitlines()) == 1 + record["answer"].count("\n")
+    _, out, _ = main("generate", evaluated_run, "--prompt", PROMPTS[0], "--all")
+    ranks = [line.split()[0] for line in out.splitlines() if line[:1].isdigit()]
+    assert ranks == ["1", "2", "3", "4"]
+    assert "served by best-of-4; draws: 4 of the policy" in out
+    assert all(letter.isprintable() or letter == "\n" for letter in out)
+
+
+def test_policies_from_elsewhere_are_served(main: Any, evaluated_run: Path, tmp_path: Path) -> None:
+    """A LoRA adapter on the reference, and a guided policy; each answers as the reference until it has learnt."""
+    reference, tokenizer = load_policy(evaluated_run.parent / "policy")
+    plain = ask(main, evaluated_run, "--policy", "reference")[0]
+    model = get_peft_model(reference, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.save_pretrained(tmp_path / "fresh")
+    assert ask(main, evaluated_run, "--policy", tmp_path / "fresh")[0]["all"] == plain["all"]
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(tmp_path / "learnt")
+    assert ask(main, evaluated_run, "--policy", tmp_path / "learnt")[0]["all"] != plain["all"]
+    guided = GuidedForCausalLM.beside(load_policy(evaluated_run.parent / "policy")[0], None, {"rank": 2, "alpha": 4.0})
+    guided.save_pretrained(tmp_path / "guided")
+    tokenizer.save_pretrained(tmp_path / "guided")
+    assert ask(main, evaluated_run, "--policy", tmp_path / "guided")[0]["all"] == plain["all"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--policy", "absent"], 2, "has no policy absent, and there is no such folder; it has reference, aware"),
+        (["--procedure", "best"], 2, "unknown procedure 'best'"),
+        (["--procedure", "best-of-2000"], 2, "asks for 2,000 draws; 1,024 are the most"),
+        (["--procedure", "rewind:0.99:2"], 2, "32 rollouts a prompt do not show the quantile 0.99"),
+        (["--input", "absent.txt"], 2, "give --prompt or --input, not both"),
+        (["--prompt", " "], 3, "--prompt: the last turn of the prompt is empty"),
+        (["--prompt", "word " * 300], 3, "exceeds the model's context"),
+        (["--engine-url", "http://127.0.0.1:9/?api_key=x"], 2, "--engine-url: a URL with api_key"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_in_one_sentence(
+    main: Any, evaluated_run: Path, words: list[str], code: int, said: str
+) -> None:
+    """With the exit code of its kind, and nothing on standard output."""
+    found, out, err = main("generate", evaluated_run, "--prompt", "Hello", *words)
+    assert (found, out) == (code, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_files_without_prompts_are_refused(main: Any, evaluated_run: Path, tmp_path: Path) -> None:
+    """An absent one, an empty one, a table without the column, and a folder that is no run's."""
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "odd.jsonl").write_text('{"text": "Hello"}\n')
+    for run, name, code, said in [
+        (evaluated_run, "absent.txt", 3, "absent.txt cannot be read: No such file"),
+        (evaluated_run, "empty.txt", 3, "empty.txt has no prompts; write one a line"),
+        (evaluated_run, "odd.jsonl", 3, "odd.jsonl line 1: column prompt is missing"),
+        (tmp_path, "empty.txt", 3, "has no prompts"),
+    ]:
+        found, _, err = main("generate", run, "--input", tmp_path / name)
+        assert found == code
+        assert said in err
+    found, _, err = main("generate", tmp_path, "--prompt", "Hello")
+    assert found == 2
+    assert "is not the directory of a run" in err
