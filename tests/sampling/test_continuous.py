@@ -45,19 +45,19 @@ def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
     """Prompts of several lengths join at different steps, some rows leave, and every other response is the same."""
     policy = MODELS[model]()
     batch, alone = ContinuousBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
-    rows = batch.join(PROMPTS[0], [0, 1, 2], SAMPLING)
+    rows = batch.join((PROMPTS[0], index, SAMPLING) for index in [0, 1, 2])
     batch.step()
-    gone = batch.join(PROMPTS[1], [7, 8], SAMPLING)
-    rows += batch.join(PROMPTS[1], [0, 5], SAMPLING)
+    gone = batch.join((PROMPTS[1], index, SAMPLING) for index in [7, 8])
+    rows += batch.join((PROMPTS[1], index, SAMPLING) for index in [0, 5])
     batch.step()
     batch.leave(gone)
-    rows += batch.join(PROMPTS[2], [4], SAMPLING)
+    rows += batch.join([(PROMPTS[2], 4, SAMPLING), (PROMPTS[0], 3, SAMPLING)])
     found = drawn(batch, rows)
-    indices = [0, 1, 2], [0, 5], [4]
+    numbered = (0, [0, 1, 2]), (1, [0, 5]), (2, [4]), (0, [3])
     expected = [
         response
-        for prompt, numbers in zip(PROMPTS, indices, strict=True)
-        for response in alone.sample(prompt.token_ids, prompt.prompt_id, numbers)
+        for prompt, indices in numbered
+        for response in alone.sample(PROMPTS[prompt].token_ids, PROMPTS[prompt].prompt_id, indices)
     ]
     assert [response.token_ids for response in found] == [response.token_ids for response in expected]
     assert [(r.text, r.finish) for r in found] == [(r.text, r.finish) for r in expected]
@@ -69,7 +69,7 @@ def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
 def test_rows_may_have_different_lengths() -> None:
     """A shorter limit cuts the same response."""
     batch = ContinuousBatch(tiny(), words())
-    rows = [batch.join(PROMPTS[0], [0], Sampling(limit, seed=3))[0] for limit in (40, 4, 1)]
+    rows = batch.join((PROMPTS[0], 0, Sampling(limit, seed=3)) for limit in (40, 4, 1))
     whole, four, one = (response.token_ids for response in drawn(batch, rows))
     assert (four, one) == (whole[:4], whole[:1])
 
@@ -81,10 +81,10 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ConfigError, match="training mode"):
         ContinuousBatch(tiny().train(), words())
     with pytest.raises(DataError, match="exceeds the model's context of 128"):
-        ContinuousBatch(tiny(), words()).join(Prompt("a", [5]), [0], Sampling(128))
+        ContinuousBatch(tiny(), words()).join([(Prompt("a", [5]), 0, Sampling(128))])
     broken = tiny()
     batch = ContinuousBatch(broken, words())
     broken.lm_head.weight.data.fill_(float("nan"))
-    batch.join(PROMPTS[0], [0], SAMPLING)
+    batch.join([(PROMPTS[0], 0, SAMPLING)])
     with pytest.raises(ConfigError, match="NaN"):
         batch.step()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,15 +58,21 @@ class ContinuousBatch:
         self._logits: Tensor  # rows × V, after the last token of each row
         self._check()
 
-    def join(self, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Row]:
-        """Begin rollouts number ``indices`` of a prompt. Raises DataError for a prompt that the model cannot answer.
+    def join(self, asked: Iterable[tuple[Prompt, int, Sampling]]) -> list[Row]:
+        """Begin rollouts, each of a prompt and a number; neighbours of one prompt share its computation.
 
-        Of ``sampling`` the seed and the length count; the distribution is the policy's own.
+        Of a sampling the seed and the length count; the distribution is the policy's own. Raises DataError for a prompt
+        that the model cannot answer.
         """
-        check_prompt(prompt.token_ids, prompt.prompt_id, self.model, sampling)
-        rows = [Row(uniforms) for uniforms in token_uniforms(sampling, prompt.prompt_id, indices)]
-        self._begin(prompt.token_ids, rows)
-        return rows
+        begun: list[tuple[Sequence[int], list[Row]]] = []
+        for identity, group in groupby(asked, lambda one: one[0].prompt_id):
+            rows = []
+            for prompt, index, sampling in group:
+                check_prompt(prompt.token_ids, identity, self.model, sampling)
+                rows.append(Row(token_uniforms(sampling, identity, [index])[0]))
+            begun.append((prompt.token_ids, rows))
+        self._begin(begun)
+        return [row for _, rows in begun for row in rows]
 
     def leave(self, rows: Collection[Row]) -> None:
         """Take rows out, finished or not."""
@@ -101,27 +108,29 @@ class ContinuousBatch:
         finish = "stop" if row.token_ids[-1:] == [self.eos] else "length"
         return Response(tuple(row.token_ids), text, finish, row.logprob)
 
-    def _begin(self, prompt_ids: Sequence[int], rows: Sequence[Row]) -> None:
-        """Add rows of one prompt."""
+    def _begin(self, begun: Sequence[tuple[Sequence[int], list[Row]]]) -> None:
+        """Add the rows of each prompt."""
         import torch
         from torch.nn.functional import pad
 
         with torch.no_grad():
-            logits, cache = prefill(self.model, prompt_ids)
-            logits = logits.expand(len(rows), -1)
-            attended = torch.ones(len(rows), len(prompt_ids), dtype=torch.long, device=logits.device)
-            for layer in cache.layers:
-                layer.keys, layer.values = (x.expand(len(rows), -1, -1, -1) for x in (layer.keys, layer.values))
-            if self.rows:
-                length = max(attended.shape[1], self._attended.shape[1])
-                for new, old in zip(cache.layers, self._cache.layers, strict=True):
-                    for name in ("keys", "values"):
-                        parts = (getattr(layer, name) for layer in (old, new))
-                        setattr(new, name, torch.cat([pad(x, (0, 0, length - x.shape[2], 0)) for x in parts]))
-                attended = torch.cat([pad(x, (length - x.shape[1], 0)) for x in (self._attended, attended)])
-                logits = torch.cat([self._logits, logits])
-        self.rows = [*self.rows, *rows]
-        self._cache, self._attended, self._logits = cache, attended, logits
+            parts = [(self._cache, self._attended, self._logits)] if self.rows else []
+            for prompt_ids, rows in begun:
+                logits, cache = prefill(self.model, prompt_ids)
+                for layer in cache.layers:
+                    layer.keys, layer.values = (x.expand(len(rows), -1, -1, -1) for x in (layer.keys, layer.values))
+                ones = torch.ones(len(rows), len(prompt_ids), dtype=torch.long, device=logits.device)
+                parts.append((cache, ones, logits.expand(len(rows), -1)))
+            caches, attended, logits_of = zip(*parts, strict=True)
+            length = max(x.shape[1] for x in attended)
+            for layers in zip(*(cache.layers for cache in caches), strict=True):
+                for name in ("keys", "values"):
+                    padded = [pad(x, (0, 0, length - x.shape[2], 0)) for x in (getattr(part, name) for part in layers)]
+                    setattr(layers[0], name, torch.cat(padded))
+            self._cache = caches[0]
+            self._attended = torch.cat([pad(x, (length - x.shape[1], 0)) for x in attended])
+            self._logits = torch.cat(logits_of)
+        self.rows = [*self.rows, *(row for _, rows in begun for row in rows)]
 
     def _keep(self, places: list[int]) -> None:
         """Keep the rows at these places, and no token that all of them are padded at."""
@@ -166,8 +175,7 @@ class ContinuousBatch:
         try:
             with torch.no_grad():
                 plain = [self.model(torch.tensor([text], device=self.model.device)).logits[0, -1] for text in texts]
-                for text in texts:
-                    self._begin(text[:-1], [Row(np.empty(0))])
+                self._begin([(text[:-1], [Row(np.empty(0))]) for text in texts])
                 self._forward([text[-1] for text in texts])
         except Exception as error:  # a model that takes no padding or position can raise any exception
             raise ConfigError(f"{name} cannot draw for several prompts: {first_line(error)}{ELSEWHERE}") from error

@@ -71,6 +71,14 @@ class Answer:
         return [1 + sum(other > reward for other in self.rewards) for reward in self.rewards]
 
 
+@dataclass(slots=True)
+class _Known:
+    """The base policy's draws for one prompt with their rewards, made once, and how many requests wait for them."""
+
+    made: asyncio.Task[tuple[Array, list[Response]]]
+    waiting: int = 0
+
+
 class BaseRewards:
     """The rewards of the base policy's own draws, ``k`` a prompt; the base is loaded when it is first needed."""
 
@@ -79,7 +87,7 @@ class BaseRewards:
         self._source: DrawSource | None = None
         self._work: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
-        self._known: OrderedDict[str, asyncio.Task[tuple[Array, list[Response]]]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def quantile(self, asked: Asked, quantile: float) -> tuple[float, list[Response]]:
         """Return the reward at a quantile, and the draws that were made for it now.
@@ -89,24 +97,26 @@ class BaseRewards:
         """
         if not 1 <= quantile * (self._k + 1) <= self._k:
             raise RefusedError(f"{self._k} rollouts a prompt do not show the quantile {quantile:g}; raise rollout.k")
-        identity, new = asked.prompt.prompt_id, False
-        if identity not in self._known:
-            new = True
-            self._known[identity] = asyncio.create_task(self._drawn(asked))
+        identity = asked.prompt.prompt_id
+        known = self._known.get(identity)
+        if new := known is None:
+            known = self._known[identity] = _Known(asyncio.create_task(self._drawn(asked)))
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(identity)
-        task = self._known[identity]
+        known.waiting += 1
         try:
-            rewards, drawn = await asyncio.shield(task)  # others may wait for it too
-        except Exception:
-            self._known.pop(identity, None)
-            raise
+            rewards, drawn = await asyncio.shield(known.made)  # others may wait for it too
+        finally:
+            known.waiting -= 1
+            if not known.waiting and not _succeeded(known.made):
+                known.made.cancel()
+                self._known.pop(identity, None)
         return float(np.quantile(rewards, quantile, method="weibull")), drawn if new else []
 
     def close(self) -> None:
         """Stop drawing."""
-        for task in (self._work, *self._known.values()):
+        for task in (self._work, *(known.made for known in self._known.values())):
             if task is not None:
                 task.cancel()
 
@@ -115,9 +125,14 @@ class BaseRewards:
             if self._source is None:
                 self._source = await asyncio.to_thread(self._load)
                 self._work = asyncio.create_task(self._source.work())
+        self._source.check(asked.prompt, self._sampling)
         drawn = await self._source.draw(asked.prompt, range(self._k), self._sampling)
         rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
         return np.array(rewards), drawn
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 @dataclass(frozen=True)
@@ -179,13 +194,19 @@ class ServedPolicy:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Draw and score inside the block."""
+        """Draw and score inside the block, which is entered once. Raises what drawing or scoring dies of."""
+        inside = asyncio.current_task()
+        assert inside is not None
         tasks = [asyncio.create_task(work) for work in (self.draws.work(), self.scores.work())]
+        for task in tasks:
+            task.add_done_callback(lambda task: None if task.cancelled() or not task.exception() else inside.cancel())
         try:
             yield
         finally:
             self.base.close()
             for task in tasks:
+                if task.done():
+                    task.result()
                 task.cancel()
 
     async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:

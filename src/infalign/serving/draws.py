@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, Protocol
 
 from infalign.sampling.continuous import ContinuousBatch, Row
@@ -115,10 +114,9 @@ class LocalDraws:
     def _step(self, begin: Sequence[_Draw], left: Sequence[_Draw]) -> set[Row]:
         """Return the rows that end with the next token."""
         self._batch.leave([draw.row for draw in left if draw.row is not None])
-        for _, group in groupby(begin, lambda draw: (draw.prompt.prompt_id, draw.sampling)):
-            draws = [*group]
-            rows = self._batch.join(draws[0].prompt, [draw.index for draw in draws], draws[0].sampling)
-            for draw, row in zip(draws, rows, strict=True):
+        if begin:
+            rows = self._batch.join((draw.prompt, draw.index, draw.sampling) for draw in begin)
+            for draw, row in zip(begin, rows, strict=True):
                 draw.row = row
         return set(self._batch.step()) if self._batch.rows else set()
 

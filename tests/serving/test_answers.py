@@ -1,0 +1,84 @@
+"""Answers of a model that can be listed follow the exact law of the procedure that serves them."""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from enumerable import PROMPTS, Enumerable, enumerable
+from scipy.stats import chisquare
+
+from infalign.method.calibration import Array
+from infalign.method.procedures import parse_procedure
+from infalign.models.pretrained import load_policy
+from infalign.sampling.engine import Prompt, Sampling
+from infalign.serving.answers import Answer, Asked, BaseRewards, ServedPolicy
+from infalign.serving.batches import Batches
+from infalign.serving.draws import LocalDraws
+
+ANSWERS = 1000
+PLACE = 1  # of the prompt
+Law = Callable[[str], Array]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Enumerable, Enumerable]:
+    """Return the base, whose rewards count, and the policy."""
+    return enumerable(tmp_path_factory.mktemp("base")), enumerable(tmp_path_factory.mktemp("policy"), seed=1)
+
+
+@pytest.fixture
+def served(models: tuple[Enumerable, Enumerable]) -> tuple[ServedPolicy, Law]:
+    """Return a policy to serve, and the exact law of what a procedure serves of it."""
+    base, aligned = models
+    model, tokenizer = load_policy(aligned.folder)
+    law = np.exp(base.laws(model)[PLACE])
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in base.responses]
+    rewards = dict(zip(texts, base.rewards[PLACE], strict=True))
+    scores = Batches(lambda rows: [rewards[text] for _, text in rows])
+    policy = ServedPolicy(
+        "policy",
+        parse_procedure("standard"),
+        2,
+        tokenizer,
+        LocalDraws(model, tokenizer, rows=512),
+        scores,
+        BaseRewards(lambda: LocalDraws(*load_policy(base.folder), rows=512), scores, 1001, Sampling(2, seed=1)),
+    )
+    return policy, lambda name: base.finite()[PLACE].served(law / law.sum(), parse_procedure(name))
+
+
+@pytest.mark.parametrize(
+    ("procedure", "near"),
+    [
+        ("best-of-4", "best-of-2"),
+        ("2nd-best-of-5", "best-of-2"),
+        ("0.5*best-of-6+0.5*standard", "best-of-6"),
+        ("rewind:0.7:4", "rewind:0.4:4"),
+        ("rewind:0.7:2:best", "rewind:0.7:2"),
+    ],
+)
+def test_what_is_served_has_the_exact_law(
+    served: tuple[ServedPolicy, Law], models: tuple[Enumerable, Enumerable], procedure: str, near: str
+) -> None:
+    """The frequencies of 1000 answers fit the law of the procedure, and not that of one near to it."""
+    (policy, law), (base, _) = served, models
+
+    async def answers() -> list[Answer]:
+        prompt = Prompt(PROMPTS[PLACE], base.prompt_ids[PLACE])
+        async with policy.working():
+            asked = [Asked([], prompt, parse_procedure(procedure), Sampling(2, seed=seed)) for seed in range(ANSWERS)]
+            return await asyncio.gather(*map(policy.answer, asked))
+
+    found = asyncio.run(answers())
+    place = {tuple(ids): i for i, ids in enumerate(base.responses)}
+    counts = np.bincount([place[answer.draws[answer.served].token_ids] for answer in found], minlength=len(place))
+
+    def fits(name: str) -> float:
+        expected = law(name) * ANSWERS
+        cells = np.where(expected < 5, 0, 1 + np.arange(expected.size))  # those that are rare together
+        both = [np.bincount(cells, values) for values in (counts, expected)]
+        return float(chisquare(*(values[both[1] > 0] for values in both)).pvalue)
+
+    assert fits(procedure) > 0.01
+    assert fits(near) < 1e-4
