@@ -1,6 +1,7 @@
 """The pages: their code runs and prints what they show; theory's commands run, and its table is what they say."""
 
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from infalign.theory.choose import rank
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md")}
 PAGE = PAGES["theory.md"]
+SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 ROLLOUTS = 16, 100, 400
 
 
@@ -70,6 +72,13 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not ended.value.code
+
+
+@pytest.mark.parametrize("command", re.findall(r"^infalign ([^#<>\n]*)", SERVING, re.MULTILINE))
+def test_the_commands_of_serving_are_understood(command: str) -> None:
+    """What that page says to type has the options of the command line."""
+    parsed, _, _ = cli.app.parse_args(shlex.split(command), exit_on_error=False, print_error=False)
+    assert parsed.__name__ in ("generate", "serve")
 
 
 @pytest.mark.parametrize(("served", "kl"), [(row[0], row[1]) for row in rows() if row[1] == "0.5"])

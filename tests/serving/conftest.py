@@ -21,8 +21,6 @@ from infalign.runs.recipe import Recipe
 from infalign.serving.answers import ServedPolicy
 from infalign.serving.openai import app
 
-Serving = Callable[..., AbstractContextManager[str]]
-
 
 @pytest.fixture(scope="session")
 def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,7 +41,7 @@ def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def serving() -> Serving:
+def serving() -> Callable[..., AbstractContextManager[str]]:
     """Return a context that serves a policy with uvicorn in a thread and gives the URL."""
 
     @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import micro
 import numpy as np
 import openai
 import pytest
-from conftest import Serving
 from faults.server import RolloutServer
 from openai import AsyncOpenAI, OpenAI
 
@@ -31,6 +31,7 @@ from infalign.serving.opened import opened
 from infalign.storage import listed, read_table
 
 PROMPT = "How do I bake bread?"
+Serving = Callable[..., AbstractContextManager[str]]
 
 
 def policy(run: Path, **changes: Any) -> ServedPolicy:
@@ -262,6 +263,14 @@ def test_the_server_says_what_it_has(client: OpenAI, url: str) -> None:
     assert health == {"status": "ok", "policy": "aware", "procedure": "best-of-4"}
 
 
+def test_the_page_shows_what_works(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python example of docs/serving.md runs against a server."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("http://127.0.0.1:8080/v1", url), {})
+    assert "'draws': 4" in capsys.readouterr().out
+
+
 class Gate:
     """A reward that waits until it is opened, and then is `micro.brightness`."""
 
@@ -280,7 +289,8 @@ def test_more_than_it_can_do_is_refused_and_done_later(evaluated_run: Path, serv
         answers: list[Any] = []
         taken = threading.Thread(target=lambda: answers.extend(concurrently(url, [asked(n=1), asked(n=2)])))
         taken.start()
-        until(url, lambda found: found["infalign_answers"] == 3)
+        until(url, lambda found: found["infalign_answers_in_progress"] == 3)
+        assert httpx2.post(f"{url}/chat/completions", json=asked(n=4)).json()["error"]["param"] == "n"
         refused = httpx2.post(f"{url}/chat/completions", json=asked())
         assert refused.status_code == 503
         assert refused.headers["Retry-After"] == "1"
@@ -294,7 +304,7 @@ def test_more_than_it_can_do_is_refused_and_done_later(evaluated_run: Path, serv
         taken.join()
         patient.join()
         assert sorted(len(answer.choices) for answer in answers) == [1, 1, 2]
-        assert metrics(url)["infalign_answers"] == 0
+        assert metrics(url)["infalign_answers_in_progress"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -316,7 +326,9 @@ def test_a_client_that_goes_frees_its_work(evaluated_run: Path, serving: Serving
                 call.cancel()
 
         asyncio.run(ask_and_go())
-        found = until(url, lambda found: found["infalign_answers"] == found["infalign_draws_in_progress"] == 0)
+        found = until(
+            url, lambda found: found["infalign_answers_in_progress"] == found["infalign_draws_in_progress"] == 0
+        )
         assert found["infalign_draws_total"] < (64 if stream else 4096)
         assert found["infalign_abandoned_draws_total"] + found["infalign_draws_total"] == (128 if stream else 8192)
         assert concurrently(url, [asked()])[0].choices[0].message.content
@@ -341,7 +353,7 @@ def test_a_reward_that_fails_is_said_and_spoils_no_other(evaluated_run: Path, se
         mixed = asked("bad", model="aware:0.5*standard+0.5*best-of-2", n=16, seed=0, stream=True)
         with pytest.raises(openai.APIError, match="unexpected ValueError"):
             list(OpenAI(base_url=url, api_key="none", max_retries=0).chat.completions.create(**mixed))
-        assert metrics(url)["infalign_answers"] == 0
+        assert metrics(url)["infalign_answers_in_progress"] == 0
 
 
 @pytest.mark.parametrize(("served", "is_measured"), [("best-of-4", True), ("best-of-2", False), ("best-of-8", False)])
@@ -384,8 +396,11 @@ def test_what_is_served_wins_as_often_as_was_measured(
     assert gap.high - gap.low < 0.15
 
 
-def test_an_engine_at_a_url_draws_and_this_server_chooses(evaluated_run: Path, serving: Serving) -> None:
+def test_an_engine_at_a_url_draws_and_this_server_chooses(
+    evaluated_run: Path, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine gives four draws in one request, the best by reward is served, and seeds are refused."""
+    monkeypatch.setattr("infalign.serving.opened.AWAY", 0.5)
     with (
         RolloutServer(*load_policy(evaluated_run / "models" / "aware")) as engine,
         serving(opened(evaluated_run, engine_url=engine.url, engine_model="policy")) as url,

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from infalign.sampling.continuous import ContinuousBatch, Row
@@ -142,15 +142,16 @@ class LocalDraws:
 class RemoteDraws:
     """Draws of an engine that batches them itself, such as a vLLM server, asked by ``at_once`` requests at a time.
 
-    Draws that are abandoned before they are asked for are not drawn; what the engine has begun it ends.
+    ``engine`` returns the engine for a seed and a length. Draws that are abandoned before they are asked for are not
+    drawn; what the engine has begun it ends.
     """
 
     seeded = False
 
-    def __init__(self, engine: Engine, tokenizer: Any, *, at_once: int) -> None:
+    def __init__(self, engine: Callable[[Sampling], Engine], *, at_once: int) -> None:
         self.counts: Counter[str] = Counter()
         self.in_progress = 0
-        self._engine, self._tokenizer = engine, tokenizer
+        self._engine = engine
         self._threads = ThreadPoolExecutor(at_once)
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
@@ -160,37 +161,23 @@ class RemoteDraws:
     async def draw(
         self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> list[Response]:
-        """Return as many draws as there are ``indices``, cut to the length; ``on_tokens`` is told when they have ended.
+        """Return draws number ``indices`` of a prompt; ``on_tokens`` is told when they have ended.
 
         Raises as the engine.
         """
         self.in_progress += len(indices)
-        asked = prompt.token_ids, prompt.prompt_id, indices
+        sample, asked = self._engine(sampling).sample, (prompt.token_ids, prompt.prompt_id, indices)
         try:
-            drawn = await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.sample, *asked)
+            drawn = await asyncio.get_running_loop().run_in_executor(self._threads, sample, *asked)
         except asyncio.CancelledError:
             self.counts["abandoned"] += len(indices)
             raise
         finally:
             self.in_progress -= len(indices)
         self.counts.update(draws=len(drawn), tokens=sum(len(response.token_ids) for response in drawn))
-        found = [self._cut(response, sampling.max_new_tokens) for response in drawn]
         if on_tokens is not None:
-            on_tokens(found[-1].token_ids)
-        return found
+            on_tokens(drawn[-1].token_ids)
+        return drawn
 
     async def work(self) -> None:
         """Return: the engine does the work."""
-
-    def _cut(self, response: Response, length: int) -> Response:
-        """Return the beginning of a response, which is drawn as a response of this length is."""
-        if len(response.token_ids) <= length:
-            return response
-        ids = response.token_ids[:length]
-        return replace(
-            response,
-            token_ids=ids,
-            text=self._tokenizer.decode(ids, skip_special_tokens=True),
-            finish="length",
-            logprob=float("nan"),
-        )

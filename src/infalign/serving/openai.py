@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -146,8 +147,13 @@ class Desk:
         except ConfigError as error:
             raise _ApiError(404, str(error), param="model", code="model_not_found") from error
 
-    async def events(self, asked: Sequence[Asked]) -> AsyncGenerator[_Event]:
-        """Yield what becomes known of the answers; who stops reading stops the work. Raises `_ApiError` if busy."""
+    async def events(self, asked: Sequence[Asked], *, stream: bool) -> AsyncGenerator[_Event]:
+        """Yield what becomes known of the answers, pieces of them if they ``stream``; who stops reading stops the work.
+
+        Raises `_ApiError` if there are too many.
+        """
+        if len(asked) > self.most:
+            raise _ApiError(400, f"this server works on {self.most} answers at a time; lower n", param="n")
         if self.in_progress + len(asked) > self.most:
             self.counts["refused"] += len(asked)
             raise _ApiError(503, f"{self.in_progress} answers are in progress; ask again later", code="overloaded")
@@ -156,10 +162,13 @@ class Desk:
 
         async def answer(choice: int, one: Asked) -> None:
             said = _Said(self.policy.tokenizer)
+
+            def more(token_ids: Sequence[int]) -> None:
+                if text := said.more(token_ids):
+                    queue.put_nowait(_Event(choice, text, None))
+
             try:
-                found = await self.policy.answer(
-                    one, lambda ids: queue.put_nowait(_Event(choice, said.more(ids), None))
-                )
+                found = await self.policy.answer(one, more if stream else None)
                 queue.put_nowait(_Event(choice, said.rest(found.text), found))
             except Exception as error:
                 queue.put_nowait(error)
@@ -200,10 +209,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         if seed is None:
             seed = secrets.randbelow(2**32)
         elif not policy.draws.seeded:
-            raise _ApiError(400, "the engine's draws have no seed of ours; leave seed out", param="seed")
+            raise _ApiError(400, "draws of an engine at a URL cannot be asked for again; leave seed out", param="seed")
         prompt = _messages(body)
-        limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
-        length = min(limits, default=None)
+        length = min(filter(None, (body.max_tokens, body.max_completion_tokens)), default=None)
         try:
             asked = [
                 policy.asked(prompt, procedure, seed=seed, choice=choice, length=length)
@@ -212,13 +220,10 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         except DataError as error:
             raise _ApiError(400, str(error), param="messages") from error
         head = _Head(f"{policy.name}:{procedure.name}", seed, len(asked[0].prompt.token_ids))
-        events = desk.events(asked)
+        events = desk.events(asked, stream=bool(body.stream))
         if not body.stream:
-            answers = await _unless_gone(request, _whole(events))
-            return Response(status_code=NOBODY) if answers is None else JSONResponse(head.completion(answers))
+            return JSONResponse(head.completion(await _unless_gone(request, _whole(events))))
         first = await _unless_gone(request, anext(events))  # what fails until then has its own status
-        if first is None:
-            return Response(status_code=NOBODY)
         usage = body.stream_options is not None and body.stream_options.include_usage
         return _Events(head.chunks(first, events, usage=usage))
 
@@ -233,13 +238,15 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     async def metrics(request: Request) -> Response:
         draws, scores = policy.draws.counts, policy.scores.counts
         counters = desk.counts | {
-            **{f"draw{suffix}": draws[name] for name, suffix in (("draws", "s"), ("tokens", "_tokens"))},
+            "draws": draws["draws"],
+            "draw_tokens": draws["tokens"],
             "abandoned_draws": draws["abandoned"],
             "scores": scores["rows"],
             "score_batches": scores["batches"],
             "score_seconds": scores["microseconds"] / 1e6,
         }
-        return prometheus(counters, {"answers": desk.in_progress, "draws_in_progress": policy.draws.in_progress})
+        now = {"answers_in_progress": desk.in_progress, "draws_in_progress": policy.draws.in_progress}
+        return prometheus(counters, now)
 
     def checked(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handled(request: Request) -> Response:
@@ -247,6 +254,8 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
                 if not allowed(request, token):
                     raise _ApiError(401, "the token is missing or wrong", code="invalid_api_key")
                 return await handle(request)
+            except ClientDisconnect:
+                return Response(status_code=NOBODY)
             except Exception as error:
                 return _as_error(error).response()
 
@@ -318,8 +327,8 @@ async def _whole(events: AsyncGenerator[_Event]) -> list[Answer]:
     return [found[choice] for choice in sorted(found)]
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found | None:
-    """Return what ``work`` returns; None if the client goes before, which cancels it."""
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+    """Return what ``work`` returns. Raises ClientDisconnect if the client goes before, and cancels it."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -328,7 +337,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Fo
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
     finally:
         working.cancel()
         waiting.cancel()

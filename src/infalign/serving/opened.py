@@ -23,7 +23,8 @@ from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
 
 KEY = "INFALIGN_ENGINE_KEY"
 AWAY = 10.0  # seconds that an engine at a URL may be, before a request fails
-ROWS = 64  # draws at once
+ROWS = 64  # draws at once; of an engine at a URL, requests
+PROBE = [{"role": "user", "content": "Hello"}]
 
 
 def opened(
@@ -70,7 +71,9 @@ def _model(run: Run, name: str) -> str:
         raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
     path = run.reference if name == "reference" else str(run.layout.model(name))
     if path == str(run.layout.model(name)) and not Path(path).is_dir():
-        raise ConfigError(f"{name} is not trained yet: there is no {path}; run `infalign train` with the recipe first")
+        raise ConfigError(
+            f"{name} is not trained yet: there is no {path}; run `infalign train {run.layout.root}/recipe.yaml`"
+        )
     return path
 
 
@@ -90,9 +93,9 @@ def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> Draw
     except ValueError as error:
         raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY)}") from error
     key = KEY if KEY in os.environ else None
-    engine = ServerEngine(url, model, tokenizer, sampling, api_key_env=key, retry_seconds=AWAY)
-    engine.check(conversation_ids(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True))
-    return RemoteDraws(engine, tokenizer, at_once=ROWS)
+    engine = partial(ServerEngine, url, model, tokenizer, api_key_env=key, retry_seconds=AWAY)
+    engine(sampling).check(conversation_ids(tokenizer, PROBE, add_generation_prompt=True))
+    return RemoteDraws(engine, at_once=ROWS)
 
 
 def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str]]) -> list[float]:
