@@ -46,10 +46,16 @@ def url(evaluated_run: Path, serving: Serving) -> Iterator[str]:
         yield found
 
 
-@pytest.fixture
-def client(url: str) -> OpenAI:
+def client_of(url: str, **options: Any) -> OpenAI:
     """Return OpenAI's client, which repeats nothing."""
-    return OpenAI(base_url=url, api_key="none", max_retries=0)
+    return OpenAI(**{"base_url": url, "api_key": "none", "max_retries": 0} | options)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[OpenAI]:
+    """Return a client of the server."""
+    with client_of(url) as found:
+        yield found
 
 
 def asked(text: str = PROMPT, model: str = "aware", **more: Any) -> dict[str, Any]:
@@ -267,7 +273,9 @@ def test_the_page_shows_what_works(url: str, capsys: pytest.CaptureFixture[str])
     """The Python example of docs/serving.md runs against a server."""
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]
-    exec(code.replace("http://127.0.0.1:8080/v1", url), {})
+    names: dict[str, Any] = {}
+    exec(code.replace("http://127.0.0.1:8080/v1", url), names)
+    names["client"].close()
     assert "'draws': 4" in capsys.readouterr().out
 
 
@@ -351,8 +359,8 @@ def test_a_reward_that_fails_is_said_and_spoils_no_other(evaluated_run: Path, se
             else:
                 assert not isinstance(answer, Exception)
         mixed = asked("bad", model="aware:0.5*standard+0.5*best-of-2", n=16, seed=0, stream=True)
-        with pytest.raises(openai.APIError, match="unexpected ValueError"):
-            list(OpenAI(base_url=url, api_key="none", max_retries=0).chat.completions.create(**mixed))
+        with client_of(url) as client, pytest.raises(openai.APIError, match="unexpected ValueError"):
+            list(client.chat.completions.create(**mixed))
         assert metrics(url)["infalign_answers_in_progress"] == 0
 
 
@@ -404,8 +412,8 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(
     with (
         RolloutServer(*load_policy(evaluated_run / "models" / "aware")) as engine,
         serving(opened(evaluated_run, engine_url=engine.url, engine_model="policy")) as url,
+        client_of(url) as client,
     ):
-        client = OpenAI(base_url=url, api_key="none", max_retries=0)
         answer = client.chat.completions.create(**asked())
         about = answer.choices[0].infalign
         assert (about["draws"], len(about["rewards"])) == (4, 4)
@@ -452,10 +460,10 @@ def test_the_command_serves_with_a_token(evaluated_run: Path) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         assert url == f"http://127.0.0.1:{port}/v1"
-        client = OpenAI(base_url=url, api_key="secret", max_retries=60)
-        assert client.chat.completions.create(**asked(model="reference")).model == "reference:standard"
-        with pytest.raises(openai.AuthenticationError):
-            OpenAI(base_url=url, api_key="wrong").models.list()
+        with client_of(url, api_key="secret", max_retries=60) as client:
+            assert client.chat.completions.create(**asked(model="reference")).model == "reference:standard"
+        with client_of(url, api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
         assert httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200
         assert httpx2.get(f"http://127.0.0.1:{port}/metrics").status_code == 401
     finally:

@@ -87,8 +87,9 @@ class LocalDraws:
         self._asked.set()
         try:
             return await asyncio.gather(*(draw.answer for draw in draws))
-        finally:
+        except asyncio.CancelledError:
             self._waiting = deque(draw for draw in self._waiting if not self._abandoned(draw))
+            raise
 
     async def work(self) -> None:
         """Draw a token of every row at each step; between steps draws begin, end and are abandoned."""
@@ -131,7 +132,7 @@ class LocalDraws:
             if draw.row in ended:
                 draw.answer.set_result(self._batch.response(draw.row))
                 self.counts.update(draws=1, tokens=len(draw.row.token_ids))
-        self._begun = [draw for draw in self._begun if draw.row not in ended]
+        self._begun = [draw for draw in self._begun if draw.row not in ended or draw.answer.cancelled()]
 
     def _abandoned(self, draw: _Draw) -> bool:
         gone = draw.answer.cancelled()
