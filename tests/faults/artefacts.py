@@ -24,7 +24,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
 from infalign.runs.report.page import write
-from infalign.runs.report.words import print_table
+from infalign.runs.report.tables import print_table
 from infalign.storage import write_table
 from infalign.training.checkpoints import SEAL, Seals, seal
 
