@@ -5,24 +5,39 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import count, islice
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
 from infalign.errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
     from stamina.instrumentation import RetryDetails
 
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
+AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
+CONNECT_SECONDS = 10.0
+FOR_SECONDS = "infalign.retry_seconds"  # of a request's extensions: how long it is repeated
 LONGEST_WAIT = 30.0  # seconds between two requests, whatever the server asks for
 SECRET = re.compile(r"key|token|secret|passw|pwd|auth|credential|signature|^sig$", re.IGNORECASE)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOGGER = logging.getLogger(__name__)
+_HOOKS = threading.Lock()
+_hooks_before: list[Any] = []
 
 
 def checked_url(url: str) -> str:
@@ -40,6 +55,15 @@ def checked_url(url: str) -> str:
     ):
         raise ValueError(f"a URL with {secret}=… would be written into the run directory; use api_key_env")
     return url
+
+
+def urls(check: Callable[[str], str]) -> tuple[BeforeValidator, AfterValidator, PlainSerializer]:
+    """Return how a setting reads one URL or a list of them, each checked by ``check``, and writes what was given."""
+    return (
+        BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given]),
+        AfterValidator(lambda found: tuple(check(url) for url in found)),
+        PlainSerializer(lambda found: found[0] if len(found) == 1 else list(found)),
+    )
 
 
 def checked_variable(name: str) -> str:
@@ -67,102 +91,177 @@ def api_key(variable: str | None) -> str | None:
     return key
 
 
-def post(client: httpx2.Client, url: str, body: object, *, retry_seconds: float, most_bytes: int) -> httpx2.Response:
-    """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
+class Post(Protocol):
+    """Asks one of the servers; bound to its turn."""
 
-    Connection, headers and the whole answer must come within the client's read timeout, and the answer may have
-    ``most_bytes``, decompressed. The wait that a server asks for in Retry-After is granted, up to half a minute. Each
-    repetition is logged. Raises httpx2.HTTPError, that of the last attempt.
+    async def __call__(self, body: object, *, most_bytes: int) -> httpx2.Response:
+        """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
+
+        The answer may have ``most_bytes``, decompressed. Raises httpx2.HTTPError, that of the last attempt, whose
+        request has the URL that was asked.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Servers that give the same answers, asked many requests at once.
+
+    ``urls`` take turns, also for the repetitions of a request. At most ``in_flight`` × their number are under way. One
+    attempt may take ``read_seconds``, from its connection to the end of the answer; attempts are repeated for up to
+    ``retry_seconds``, each after the wait that the server asks for in Retry-After, up to half a minute, and logged.
     """
-    import stamina
 
-    def wait(error: Exception) -> bool | float:
-        response = getattr(error, "response", None)
-        asked = "" if response is None else response.headers.get("Retry-After", "")
-        return min(float(asked), LONGEST_WAIT) if may_pass(error) and asked.isdecimal() else may_pass(error)
+    urls: tuple[str, ...]
+    in_flight: int
+    read_seconds: float
+    retry_seconds: float
+    key: str | None = field(default=None, repr=False)  # sent as `Authorization: Bearer`
 
-    with _said(url, client, retry_seconds):
-        for attempt in stamina.retry_context(wait, attempts=None, timeout=retry_seconds, wait_max=LONGEST_WAIT):
+    def answers(
+        self, ask: Callable[[Post, Asked], Coroutine[Any, Any, Answer]], asked: Iterable[Asked]
+    ) -> Generator[tuple[Asked, Answer]]:
+        """Yield each of ``asked`` with what ``ask`` makes of it, as answers come.
+
+        ``asked`` is read in order, as answers are taken, and nothing begins that is more than `AHEAD` × the number of
+        requests under way after the oldest without an answer. When one fails, no more begin, those under way are
+        awaited and yielded, and then the failure that is first in ``asked`` is raised. When the caller stops, those
+        under way are cancelled. Requests run in a thread of their own, so that it may be called inside an event loop,
+        and what the caller does with an answer holds none up.
+        """
+        from anyio import Semaphore
+        from anyio.from_thread import start_blocking_portal
+
+        at_once = self.in_flight * len(self.urls)
+        numbered = enumerate(asked)
+        under_way: dict[Future[Answer], tuple[int, Asked]] = {}  # or waiting for a turn
+        finished: SimpleQueue[Future[Answer]] = SimpleQueue()
+        failures: dict[int, Exception] = {}
+        begun = 0
+        with _said(), start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
+            turns = portal.call(Semaphore, at_once)
+
+            async def in_turn(number: int, item: Asked) -> Answer:
+                async with turns:
+                    if failures:
+                        raise CancelledError
+                    try:
+                        return await ask(partial(self._post, client, number), item)
+                    except Exception as error:
+                        failures[number] = error
+                        raise
+
+            def begin() -> None:
+                nonlocal begun
+                oldest = min((number for number, _ in under_way.values()), default=begun)
+                room = min(2 * at_once - len(under_way), oldest + AHEAD * at_once - begun)
+                for following in islice(numbered, 0 if failures else room):
+                    future = portal.start_task_soon(in_turn, *following)
+                    under_way[future] = following
+                    future.add_done_callback(finished.put)
+                    begun += 1
+
+            begin()
+            while under_way:
+                future = finished.get()
+                _, item = under_way.pop(future)
+                begin()
+                if not future.cancelled() and future.exception() is None:
+                    yield item, future.result()
+        if failures:
+            raise failures[min(failures)]
+
+    def _client(self) -> httpx2.AsyncClient:
+        import httpx2
+
+        at_once = self.in_flight * len(self.urls)
+        return httpx2.AsyncClient(
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+            timeout=httpx2.Timeout(self.read_seconds, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=at_once),
+            verify=_tls(),
+        )
+
+    async def _post(self, client: httpx2.AsyncClient, turn: int, body: object, *, most_bytes: int) -> httpx2.Response:
+        import stamina
+
+        def wait(error: Exception) -> bool | float:
+            response = getattr(error, "response", None)
+            asked = "" if response is None else response.headers.get("Retry-After", "")
+            return min(float(asked), LONGEST_WAIT) if may_pass(error) and asked.isdecimal() else may_pass(error)
+
+        attempts = stamina.retry_context(wait, attempts=None, timeout=self.retry_seconds, wait_max=LONGEST_WAIT)
+        turns = count(turn)
+        async for attempt in attempts:
             with attempt:
-                answer = _whole_answer(client, url, body, most_bytes)
+                url = self.urls[next(turns) % len(self.urls)]
+                answer = await self._whole_answer(client, url, body, most_bytes)
                 answer.raise_for_status()
-    return answer
+        return answer
+
+    async def _whole_answer(
+        self, client: httpx2.AsyncClient, url: str, body: object, most_bytes: int
+    ) -> httpx2.Response:
+        """Return the answer, whole, to one attempt, which is cut off after ``read_seconds``.
+
+        httpx grants its time-outs to each part that it receives; neither dripped headers nor endless `100 Continue`
+        outlive this one.
+        """
+        import httpx2
+        from anyio import fail_after
+
+        request = client.build_request("POST", url, json=body, extensions={FOR_SECONDS: self.retry_seconds})
+        received, said = bytearray(), "no answer"
+        try:
+            with fail_after(self.read_seconds):
+                async with aclosing(await client.send(request, stream=True)) as answer:
+                    said = "the answer began and did not end"
+                    async for part in answer.aiter_bytes():
+                        received += part
+                        if len(received) > most_bytes:
+                            raise httpx2.DecodingError(f"more than {most_bytes:,} bytes", request=request)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout(f"{said} within {self.read_seconds:g} s", request=request) from error
+        # No other header: charset and encoding would let the server choose a codec.
+        asked = answer.headers.get("Retry-After", "")
+        headers = {"Retry-After": asked} if asked.isascii() else {}
+        return httpx2.Response(answer.status_code, headers=headers, content=bytes(received), request=request)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Return the default TLS context; to read the certificates takes longer than a request."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 @contextmanager
-def _said(url: str, client: httpx2.Client, retry_seconds: float) -> Iterator[None]:
-    """Log each repetition with URL, reason and wait, in place of stamina's own line."""
+def _said() -> Iterator[None]:
+    """Log repetitions of requests as `_say` does, in place of stamina's own line; its hooks are the whole process's."""
     from stamina.instrumentation import get_on_retry_hooks, set_on_retry_hooks
 
-    key = client.headers.get("Authorization", "").removeprefix("Bearer ") or None
-
-    def say(details: RetryDetails) -> None:
-        left = max(0.0, retry_seconds - details.waited_so_far)
-        error, response = details.caused_by, getattr(details.caused_by, "response", None)
-        why = quoted(f"{type(error).__name__}: {error}", key) if response is None else f"status {response.status_code}"
-        LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, why, details.wait_for, left)
-
-    before = get_on_retry_hooks()
-    set_on_retry_hooks([say])
+    with _HOOKS:
+        _hooks_before.append(get_on_retry_hooks())
+        set_on_retry_hooks([_say])
     try:
         yield
     finally:
-        set_on_retry_hooks(before)
+        with _HOOKS:
+            set_on_retry_hooks(_hooks_before.pop())  # the last one to leave puts back what the first one found
 
 
-def _whole_answer(client: httpx2.Client, url: str, body: object, most_bytes: int) -> httpx2.Response:
-    """Return the answer, whole, to one attempt; after the client's read timeout its connection is cut."""
-    import httpx2
-
-    seconds = client.timeout.read  # which httpx grants to each part that it receives
-    assert seconds is not None
-    received, said = bytearray(), "no answer"
-    with _cut_after(seconds) as (connected, was_cut):
-        try:
-            with client.stream("POST", url, json=body, extensions={"trace": connected}) as answer:
-                said = "the answer began and did not end"
-                for part in answer.iter_bytes():
-                    received += part
-                    if len(received) > most_bytes:
-                        raise httpx2.DecodingError(f"the answer has more than {most_bytes:,} bytes")
-        except httpx2.TransportError as error:
-            if was_cut():
-                raise httpx2.ReadTimeout(f"{said} within {seconds:g} s") from error
-            raise
-    # No other header: charset and encoding would let the server choose a codec.
-    asked = answer.headers.get("Retry-After", "")
-    headers = {"Retry-After": asked} if asked.isascii() else {}
-    return httpx2.Response(answer.status_code, headers=headers, content=bytes(received), request=answer.request)
-
-
-@contextmanager
-def _cut_after(seconds: float) -> Iterator[Any]:
-    """Yield a trace for httpx, and whether the connections that it has seen were cut, ``seconds`` from now.
-
-    Neither dripped headers nor endless `100 Continue` let a request outlive that, as they do the time-outs of httpx.
-    """
-    sockets: list[socket.socket] = []
-    late = threading.Event()
-
-    def connected(event: str, info: dict[str, Any]) -> None:
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            sockets.append(info["return_value"].get_extra_info("socket"))
-            if late.is_set():
-                cut()
-
-    def cut() -> None:
-        late.set()
-        for connection in sockets:
-            with suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield connected, late.is_set
-    finally:
-        timer.cancel()
+def _say(details: RetryDetails) -> None:
+    """Log the repetition of a request: its URL, the reason and the wait."""
+    error, response = details.caused_by, getattr(details.caused_by, "response", None)
+    request: httpx2.Request | None = getattr(error, "request", None)
+    if request is None or FOR_SECONDS not in request.extensions:  # somebody else's
+        LOGGER.warning("%s: %s; again in %.0f s", details.name, type(error).__name__, details.wait_for)
+        return
+    left = max(0.0, request.extensions[FOR_SECONDS] - details.waited_so_far)
+    key = request.headers.get("Authorization", "").removeprefix("Bearer ") or None
+    why = quoted(f"{type(error).__name__}: {error}", key) if response is None else f"status {response.status_code}"
+    LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", request.url, why, details.wait_for, left)
 
 
 def quoted(text: str, key: str | None) -> str:

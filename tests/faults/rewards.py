@@ -134,7 +134,9 @@ def stays_away(lab: Lab, how: str) -> Seen:
     with impatient() as server:
         server.script = [None, how, how]
         tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
-        seen = told(lambda: keep(lab, RemoteReward(server.url, tokenizer, read_seconds=0.3, retry_seconds=1.0)))
+        seen = told(
+            lambda: keep(lab, RemoteReward(server.url, tokenizer, read_seconds=0.3, retry_seconds=1.0, in_flight=1))
+        )
         assert len(list((lab.folder / "scores").iterdir())) == 1
         server.bodies.clear()
         assert keep(lab, RemoteReward(server.url, tokenizer)) == gold(*rows(lab.finished))
@@ -176,7 +178,7 @@ def bad_answer(lab: Lab, answer: bytes) -> Seen:
     """The answer is refused with its place, scores before it are kept, and a good answer completes them."""
     with impatient() as server:
         server.script = [None, answer]
-        reward = RemoteReward(server.url, load_tokenizer(lab.finished / "data" / "tokenizer"))
+        reward = RemoteReward(server.url, load_tokenizer(lab.finished / "data" / "tokenizer"), in_flight=1)
         seen = told(lambda: keep(lab, reward))
         assert seen.code == 3
         assert len(list((lab.folder / "scores").iterdir())) == 1

@@ -36,9 +36,10 @@ def served(lab: Lab) -> Iterator[RolloutServer]:
         yield server
 
 
-def draw_from(root: Path, server: RolloutServer) -> list[str]:
+def draw_from(root: Path, server: RolloutServer, in_flight: int = 8) -> list[str]:
     """Draw the rollouts of a run from the server, as far as they do not come from there already."""
-    return again(root, f"rollout.engine={{kind: server, url: '{server.url}'}}", until="rollout")
+    engine = f"{{kind: server, url: '{server.url}', in_flight: {in_flight}}}"
+    return again(root, f"rollout.engine={engine}", until="rollout")
 
 
 def prompts(lab: Lab) -> list[Prompt]:
@@ -99,7 +100,7 @@ def fewer(lab: Lab) -> Seen:
     root = lab.copy()
     with served(lab) as server:
         server.script = [None, None, "short"]
-        draw_from(root, server)
+        draw_from(root, server, in_flight=1)
         assert [body["n"] for body in server.bodies[2:5]] == [6, 3, 6]
     assert pq.read_table(root / "rollouts" / "part-0").num_rows == 12 * 6
     return Seen(0, "")

@@ -21,7 +21,8 @@ class Server:
     """Answers POSTs of JSON by `answer`; ``script`` holds faults for the next requests.
 
     A fault is a status, "reset", "hang", "trickle" (a byte every twentieth of a second), a status with an answer, or an
-    answer: bytes as they are, a dictionary or list as JSON. Any other text is for `answer` to understand.
+    answer: bytes as they are, a dictionary or list as JSON. Any other text is for `answer` to understand. With a
+    ``meeting``, requests are answered once as many as its parties are there.
     """
 
     path = ""
@@ -32,6 +33,9 @@ class Server:
         self.headers: list[Any] = []
         self.broken_after: int | None = None  # requests; then 503
         self.closing = threading.Event()
+        self.meeting: threading.Barrier | None = None
+        self.most_at_once = 0
+        self.under_way: set[object] = set()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,6 +43,16 @@ class Server:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.bodies.append(body)
                 outer.headers.append(self.headers)
+                outer.under_way.add(self)
+                outer.most_at_once = max(outer.most_at_once, len(outer.under_way))
+                if outer.meeting is not None:
+                    outer.meeting.wait(30)
+                try:
+                    self.answer(body)
+                finally:
+                    outer.under_way.discard(self)
+
+            def answer(self, body: dict[str, Any]) -> None:
                 broken = outer.broken_after is not None and len(outer.bodies) > outer.broken_after
                 fault = 503 if broken else outer.script.pop(0) if outer.script else None
                 if fault == "hang":
@@ -55,6 +69,7 @@ class Server:
                     self.say(200, outer.answer(body, None) if fault == "trickle" else fault, slowly=fault == "trickle")
 
             def say(self, status: int, answer: Any, *, slowly: bool = False) -> None:
+                outer.under_way.discard(self)  # before anybody can react to the answer
                 data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -74,7 +89,10 @@ class Server:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Listener(http.server.ThreadingHTTPServer):
+            request_queue_size = 128  # so many may connect at the same moment
+
+        self.http = Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}{self.path}"
         threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
@@ -109,10 +127,11 @@ class RolloutServer(Server):
     """A completions server that runs a model; ``truncate_to`` is a nucleus that nobody asked for.
 
     Its own faults are "short" (half of the responses), "equal", "no ids", "no logprobs", or JSON that replaces fields
-    of every response.
+    of every response. A request draws the same again if its seed is the same.
     """
 
     truncate_to: float | None = None
+    computing = threading.Lock()  # the engine changes the model while it draws
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__()
@@ -121,11 +140,13 @@ class RolloutServer(Server):
     def answer(self, body: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
         """Return the responses that the model draws, with what the script does to them."""
         sampling = Sampling(
-            body["max_tokens"], body["temperature"], self.truncate_to or body["top_p"], seed=len(self.bodies)
+            body["max_tokens"], body["temperature"], self.truncate_to or body["top_p"], seed=body["seed"]
         )
         engine = TransformersEngine(self.model, self.tokenizer, sampling)
         choices = []
-        for response in engine.sample(body["prompt"], "", range(body["n"])):
+        with self.computing:
+            drawn = engine.sample(body["prompt"], "", range(body["n"]))
+        for response in drawn:
             logprobs = token_logprobs(self.model, body["prompt"], response.token_ids)
             choices.append(
                 {

@@ -1,20 +1,24 @@
 """Rewards from a server: real HTTP on 127.0.0.1, every fault a server can have, and scores that outlive it."""
 
+import asyncio
 import io
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import micro
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import stamina
-from faults.server import RewardServer
+from faults.server import RewardServer, Server
 from rich.console import Console
+from stamina.instrumentation import get_on_retry_hooks
 
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError, PartialError
@@ -59,7 +63,7 @@ def server() -> Iterator[RewardServer]:
 
 def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: RewardServer, tokenizer: Any) -> None:
     """Batches of ``batch`` rows carry query, prompts and labels; ``rewards`` come back bit for bit, in row order."""
-    reward = RemoteReward(server.url, tokenizer, batch=4)
+    reward = RemoteReward(server.url, tokenizer, batch=4, in_flight=1)
     assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
     assert [len(body["query"]) for body in server.bodies] == [4, 4, 1]
     assert server.bodies[2] == {
@@ -140,7 +144,7 @@ def test_a_server_that_stays_away_stops_the_run_in_bounded_time(
     with pytest.raises(
         PartialError, match=rf"batch 2.* rows 4 to 7 \(first prompt {prompt_id(ASKED[4])}\).*{said}.*kept"
     ):
-        RemoteReward(server.url, tokenizer, batch=4, retry_seconds=0.5, read_seconds=0.3)(ASKED, SAID)
+        RemoteReward(server.url, tokenizer, batch=4, in_flight=1, retry_seconds=0.5, read_seconds=0.3)(ASKED, SAID)
 
 
 def test_a_refused_connection_stops_the_run_resumably(server: RewardServer, tokenizer: Any) -> None:
@@ -175,7 +179,7 @@ def test_an_answer_that_is_no_finite_number_is_refused_with_its_place(
     """One bad value among good ones names url, batch, row and prompt; nothing is converted or left out."""
     server.script = [{"rewards": [0, 1, 2, 3.5]}, f'{{"rewards": [0, 1, {value}, 3]}}'.encode()]
     with pytest.raises(DataError) as caught:
-        RemoteReward(server.url, tokenizer, batch=4)(ASKED, SAID)
+        RemoteReward(server.url, tokenizer, batch=4, in_flight=1)(ASKED, SAID)
     place = f"reward {server.url} (batch 2), row 6 (prompt {prompt_id(ASKED[6])}): {found}"
     assert str(caught.value).startswith(place)
     assert len(server.bodies) == 2
@@ -220,7 +224,7 @@ def test_a_server_that_dies_and_comes_back_costs_only_what_it_had_not_scored(
     server: RewardServer, tokenizer: Any, tmp_path: Path
 ) -> None:
     """Dead after two of three prompts and back again: one more request, and the rewards of an undisturbed run."""
-    reward = RemoteReward(server.url, tokenizer)
+    reward = RemoteReward(server.url, tokenizer, in_flight=1)
     server.broken_after = 2
     with pytest.raises(PartialError, match="scores so far are kept"):
         keep(tmp_path, reward)
@@ -233,6 +237,128 @@ def test_a_server_that_dies_and_comes_back_costs_only_what_it_had_not_scored(
     assert seen == [(6, 9), (9, 9)]
     assert keep(tmp_path, reward).tolist() == gold(ASKED, SAID)
     assert len(server.bodies) == 1
+
+
+def test_many_shards_are_scored_at_once_and_land_in_their_places(
+    server: RewardServer, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Sixteen requests meet at the server by default; shards are those of one request after another, to the byte."""
+    asked = [[{"role": "user", "content": f"How do I bake {i} breads?"}] for i in range(32)]
+    options = {"name": "reward", "made_by": "a", "shard_responses": 1, "on_progress": lambda done, total: None}
+    said = [f"knead the dough {i} times" for i in range(32)]
+    score_to(tmp_path / "one", RemoteReward(server.url, tokenizer, in_flight=1), asked, said, **options)
+    assert server.most_at_once == 1
+    server.meeting = threading.Barrier(16)
+    rewards = score_to(tmp_path / "many", RemoteReward(server.url, tokenizer), asked, said, **options)
+    assert rewards.tolist() == gold(asked, said)
+    assert server.most_at_once == 16
+    shards = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "many")]
+    assert len(shards[0]) == 32
+    assert shards[0] == shards[1]
+
+
+def test_what_is_under_way_when_a_request_fails_is_kept(server: RewardServer, tokenizer: Any, tmp_path: Path) -> None:
+    """Of three requests at once one is refused: the error comes after the other two, whose scores are stored."""
+    server.meeting = threading.Barrier(3)
+    server.script = [400]
+    with pytest.raises(ConfigError, match="status 400"):
+        keep(tmp_path, RemoteReward(server.url, tokenizer))
+    assert len(list(tmp_path.iterdir())) == 2
+    server.meeting = None
+    server.bodies.clear()
+    assert keep(tmp_path, RemoteReward(server.url, tokenizer)).tolist() == gold(ASKED, SAID)
+    assert len(server.bodies) == 1
+
+
+def test_rewards_are_those_of_their_rows_in_whatever_order_they_come(
+    server: RewardServer, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Answers that take random times, some of them after a failure, still land at the rows that asked."""
+    asked = [[{"role": "user", "content": f"How do I bake {i} breads?"}] for i in range(60)]
+    said = [f"knead the dough {i} times" for i in range(60)]
+    random, answer = np.random.default_rng(0), server.answer
+
+    def late(body: dict[str, list[str]], fault: str | None = None) -> dict[str, Any]:
+        time.sleep(random.uniform(0, 0.05))
+        return answer(body, fault)
+
+    server.answer = late  # type: ignore[method-assign]
+    server.script = [None, 503, None, "reset", None, 500] * 6
+    reward = RemoteReward(server.url, tokenizer, batch=1)
+    options = {"name": "reward", "made_by": "a", "shard_responses": 2, "on_progress": lambda done, total: None}
+    with stamina.set_testing(True, attempts=9):
+        assert score_to(tmp_path, reward, asked, said, **options).tolist() == gold(asked, said)
+    assert len(server.bodies) == 60 + 18
+
+
+class VLLMServer(Server):
+    """A server with vLLM's /classify or /pooling that computes `gold` of the conversation."""
+
+    outputs: ClassVar[Any] = staticmethod(lambda reward: {"label": "LABEL_0", "probs": [reward], "num_classes": 1})
+
+    def answer(self, body: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
+        """Return what vLLM returns for a request with ``messages``."""
+        assert body.keys() == {"messages", "use_activation"}
+        assert body["use_activation"] is False
+        *prompt, response = body["messages"]
+        assert response["role"] == "assistant"
+        (reward,) = gold([prompt], [response["content"]])
+        return {"object": "list", "model": "rm", "data": [{"index": 0, **self.outputs(reward)}]}
+
+
+def test_vllm_gives_the_raw_output_of_its_model_at_both_endpoints(tokenizer: Any) -> None:
+    """/classify has it in ``probs``, /pooling in ``data``, at the last token if the model has one for each."""
+    with VLLMServer() as server:
+        assert RemoteReward(f"{server.url}/classify", tokenizer)(ASKED, SAID) == gold(ASKED, SAID)
+        assert len(server.bodies) == len(SAID)
+        server.outputs = lambda reward: {"object": "pooling", "data": [reward]}
+        assert RemoteReward(f"{server.url}/pooling/", tokenizer)(ASKED, SAID) == gold(ASKED, SAID)
+        server.outputs = lambda reward: {"object": "pooling", "data": [[7.0], [8.0], [reward]]}
+        assert RemoteReward(f"{server.url}/pooling", tokenizer)(ASKED, SAID) == gold(ASKED, SAID)
+
+
+@pytest.mark.parametrize(
+    ("path", "output", "message"),
+    [
+        ("classify", {"probs": [0.1, 0.9]}, "returned 2 rewards for the 1 responses"),
+        ("classify", {"data": [0.1]}, "no JSON object with one `data`, whose output is `probs`"),
+        ("pooling", {"data": [[0.5, 1.5]]}, "returned 2 rewards for the 1 responses"),
+        ("pooling", {"data": []}, "no JSON object with one `data`"),
+        ("pooling", {"data": "AAAA"}, "returned str"),
+    ],
+)
+def test_a_model_of_vllm_that_is_no_reward_model_is_refused(
+    tokenizer: Any, path: str, output: dict[str, Any], message: str
+) -> None:
+    """A classifier with two labels, an embedding model, or an answer of the other endpoint."""
+    with VLLMServer() as server:
+        server.outputs = lambda reward: output
+        with pytest.raises(DataError, match=message):
+            RemoteReward(f"{server.url}/{path}", tokenizer)(ASKED, SAID)
+
+
+def test_repetitions_of_two_threads_are_logged_and_then_stamina_is_as_before(
+    server: RewardServer, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its hooks are the whole process's; each repetition says its URL, the reason and the wait."""
+    before = get_on_retry_hooks()
+    server.meeting, server.script = threading.Barrier(2), [503, 503]
+    reward = RemoteReward(server.url, tokenizer)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(reward, ASKED, SAID) for _ in range(2)]
+        assert [future.result() for future in found] == [gold(ASKED, SAID)] * 2
+    assert get_on_retry_hooks() == before
+    said = f"{server.url}: status 503; again in 0 s, for 300 s more"
+    assert [record.getMessage() for record in caplog.records] == [said, said]
+
+
+def test_a_reward_is_asked_from_inside_an_event_loop(server: RewardServer, tokenizer: Any) -> None:
+    """As in a notebook, or an asynchronous trainer."""
+
+    async def trainer() -> list[float]:
+        return RemoteReward(server.url, tokenizer)(ASKED, SAID)
+
+    assert asyncio.run(trainer()) == gold(ASKED, SAID)
 
 
 def test_equal_responses_are_asked_once_and_rows_can_be_added(tmp_path: Path) -> None:
@@ -260,7 +386,7 @@ def test_bad_answers_leave_the_shards_before_them(server: RewardServer, tokenize
     """A NaN in the second shard stops the run with the first one kept, and no partial file."""
     server.script = [{"rewards": [1, 2, 3]}, b'{"rewards": [1, NaN, 3]}']
     with pytest.raises(DataError, match="found nan"):
-        keep(tmp_path, RemoteReward(server.url, tokenizer))
+        keep(tmp_path, RemoteReward(server.url, tokenizer, in_flight=1))
     assert [path.name for path in tmp_path.iterdir()] == ["part-00000.parquet"]
     table = pq.read_table(tmp_path / "part-00000.parquet").to_pylist()
     assert [(row["prompt"], row["response"], row["reward"]) for row in table] == [

@@ -11,8 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.errors import ConfigError
+from infalign.runs import pipeline
 from infalign.runs.reading import dump_recipe, load_recipe
 from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
+from infalign.runs.units import keys
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
@@ -299,3 +302,21 @@ def test_another_engine_is_tried_by_its_kind_alone(path: str) -> None:
     ]
     assert load_recipe(path, server).rollout.engine.model_dump() == {"kind": "transformers"}
     assert "unknown key `rollout.engine.comand`" in problem(path, *server, "rollout.engine.comand=x")
+
+
+def test_requests_in_flight_change_no_key(tmp_path: Path) -> None:
+    """Units have the keys that they had before there was such a setting; another server is another key."""
+
+    def found(**engine: Any) -> dict[str, str]:
+        settings = micro.settings(tmp_path / "run")
+        settings["rollout"] |= {"engine": {"kind": "server", **engine}}
+        return keys(pipeline.units(Run.of(Recipe.model_validate(settings))))
+
+    assert found(in_flight=1) == found() == found(in_flight=500)
+    assert found()["rollout-0"] != found(url="http://127.0.0.1:9000")["rollout-0"]
+    engine = Run.of(
+        load_recipe(
+            micro.write(tmp_path / "r.yaml", micro.settings(tmp_path / "run")), ["rollout.engine={kind: server}"]
+        )
+    )
+    assert engine.contents["rollout"]["engine"].keys() == {"kind", "url", "command", "api_key_env"}

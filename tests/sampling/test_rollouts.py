@@ -3,6 +3,10 @@
 import itertools
 import json
 import math
+import signal
+import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import stamina
 import torch
@@ -357,13 +362,14 @@ def server(policy: tuple[Any, Any]) -> Iterator[RolloutServer]:
         yield running
 
 
-def served(server: RolloutServer, **settings: Any) -> ServerEngine:
+def served(server: RolloutServer, *, in_flight: int = 32, **settings: Any) -> ServerEngine:
     """Return the engine of a test server."""
-    return ServerEngine(server.url, "tiny", server.tokenizer, Sampling(**{"max_new_tokens": 12} | settings))
+    sampling = Sampling(**{"max_new_tokens": 12} | settings)
+    return ServerEngine(server.url, "tiny", server.tokenizer, sampling, in_flight=in_flight)
 
 
 def test_a_server_draws_from_the_policy(server: RolloutServer) -> None:
-    """Token ids, texts and log-probabilities arrive, and every sampler field but the seed is sent."""
+    """Token ids, texts and log-probabilities arrive, and every sampler field is sent."""
     responses = served(server).sample(PROMPT, "p", range(10))
     assert len({response.token_ids for response in responses}) > 5
     for response in responses:
@@ -378,8 +384,149 @@ def test_a_server_draws_from_the_policy(server: RolloutServer) -> None:
         "top_k": -1,
         "min_p": 0,
         "repetition_penalty": 1,
+        "seed": server.bodies[0]["seed"],
     }
     assert server.bodies == [{"model": "tiny", "prompt": PROMPT, "logprobs": 1, "return_token_ids": True} | sent]
+
+
+def test_each_request_has_its_own_seed(server: RolloutServer) -> None:
+    """It follows from the seed, the prompt's id and the first index: asked again it is the same, else another."""
+    for seed, prompt_id, first in ((0, "p", 0), (0, "p", 0), (1, "p", 0), (0, "q", 0), (0, "p", 1)):
+        served(server, seed=seed).sample(PROMPT, prompt_id, range(first, 2))
+    again, *others = (body["seed"] for body in server.bodies)
+    assert others[0] == again
+    assert len({again, *others}) == 4
+    assert all(type(seed) is int and 0 <= seed < 2**53 for seed in others)
+
+
+MANY = [Prompt(f"p{i}", [5, i % 36 + 4, i // 36 + 4]) for i in range(40)]
+
+
+def test_requests_are_under_way_together_and_bounded(server: RolloutServer, tmp_path: Path) -> None:
+    """As many requests meet at the server as are allowed, at least 16 by default, never more; rows are in order."""
+    draw(served(server, in_flight=1), MANY, 3, tmp_path / "one", on_progress=silent)
+    assert server.most_at_once == 1
+    server.meeting = threading.Barrier(8)
+    draw(served(server, in_flight=8), MANY, 3, tmp_path / "eight", on_progress=silent)
+    assert server.most_at_once == 8
+    shards = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "eight")]
+    assert len(shards[0]) == 3
+    assert shards[0] == shards[1]
+    server.meeting = threading.Barrier(16)
+    draw(served(server), MANY[:32], 1, tmp_path / "default", on_progress=silent)
+    assert 16 <= server.most_at_once <= 32
+
+
+def test_nothing_runs_far_ahead_of_a_slow_answer(server: RolloutServer, tmp_path: Path) -> None:
+    """While the first prompt is not answered, at most four times as many as are in flight begin."""
+    release, answer = threading.Event(), server.answer
+
+    def first_last(body: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
+        if body["prompt"] == MANY[0].token_ids:
+            release.wait(30)
+        return answer(body, fault)
+
+    server.answer = first_last  # type: ignore[method-assign]
+    engine, seen = served(server, in_flight=2), list[tuple[int, int]]()
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, len(server.bodies)))
+        if done == 7:
+            release.set()
+
+    draw(engine, MANY, 1, tmp_path, on_progress=progress)
+    assert max(begun for done, begun in seen if done <= 7) == 8
+    ids = [prompt.prompt_id for prompt in MANY]
+    drawn = pa.concat_tables(pq.read_table(path) for path in sorted(tmp_path.iterdir()))
+    assert drawn["prompt_id"].to_pylist() == ids
+
+
+DRAW = """
+import sys
+from pathlib import Path
+from transformers import AutoTokenizer
+from infalign.sampling.engine import Prompt, Sampling
+from infalign.sampling.rollouts import draw
+from infalign.sampling.server import ServerEngine
+
+url, tokenizer, folder = sys.argv[1:]
+prompts = [Prompt(f"p{i}", [5, i % 36 + 4, i // 36 + 4]) for i in range(40)]
+engine = ServerEngine(url, "tiny", AutoTokenizer.from_pretrained(tokenizer), Sampling(12), in_flight=4)
+draw(engine, prompts, 3, Path(folder), shard_prompts=4, on_progress=lambda done, total: None)
+"""
+
+
+def test_a_killed_draw_continues_and_nothing_is_drawn_twice(server: RolloutServer, tmp_path: Path) -> None:
+    """After SIGKILL amid requests, only prompts that no shard has are asked for; all ends as if nothing had been."""
+    server.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    draw(served(server), MANY, 3, tmp_path / "whole", on_progress=silent)
+    server.bodies.clear()
+    killed, answer = tmp_path / "killed", server.answer
+
+    def late(body: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
+        if len(server.bodies) > 22:
+            process.kill()
+        return answer(body, fault)
+
+    server.answer = late  # type: ignore[method-assign]
+    process = subprocess.Popen([sys.executable, "-c", DRAW, server.url, tmp_path / "tokenizer", killed])
+    assert process.wait(120) == -signal.SIGKILL
+    kept = {row["prompt_id"] for path in killed.glob("part-*") for row in pq.read_table(path).to_pylist()}
+    assert 4 <= len(kept) < 23
+    server.answer = answer  # type: ignore[method-assign]
+    server.bodies.clear()
+    draw(served(server, in_flight=4), MANY, 3, killed, on_progress=silent)
+    asked = [tuple(body["prompt"]) for body in server.bodies]
+    assert sorted(asked) == sorted(tuple(prompt.token_ids) for prompt in MANY if prompt.prompt_id not in kept)
+    ids = [prompt.prompt_id for prompt in MANY]
+    assert read_rollouts(killed, ids, 3).equals(read_rollouts(tmp_path / "whole", ids, 3))
+
+
+def test_a_request_that_hangs_holds_up_no_other(server: RolloutServer, tmp_path: Path) -> None:
+    """One in four requests is never answered: each attempt at it is cut off and repeated, and the others go on."""
+    server.script = ["hang", None, None, None] * 3
+    sampling = Sampling(12)
+    engine = ServerEngine(server.url, "tiny", server.tokenizer, sampling, in_flight=4, read_seconds=2.0)
+    seen = list[int]()
+    draw(engine, MANY[:12], 2, tmp_path / "hung", on_progress=lambda done, total: seen.append(done))
+    assert len(server.under_way) == 3  # they hang for ten seconds
+    assert seen == list(range(0, 26, 2))
+    server.script = []
+    draw(served(server), MANY[:12], 2, tmp_path / "well", on_progress=silent)
+    ids = [prompt.prompt_id for prompt in MANY[:12]]
+    assert read_rollouts(tmp_path / "hung", ids, 2).equals(read_rollouts(tmp_path / "well", ids, 2))
+
+
+def test_several_servers_share_the_requests_and_one_may_be_down(
+    server: RolloutServer, policy: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """They take turns, each is checked, and what one does not answer another does; the responses are the same."""
+    with RolloutServer(*policy) as other:
+        both = ServerEngine([server.url, other.url], "tiny", server.tokenizer, Sampling(12))
+        draw(both, MANY, 2, tmp_path / "both", on_progress=silent)
+        assert len(server.bodies) == len(other.bodies) == 20
+        other.truncate_to = 0.3
+        with pytest.raises(ConfigError, match=rf"{other.url}.*truncates"):
+            both.check(PROMPT)
+    server.bodies.clear()
+    draw(both, MANY, 2, tmp_path / "one", on_progress=silent)
+    assert len(server.bodies) == 40
+    ids = [prompt.prompt_id for prompt in MANY]
+    assert read_rollouts(tmp_path / "both", ids, 2).equals(read_rollouts(tmp_path / "one", ids, 2))
+
+
+def test_an_interrupted_draw_does_not_wait_for_answers(server: RolloutServer, tmp_path: Path) -> None:
+    """Ctrl-C keeps what has come, cancels what is under way, and ends at once though a server hangs."""
+    server.script = [None] * 5 + ["hang"] * 35
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        draw(served(server, in_flight=4), MANY, 1, tmp_path, on_progress=interrupt)
+    assert server.under_way  # it hangs for ten seconds
+    assert sum(pq.read_table(path).num_rows for path in tmp_path.iterdir()) == 5
 
 
 def test_logprob_is_nan_where_the_server_gives_none(server: RolloutServer) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,33 @@ class RewardFunction(Protocol):
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> Sequence[float]:
         """Return one reward for each row, in the order of the rows."""
+
+
+Batch = tuple[list[list[Message]], list[str]]
+"""Prompts, and a response to each."""
+
+
+@runtime_checkable
+class ConcurrentReward(RewardFunction, Protocol):
+    """A reward function that works on many batches at once."""
+
+    def score_each(self, batches: Iterable[Batch]) -> Generator[tuple[int, Sequence[float]]]:
+        """Yield the number of each batch and its rewards, checked, as they come, in any order.
+
+        What is under way when a batch fails comes before the error.
+        """
+        ...
+
+
+def score_each(
+    reward: RewardFunction, batches: Iterable[Batch], *, name: str
+) -> Generator[tuple[int, Sequence[float]]]:
+    """Yield the number of each batch and its rewards, many batches at once if the reward can; raises as `score`."""
+    if isinstance(reward, ConcurrentReward):
+        yield from reward.score_each(batches)
+        return
+    for number, (prompts, responses) in enumerate(batches):
+        yield number, score(reward, prompts, responses, name=name).tolist()
 
 
 def score(

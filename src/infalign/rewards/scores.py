@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from infalign.data.examples import MESSAGES, Message, prompt_id
 from infalign.errors import DataError
 from infalign.method.calibration import Array
-from infalign.rewards.base import RewardFunction, score
+from infalign.rewards.base import Batch, RewardFunction, score, score_each
 from infalign.storage import listed, read_table, write_table
 
 CHECKED_AGAIN = 4  # number of stored rewards that a reward must reproduce
@@ -37,9 +38,10 @@ def score_to(
 
     Only rewards that no shard has are requested, and equal responses to one prompt are scored once: a stopped run
     continues, rows can be added, and equal responses tie. A shard holds one or more prompts with at most
-    ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically. Shards with
-    another ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as
-    `score` does, with rows counted from the start of the shard. Responses are held in memory for a few prompts only.
+    ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically; a reward that
+    works on many batches at once is given several shards. Shards with another ``made_by`` are removed. Calls
+    ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score` does, with rows counted from the
+    start of the shard. Responses are held in memory for a few prompts only.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shards = sorted(directory.glob("part-[0-9]*.parquet"))
@@ -58,22 +60,31 @@ def score_to(
     missing = (
         (identity, {row: responses[row] for row in rows[np.isnan(rewards[rows])]}) for identity, rows in rows_of.items()
     )
-    for number, chosen in enumerate(_filled(missing, shard_responses), first):
-        asked = [(identity, prompts[min(by_row)], text) for identity, by_row in chosen for text in _distinct(by_row)]
-        ids, conversations, said = map(list, zip(*asked, strict=True))
-        given = score(reward, conversations, said, name=name)
-        columns = {
-            "prompt_id": pa.array(ids, pa.string()),
-            "prompt": pa.array(conversations, MESSAGES),
-            "response": pa.array(said, pa.string()),
-            "reward": pa.array(given, pa.float64()),
-        }
-        write_table(directory / f"part-{number:05d}.parquet", pa.table(columns, metadata={MADE_BY: made_by.encode()}))
-        new = dict(zip(zip(ids, said, strict=True), given, strict=True))
-        for identity, by_row in chosen:
-            rewards[list(by_row)] = [new[identity, text] for text in by_row.values()]
-        done += len(said)
-        on_progress(done, total)
+    under_way: dict[int, tuple[list[tuple[str, ByRow]], list[str], list[list[Message]], list[str]]] = {}  # by shard
+
+    def asked() -> Iterator[Batch]:
+        for number, chosen in enumerate(_filled(missing, shard_responses)):
+            each = [(identity, prompts[min(by_row)], text) for identity, by_row in chosen for text in _distinct(by_row)]
+            ids, conversations, said = map(list, zip(*each, strict=True))
+            under_way[number] = chosen, ids, conversations, said
+            yield conversations, said
+
+    with closing(score_each(reward, asked(), name=name)) as scored:
+        for number, given in scored:
+            chosen, ids, conversations, said = under_way.pop(number)
+            columns = {
+                "prompt_id": pa.array(ids, pa.string()),
+                "prompt": pa.array(conversations, MESSAGES),
+                "response": pa.array(said, pa.string()),
+                "reward": pa.array(given, pa.float64()),
+            }
+            table = pa.table(columns, metadata={MADE_BY: made_by.encode()})
+            write_table(directory / f"part-{first + number:05d}.parquet", table)
+            new = dict(zip(zip(ids, said, strict=True), given, strict=True))
+            for identity, by_row in chosen:
+                rewards[list(by_row)] = [new[identity, text] for text in by_row.values()]
+            done += len(said)
+            on_progress(done, total)
     return rewards
 
 

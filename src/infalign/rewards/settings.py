@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from infalign.http import checked_url, checked_variable
+from infalign.http import checked_url, checked_variable, urls
 from infalign.models.settings import Model
 from infalign.settings import Count, Settings
 
@@ -21,12 +21,15 @@ class RewardSource(Model):
 
     head: Head | None = Field(None, description="instead of `fit`: only a head is trained, on states of the model")
     function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
-    url: Annotated[str, AfterValidator(checked_url)] | None = Field(
-        None, description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}"
+    url: Annotated[tuple[str, ...], Field(min_length=1), *urls(checked_url)] | None = Field(
+        None,
+        description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}, or vLLM's /classify or "
+        "/pooling; or a list of those with the same model",
     )
     api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         None, description="environment variable that holds the server's API key"
     )
+    in_flight: Count | None = Field(None, description="requests at once to each server; 16, for vLLM 64")
 
     @property
     def is_classifier(self) -> bool:
@@ -49,6 +52,8 @@ class RewardSource(Model):
             raise ValueError("give `function` or `url`, not both")
         if self.api_key_env is not None and self.url is None:
             raise ValueError("api_key_env is for a `url`")
+        if self.in_flight is not None and self.url is None:
+            raise ValueError("in_flight is for a `url`")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
             raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch, fit and head")

@@ -40,8 +40,13 @@ class Scorer:
         if self.source.function is not None:
             reward = function_reward(self.source.function)
         else:
-            tokenizer = load_tokenizer(self.tokenizer)
-            reward = RemoteReward(str(self.source.url), tokenizer, api_key_env=self.source.api_key_env)
+            assert self.source.url is not None
+            reward = RemoteReward(
+                self.source.url,
+                load_tokenizer(self.tokenizer),
+                api_key_env=self.source.api_key_env,
+                in_flight=self.source.in_flight,
+            )
         check_unchanged(reward, self.shards(), name=self.name, made_by=self.made_by)
         return reward
 
@@ -61,8 +66,8 @@ class Scorer:
 
     @property
     def identity(self) -> str:
-        """What identifies a reward: its url, its function's name or the digest of its model."""
-        return self.source.url or self.source.function or model_digest(self.model)
+        """What identifies a reward: its first url, its function's name or the digest of its model."""
+        return (self.source.url or [None])[0] or self.source.function or model_digest(self.model)
 
     @property
     def made_by(self) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,10 +57,8 @@ def print_plan(recipe: Recipe, console: Console) -> None:
     for source in recipe.rewards.values():
         if source.function is not None:
             function_reward(source.function)
-        if source.url is not None:
-            _check_server(source.url, source.api_key_env, console)
-    if recipe.rollout.engine.asks is not None:
-        _check_server(*recipe.rollout.engine.asks, console)
+        _check_servers(source.url or (), source.api_key_env, console)
+    _check_servers(*recipe.rollout.engine.asks, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_work(run, console)
@@ -91,15 +89,16 @@ def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
         )
 
 
-def _check_server(url: str, variable: str | None, console: Console) -> None:
-    """Check the key of a server, and say if nobody listens at its address now."""
-    api_key(variable)
-    parts = urlsplit(url)
-    address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
-    try:
-        socket.create_connection(address, timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
+def _check_servers(urls: Sequence[str], variable: str | None, console: Console) -> None:
+    """Check the key of servers, and say if nobody listens at an address now."""
+    for url in urls:
+        api_key(variable)
+        parts = urlsplit(url)
+        address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
+        try:
+            socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
 
 
 def _origin(source: Source) -> str:

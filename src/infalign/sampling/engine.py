@@ -11,10 +11,10 @@ import hashlib
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,6 +82,22 @@ class Engine(Protocol):
         ...
 
 
+Asked = tuple[Prompt, Sequence[int]]
+"""A prompt, and the numbers of the rollouts that are asked for."""
+
+
+@runtime_checkable
+class ConcurrentEngine(Engine, Protocol):
+    """An engine that draws for many prompts at once."""
+
+    def sample_each(self, asked: Iterable[Asked]) -> Generator[tuple[Asked, list[Response]]]:
+        """Yield each of ``asked`` with its rollouts, as they come, in any order.
+
+        What is under way when one fails comes before the error.
+        """
+        ...
+
+
 class EngineSettings(Kind):
     """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
@@ -94,9 +110,9 @@ class EngineSettings(Kind):
     kind: str
 
     @property
-    def asks(self) -> tuple[str, str | None] | None:
-        """The URL of a server that must be there and the variable with its key; None if the engine asks none."""
-        return None
+    def asks(self) -> tuple[tuple[str, ...], str | None]:
+        """The URLs of servers that must be there, and the variable with their key."""
+        return (), None
 
     @abstractmethod
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Opened:
@@ -140,12 +156,14 @@ def check_not_empty(prompt_ids: Sequence[int], prompt_id: str) -> None:
 def token_uniforms(sampling: Sampling, prompt_id: str, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return one uniform on [0, 1) for each response and token (indices × max_new_tokens), from Philox streams."""
 
-    def stream(index: int) -> np.random.Generator:
-        name = json.dumps([sampling.seed, prompt_id, int(index)]).encode()
-        key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-        return np.random.Generator(np.random.Philox(key=key))
+    keys = (stream_key(sampling, prompt_id, index) for index in indices)
+    return np.stack([np.random.Generator(np.random.Philox(key=key)).random(sampling.max_new_tokens) for key in keys])
 
-    return np.stack([stream(index).random(sampling.max_new_tokens) for index in indices])
+
+def stream_key(sampling: Sampling, prompt_id: str, index: int) -> int:
+    """Return the key, 128 bits, of the random stream of rollout number ``index`` of a prompt."""
+    name = json.dumps([sampling.seed, prompt_id, int(index)]).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
 def pick_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

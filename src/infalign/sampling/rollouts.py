@@ -1,8 +1,9 @@
 """Draw K responses to each prompt with an engine, and store them as Parquet shards."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from infalign.errors import DataError, PartialError, first_line
 from infalign.models.memory import free_memory, out_of_memory
-from infalign.sampling.engine import Engine, Prompt, Response
+from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
 from infalign.sequences import Lazy, in_blocks
 from infalign.storage import read_table, write_table
 
@@ -40,9 +41,10 @@ def draw(
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 
-    Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds ``shard_prompts`` prompts, or
-    those drawn before an exception, and is written atomically. Calls ``on_progress(drawn, all)`` with numbers of
-    responses after each prompt. If memory runs out, half as many responses are drawn at once from then on. Raises
+    Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds ``shard_prompts`` prompts in
+    their order, or those drawn before an exception, and is written atomically; an engine that draws for many prompts
+    at once is asked for what follows meanwhile. Calls ``on_progress(drawn, all)`` with numbers of responses after each
+    prompt. If memory runs out, half as many responses are drawn at once from then on. Raises
     DataError if two prompts share an id, PartialError if there is not enough memory for one response.
     """
     if repeated := [prompt_id for prompt_id, count in Counter(p.prompt_id for p in prompts).items() if count > 1]:
@@ -52,27 +54,44 @@ def draw(
     have_PK = np.zeros((len(prompts), k), bool)
     for shard in _shards(directory):
         have_PK.flat[_asked_for(shard, place, k)[0]] = True
-    todo = np.flatnonzero(~have_PK.all(axis=1))
+    todo: list[int] = np.flatnonzero(~have_PK.all(axis=1)).tolist()
     drawn, total = int(have_PK.sum()), have_PK.size
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
     on_progress(drawn, total)
-    at_once, said = k, [field.name for field in fields(Response)]
-    for start in range(0, len(todo), shard_prompts):
-        rows: list[dict[str, Any]] = []
-        try:
-            for prompt, have_K in ((prompts[i], have_PK[i]) for i in todo[start : start + shard_prompts]):
-                missing = np.flatnonzero(~have_K).tolist()
-                responses, at_once = _sample(engine, prompt, missing, at_once)
-                rows += [
+    asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
+    finished = engine.sample_each(asked) if isinstance(engine, ConcurrentEngine) else _one_by_one(engine, asked, k)
+    shards = deque(todo[start : start + shard_prompts] for start in range(0, len(todo), shard_prompts))
+    rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
+    said = [field.name for field in fields(Response)]
+
+    def write(chosen: Sequence[int]) -> None:
+        nonlocal number
+        table = pa.Table.from_pylist([row for i in chosen for row in rows.pop(i)], schema=SCHEMA)
+        write_table(directory / f"part-{number:05d}.parquet", table)
+        number += 1
+
+    try:
+        with closing(finished):
+            for (prompt, missing), responses in finished:
+                rows[place[prompt.prompt_id]] = [
                     {"prompt_id": prompt.prompt_id, "index": index} | {name: getattr(response, name) for name in said}
                     for index, response in zip(missing, responses, strict=True)
                 ]
                 drawn += len(missing)
                 on_progress(drawn, total)
-        finally:
-            if rows:
-                write_table(directory / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA))
-        number += 1
+                while shards and rows.keys() >= set(shards[0]):
+                    write(shards.popleft())
+    finally:
+        if rows:
+            write(sorted(rows))
+
+
+def _one_by_one(engine: Engine, asked: Iterable[Asked], k: int) -> Generator[tuple[Asked, list[Response]]]:
+    """Yield each prompt with its rollouts, as many at once as fit in memory, at first ``k``."""
+    at_once = k
+    for prompt, missing in asked:
+        responses, at_once = _sample(engine, prompt, missing, at_once)
+        yield (prompt, missing), responses
 
 
 def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from infalign.errors import ConfigError, PartialError, first_line
-from infalign.http import api_key, checked_url, checked_variable, may_pass, post, quoted
+from infalign.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quoted, urls
 from infalign.models.pretrained import eos_token_id, load_tokenizer
-from infalign.sampling.engine import Engine, EngineSettings, Prompt, Response, Sampling, check_not_empty
+from infalign.sampling.engine import (
+    Asked,
+    Engine,
+    EngineSettings,
+    Prompt,
+    Response,
+    Sampling,
+    check_not_empty,
+    stream_key,
+)
 from infalign.sampling.launch import serving
+from infalign.settings import Count
 
+IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
+SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
 TOKEN_BYTES = 10_000  # of an answer for each token, at most: its id, text and log-probabilities take some hundred
 SECRET_OPTION = re.compile(r"--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b", re.IGNORECASE)
 
@@ -26,75 +38,82 @@ SECRET_OPTION = re.compile(r"--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret
 class ServerEngine:
     """Draw responses from an OpenAI-compatible server such as ``vllm serve MODEL --generation-config vllm``.
 
-    ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. A request waits
-    ``read_seconds`` for its answer and is repeated after a broken connection, 408, 429 or 5xx for up to
-    ``retry_seconds``. Servers have their own random streams, so
-    ``sampling.seed`` is not sent and drawing again gives other responses.
+    ``url`` is the server's root, or those of several that serve the same model; ``api_key_env`` names the environment
+    variable with their key. ``in_flight`` requests are under way at each at once. A request waits ``read_seconds`` for
+    its answer and is repeated after a broken connection, 408, 429 or 5xx for up to ``retry_seconds``. Each has its own
+    seed, made of ``sampling.seed``, the prompt's id and its first index; whether a server would draw the same again is
+    its own affair.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         model: str,
         tokenizer: Any,
         sampling: Sampling,
         *,
         api_key_env: str | None = None,
+        in_flight: int = IN_FLIGHT,
         read_seconds: float = 600.0,
         retry_seconds: float = 300.0,
     ) -> None:
-        import httpx2
-
-        self.url = f"{url.rstrip('/').removesuffix('/v1')}/v1/completions"
-        self.model, self.tokenizer, self.sampling, self.retry_seconds = model, tokenizer, sampling, retry_seconds
+        roots = [url] if isinstance(url, str) else url
+        asked = tuple(f"{root.rstrip('/').removesuffix('/v1')}/v1/completions" for root in roots)
+        self.servers = Servers(asked, in_flight, read_seconds, retry_seconds, api_key(api_key_env))
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.eos = eos_token_id(tokenizer)
-        self.key = api_key(api_key_env)
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self.client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(read_seconds, connect=10.0))
-        weakref.finalize(self, self.client.close)  # with the connections that it keeps open
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
 
         Raises `ConfigError` if the server refuses or gives an invalid answer, `PartialError` if it does not answer.
         """
-        check_not_empty(prompt_ids, prompt_id)
-        responses = self._complete(prompt_ids, len(indices), self.sampling)
-        ids = [response.token_ids for response in responses]
-        if len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4:
-            raise ConfigError(
-                f"{self.url} gave {len(ids)} equal responses to prompt {prompt_id!r} at temperature "
-                f"{self.sampling.temperature}; make it sample, for vLLM with --generation-config vllm"
-            )
+        ((_, responses),) = self.sample_each([(Prompt(prompt_id, prompt_ids), indices)])
         return responses
+
+    def sample_each(self, asked: Iterable[Asked]) -> Generator[tuple[Asked, list[Response]]]:
+        """Yield each of ``asked`` with its responses, as they come; raises as `sample`, after those under way."""
+
+        async def ask(post: Post, one: Asked) -> list[Response]:
+            return await self._complete(post, *one, self.sampling)
+
+        return self.servers.answers(ask, asked)
 
     def check(self, prompt_ids: Sequence[int]) -> None:
         """Raise `ConfigError` if 200 first tokens after a prompt do not look sampled from the whole vocabulary.
 
         A server that truncates (top-k, top-p) never draws part of its own distribution. The probability of all tokens
         that were not drawn is estimated by the share of draws whose token occurs once (Good–Turing, deviation < 0.1),
-        so a difference over 0.3 is not chance. Needs log-probabilities; also raises whatever `sample` raises.
+        so a difference over 0.3 is not chance. Needs log-probabilities; also raises whatever `sample` raises. Each
+        server is checked.
         """
-        first = self._complete(prompt_ids, 200, Sampling(max_new_tokens=1))
-        counts = Counter(response.token_ids for response in first)
-        unseen = 1 - sum(math.exp(response.logprob) for response in {r.token_ids: r for r in first}.values())
-        singles = sum(count == 1 for count in counts.values()) / len(first)
-        if unseen - singles > 0.3:
-            raise ConfigError(
-                f"{self.url} truncates its distribution: 200 first tokens were {len(counts)} different ones, and "
-                f"{unseen:.0%} of the probability was never drawn; for vLLM, start it with --generation-config vllm"
-            )
-        self.sample(prompt_ids, "probe", range(8))
+        probe = Prompt("probe", prompt_ids)
 
-    def _complete(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Response]:
-        """Return ``n`` responses, repeating the request for those that an answer lacks."""
+        async def ask(post: Post, url: str) -> None:
+            first = await self._complete(post, probe, range(200), Sampling(max_new_tokens=1))
+            counts = Counter(response.token_ids for response in first)
+            unseen = 1 - sum(math.exp(response.logprob) for response in {r.token_ids: r for r in first}.values())
+            singles = sum(count == 1 for count in counts.values()) / len(first)
+            if unseen - singles > 0.3:
+                raise ConfigError(
+                    f"{url} truncates its distribution: 200 first tokens were {len(counts)} different ones, and "
+                    f"{unseen:.0%} of the probability was never drawn; for vLLM, start it with --generation-config vllm"
+                )
+            await self._complete(post, probe, range(8), self.sampling)
+
+        for url in self.servers.urls:
+            list(replace(self.servers, urls=(url,)).answers(ask, [url]))
+
+    async def _complete(self, post: Post, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
+        """Return rollouts number ``indices``, repeating the request for those that an answer lacks."""
+        check_not_empty(prompt.token_ids, prompt.prompt_id)
         responses: list[Response] = []
-        while len(responses) < n:
-            wanted = n - len(responses)
+        while missing := indices[len(responses) :]:
             body = {
                 "model": self.model,
-                "prompt": list(prompt_ids),
-                "n": wanted,
+                "prompt": list(prompt.token_ids),
+                "n": len(missing),
+                "seed": stream_key(sampling, prompt.prompt_id, missing[0]) % SEEDS,
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -104,47 +123,55 @@ class ServerEngine:
                 "logprobs": 1,
                 "return_token_ids": True,
             }
-            choices = self._post(body, TOKEN_BYTES * wanted * (len(prompt_ids) + sampling.max_new_tokens))
-            if not 1 <= len(choices) <= wanted:
-                raise ConfigError(f"{self.url} returned {len(choices)} responses where {wanted} were asked for")
-            responses += [self._response(choice, prompt_ids, sampling) for choice in choices]
+            most_bytes = TOKEN_BYTES * len(missing) * (len(prompt.token_ids) + sampling.max_new_tokens)
+            url, choices = await self._choices(post, body, most_bytes)
+            if not 1 <= len(choices) <= len(missing):
+                raise ConfigError(f"{url} returned {len(choices)} responses where {len(missing)} were asked for")
+            responses += [self._response(url, choice, prompt.token_ids, sampling) for choice in choices]
+        ids = [response.token_ids for response in responses]
+        if len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4:
+            raise ConfigError(
+                f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature "
+                f"{sampling.temperature}; make it sample, for vLLM with --generation-config vllm"
+            )
         return responses
 
-    def _post(self, body: dict[str, Any], most_bytes: int) -> list[dict[str, Any]]:
-        """Return the choices in the server's answer."""
+    async def _choices(self, post: Post, body: dict[str, Any], most_bytes: int) -> tuple[str, list[dict[str, Any]]]:
+        """Return the URL of the server that answered, and the choices in its answer."""
         import httpx2
 
+        key = self.servers.key
         try:
-            answer = post(self.client, self.url, body, retry_seconds=self.retry_seconds, most_bytes=most_bytes)
+            answer = await post(body, most_bytes=most_bytes)
         except httpx2.HTTPError as error:
             if may_pass(error):
                 raise PartialError(
-                    f"{self.url} did not answer for {self.retry_seconds:.0f} s "
-                    f"({quoted(first_line(error), self.key)}); what is drawn is kept, so start the server and run the "
+                    f"{error.request.url} did not answer for {self.servers.retry_seconds:.0f} s "
+                    f"({quoted(first_line(error), key)}); what is drawn is kept, so start the server and run the "
                     "same command again"
                 ) from error
             said = error.response.text if isinstance(error, httpx2.HTTPStatusError) else str(error)
-            raise ConfigError(f"{self.url} refused the request: {quoted(said, self.key)}") from error
+            raise ConfigError(f"{error.request.url} refused the request: {quoted(said, key)}") from error
+        url = str(answer.url)
         try:
-            choices: list[dict[str, Any]] = answer.json()["choices"]
+            return url, answer.json()["choices"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{self.url} is no OpenAI-compatible server; it answered {quoted(answer.text, self.key)}"
+                f"{url} is no OpenAI-compatible server; it answered {quoted(answer.text, key)}"
             ) from error
-        return choices
 
-    def _response(self, choice: dict[str, Any], prompt_ids: Sequence[int], sampling: Sampling) -> Response:
+    def _response(self, url: str, choice: dict[str, Any], prompt_ids: Sequence[int], sampling: Sampling) -> Response:
         ids, finish = choice.get("token_ids"), choice.get("finish_reason")
         if not ids:
             raise ConfigError(
-                f"{self.url} returns no token ids, and text does not encode back to them; use a server that knows "
+                f"{url} returns no token ids, and text does not encode back to them; use a server that knows "
                 "return_token_ids, such as vLLM 0.10.2 or later"
             )
         if list(choice.get("prompt_token_ids") or prompt_ids) != list(prompt_ids):
-            raise ConfigError(f"{self.url} answered another prompt than it was asked; switch its prompt rewriting off")
+            raise ConfigError(f"{url} answered another prompt than it was asked; switch its prompt rewriting off")
         if finish not in ("stop", "length") or (finish == "stop") != (ids[-1] == self.eos):
             raise ConfigError(
-                f"{self.url} ended a response with {finish!r} after token {ids[-1]}, but responses end with the "
+                f"{url} ended a response with {finish!r} after token {ids[-1]}, but responses end with the "
                 f"tokenizer's EOS, {self.eos}; for vLLM, start it with --generation-config vllm"
             )
         # Servers report log-probabilities of the model; these apply to the samples only if nothing modifies them.
@@ -178,8 +205,8 @@ class Settings(EngineSettings):
     rounds_as_training: ClassVar[bool] = False
 
     kind: Literal["server"]
-    url: Annotated[str, AfterValidator(_root)] = Field(
-        "http://127.0.0.1:8000", description="an OpenAI-compatible server"
+    url: Annotated[tuple[str, ...], Field(min_length=1), *urls(_root)] = Field(
+        ("http://127.0.0.1:8000",), description="an OpenAI-compatible server, or a list of those with the same model"
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_starts)] | None = Field(
         None,
@@ -189,16 +216,21 @@ class Settings(EngineSettings):
         None, description="environment variable that holds the server's API key"
     )
 
+    in_flight: Count = Field(IN_FLIGHT, description="requests at once to each server, for one prompt each")
+
     @property
-    def asks(self) -> tuple[str, str | None] | None:
-        """The server's URL and the variable with its key, unless a command starts the server."""
-        return (self.url, self.api_key_env) if self.command is None else None
+    def asks(self) -> tuple[tuple[str, ...], str | None]:
+        """The servers' URLs and the variable with their key, unless a command starts the server."""
+        return (self.url, self.api_key_env) if self.command is None else ((), None)
 
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
         tokenizer = load_tokenizer(model)
-        with serving(self.command, model, self.url) as url:
-            engine = ServerEngine(url, model, tokenizer, sampling, api_key_env=self.api_key_env)
+        with serving(self.command, model, self.url[0]) as first:
+            roots = self.url if self.command is None else first
+            engine = ServerEngine(
+                roots, model, tokenizer, sampling, api_key_env=self.api_key_env, in_flight=self.in_flight
+            )
             engine.check(probe.token_ids)
             yield engine
