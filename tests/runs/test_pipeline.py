@@ -31,6 +31,7 @@ from infalign.runs.run import rollout_parts
 from infalign.theory.optimum import optimal
 
 POLICIES = ["aware", "plain", "online"]
+CARDS = [f"card-{name}" for name in POLICIES]
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_running_again_does_nothing(root: Path) -> None:
 
 def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:
     """Another KL budget leaves the rollouts and the other policies as they are."""
-    assert again(root, "policies.plain.kl_budget=0.3") == ["train-plain", "evaluate-plain", "results", "report"]
+    assert again(root, "policies.plain.kl_budget=0.3") == ["train-plain", "evaluate-plain", "results", "report", *CARDS]
     assert again(root, "policies.plain.kl_budget=0.3") == []
 
 
@@ -162,7 +163,7 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
     table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
     table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
-    expected = ["train-plain", "evaluate-plain", "results", "report"]
+    expected = ["train-plain", "evaluate-plain", "results", "report", *CARDS]
     assert again(root, f"policies.plain.transform={table}") == expected
     kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
     ranks = np.linspace(0, 1, 11)
@@ -176,7 +177,7 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
 def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:
     """A record without its output is not believed, and what was made from that output is made again too."""
     (root / "results.json").unlink()
-    assert again(root) == ["results", "report"]
+    assert again(root) == ["results", "report", *CARDS]
 
 
 def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, models, paper, samples, serving, theory, trainers, whole_run
+from infalign.cli import methods, models, paper, publish, samples, serving, theory, trainers, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 from infalign.signals import raise_outside
@@ -58,7 +58,10 @@ app.command(whole_run.status, help_epilogue=whole_run.STATUS_EPILOGUE)
 
 _group = Group("Up to one stage, in this order", sort_key=1)
 for _place, (_stage, _about) in enumerate(STAGES.items()):
-    app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
+    if _stage == "evaluate":
+        app.command(whole_run.evaluate, group=_group, sort_key=_place, help_epilogue=whole_run.EVALUATE_EPILOGUE)
+    else:
+        app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
 
 _group = Group("After a run: what was aligned, served", sort_key=2)
 app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GENERATE_EPILOGUE)
@@ -78,6 +81,8 @@ app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILO
 _group = Group("Other trainers", sort_key=6)
 app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
 app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
+
+app.command(publish.push, group=Group("Models that go out", sort_key=6), help_epilogue=publish.PUSH_EPILOGUE)
 
 app.command(paper.reproduce)
 

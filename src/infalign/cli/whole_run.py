@@ -28,6 +28,18 @@ up; a run in progress may be looked at.
 """
 
 
+EVALUATE_EPILOGUE = """\
+Examples:
+  infalign evaluate recipes/demo.yaml
+  infalign evaluate runs/demo --policy ~/models/dpo
+  infalign evaluate runs/demo --policy org/name
+
+A policy from elsewhere needs the reference's tokenizer and vocabulary; what
+does not fit is named. Its samples and all numbers (results.json) stay in the
+run, in evaluation/NAME.DIGEST, and the same command continues.
+"""
+
+
 def run(
     recipe: RecipePath,
     /,
@@ -73,6 +85,34 @@ def status(
         print_status(found, open_console())
     if not found.done:
         sys.exit(PartialError.exit_code)
+
+
+def evaluate(
+    recipe: Annotated[str, Parameter(help="A recipe (YAML); with --policy also a run directory.")],
+    /,
+    *,
+    policy: Annotated[
+        str | None,
+        Parameter(help="Measure this policy instead, a folder or hub id, trained anywhere.", show_default=False),
+    ] = None,
+    set_: Overrides = None,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Measure win rates and KL on fresh samples.
+
+    Stages before it that are not done yet are done first. With --policy, one other policy is measured beside an
+    evaluated run: its KL to the run's reference and its win rates under the run's procedure, by the run's judges.
+    """
+    if policy is None:
+        _run_until("evaluate", recipe, set_, skip_invalid)
+        return
+    from infalign.runs.guest import evaluate_guest, print_guest
+    from infalign.runs.status import recorded_recipe
+
+    root = Path(recipe)
+    read = recorded_recipe(root, set_) if root.is_dir() else read_recipe(recipe, set_, skip_invalid)
+    console = open_console()
+    print_guest(evaluate_guest(read, policy, console=console), console)
 
 
 def up_to(stage: str, about: str) -> Callable[..., None]:

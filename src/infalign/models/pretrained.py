@@ -138,6 +138,8 @@ def why_unloadable(error: Exception) -> str:
     return f"{type(error).__name__}: {said[:300]}"
 
 
+ADAPTER = "adapter"  # in a model's folder: its LoRA adapter, before it was merged
+TRANSFORMATION = "transformation.json"  # in a model's folder: the tabulated transformation that it was trained on
 MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
 
 

@@ -31,7 +31,7 @@ class Scratch(Settings):
 
 
 class Lora(Settings):
-    """Low-rank adaptation; the adapter is merged when the model is saved."""
+    """Low-rank adaptation; the model is saved with the adapter merged, and the adapter by itself in `adapter/`."""
 
     rank: Count = 16
     alpha: Positive = 32.0

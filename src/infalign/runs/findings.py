@@ -115,7 +115,8 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     if kl == 0:
         return
     name = unit.removeprefix("evaluate-").removesuffix(".train")  # a comparison names policies qrpo-0.5
-    budget = recipe.policies[name].kl(recipe.procedure)
+    policy = recipe.policies.get(name)  # a policy trained elsewhere has no budget here
+    budget = None if policy is None else policy.kl(recipe.procedure)
     if budget is None or UNSPENT * budget <= kl <= OVERSPENT * budget:
         return
     cure = "raise its fit.learning_rate or fit.epochs" if kl < budget else "lower its fit.learning_rate"

@@ -32,6 +32,10 @@ class Layout:
         """Return the folder of a trained model: reference, reward, judge or a policy."""
         return self.root / "models" / name
 
+    def card(self, name: str) -> Path:
+        """Return the model card of an evaluated policy."""
+        return self.model(name) / "README.md"
+
     def checkpoints(self, name: str) -> Path:
         """Return the folder of the checkpoints of an unfinished training."""
         return self.root / "checkpoints" / name

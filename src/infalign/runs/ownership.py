@@ -98,11 +98,12 @@ def _places(unit: Unit) -> list[Path]:
 def _strangers(unit: Unit, layout: Layout) -> Iterator[Path]:
     """Yield the files in the places of a unit that the run did not make.
 
-    The record lists what a finished unit made. What an unfinished one left is the run's: it starts in an empty place.
+    Records list what finished units made, some of them in another's folder, as a policy's card is. What an unfinished
+    one left is the run's: it starts in an empty place.
     """
-    record = layout.record(unit.name)
-    if record.is_file():
-        made = {layout.root / name for name in read_record(record)["output"]}
+    if layout.record(unit.name).is_file():
+        finished = map(read_record, layout.root.glob("stages/*.json"))
+        made = {layout.root / name for record in finished for name in record["output"]}
         for file in _files(unit.output):
             if file not in made and not (unit.only_adds and file.match(SHARDS)):
                 yield file

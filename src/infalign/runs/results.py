@@ -78,6 +78,20 @@ def _policy_numbers(
 ) -> dict[str, Any]:
     """Return the numbers of one policy."""
     aim = evaluated.procedure
+    found = sample_numbers(evaluated, name, wins)
+    return {
+        "method": policy.method,
+        "transform": policy.shaping.name,
+        "solver": policy.solver,
+        "kl_budget": policy.budget,
+        "beta": policy.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
+        **found,
+        "theory": _theory(policy, aim, found["kl"]["mean"]),
+    }
+
+
+def sample_numbers(evaluated: Evaluated, name: str, wins: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+    """Return what the samples of a model say: KL, length, win rates and ties."""
     own, base = (
         {source: evaluated.column(model, source) for source in (*evaluated.sources, "length")}
         for model in (name, "reference")
@@ -91,11 +105,6 @@ def _policy_numbers(
         for source in evaluated.sources
     }
     return {
-        "method": policy.method,
-        "transform": policy.shaping.name,
-        "solver": policy.solver,
-        "kl_budget": policy.budget,
-        "beta": policy.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
         "kl": evaluated.estimated(kl.mean(axis=1)),
         "kl_per_token": float(kl.sum() / length.sum()),
         "length": evaluated.estimated(length.mean(axis=1)),
@@ -104,9 +113,10 @@ def _policy_numbers(
             source: {procedure: evaluated.estimated_share(values) for procedure, values in by_procedure.items()}
             for source, by_procedure in wins.items()
         },
-        "at_equal_length": {source: _at_equal_length(evaluated, *pairs[source], aim) for source in evaluated.sources},
+        "at_equal_length": {
+            source: _at_equal_length(evaluated, *pairs[source], evaluated.procedure) for source in evaluated.sources
+        },
         "ties": {source: evaluated.estimated_share(tie_rate(*pairs[source])) for source in evaluated.sources},
-        "theory": _theory(policy, aim, float(kl.mean())),
     }
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, TaskType
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from infalign.distributed import processes
 from infalign.errors import ConfigError, InfalignError
 from infalign.models.memory import PeakMemory
+from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.progress import OnProgress
 from infalign.storage import settle, unwritable, writing
@@ -149,7 +150,11 @@ def fit_and_save(
         model = trainer.accelerator.unwrap_model(trainer.model)
         if finish is not None:
             history[-1] |= finish(model)
-        save_model(model.merge_and_unload() if isinstance(model, PeftModel) else model, tokenizer, model_dir)
+        if isinstance(model, PeftModel):
+            with writing(model_dir):
+                model.save_pretrained(str(model_dir / ADAPTER))
+            model = model.merge_and_unload()
+        save_model(model, tokenizer, model_dir)
     return history
 
 
@@ -164,8 +169,13 @@ def _resumed(checkpoint: Path | None, torn: list[str]) -> str:
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:
     """Write a standard model folder (safetensors weights, config and tokenizer), synced to disk.
 
-    Raises InfalignError as `writing` does.
+    A model that generates is saved with the sampling that it was trained and measured at: the whole distribution at
+    temperature 1. Raises InfalignError as `writing` does.
     """
+    if model.can_generate():
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        ends = {name: getattr(model.generation_config, name) or getattr(tokenizer, name) for name in names}
+        model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_p=1.0, top_k=0, **ends)
     try:
         with writing(model_dir):
             model.save_pretrained(model_dir)

@@ -1,6 +1,6 @@
 """The stage evaluate: fresh samples of every model, their scores and KL, and all numbers of the run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -14,16 +14,19 @@ from infalign.models.pretrained import load_policy
 from infalign.progress import OnProgress
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
+from infalign.runs.card import write_card
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Summary
-from infalign.runs.results import write_results
+from infalign.runs.results import read_results, write_results
 from infalign.runs.rollouts import cut_off
 from infalign.runs.run import Run
+from infalign.runs.trackers import track
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far, numbered
 from infalign.sampling.rollouts import find_rollouts
 from infalign.sequences import Lazy, token_lists_on_disk
 from infalign.storage import write_table
+from infalign.training.solvers.base import Solver
 
 BATCH_TOKENS = 16384  # tokens per forward pass
 
@@ -38,8 +41,17 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=tuple(unit.output for unit in evaluations),
         settings=run.key("evaluate", "procedure"),
         output=run.layout.results,
-        work=partial(write_results, Evaluated.of(run.recipe, run.layout), run.recipe.policies),
+        work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
     )
+    for name in run.recipe.policies:
+        yield Unit(
+            "evaluate",
+            f"card-{name}",
+            inputs=(run.layout.results, run.layout.model(name)),
+            settings=run.key("reward", "judge", "gold", "policy", "data"),
+            output=run.layout.card(name),
+            work=partial(write_card, run.recipe, run.layout, name),
+        )
 
 
 def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
@@ -48,33 +60,46 @@ def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
     On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimised it on the
     prompts it was trained on.
     """
+    yield _evaluation(run, "reference", split, run.reference, run.reference_inputs)
+    for name in run.recipe.policies:
+        folder = run.layout.model(name)
+        yield _evaluation(run, name, split, str(folder), (folder,))
+
+
+def guest_evaluation(run: Run, name: str, model: str) -> Unit:
+    """Return the evaluation of a policy that was trained elsewhere, the folder or hub id ``model``, as ``name``."""
+    return _evaluation(run, name, "test", model, ())
+
+
+def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path, ...]) -> Unit:
     evaluate, test = run.recipe.evaluate, split == "test"
     first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
     prompts, sources = PromptTable(run.layout.prompts(split), first), [*run.recipe.rewards] if test else ["reward"]
     scorers = [run.scorer(source) for source in sources]
-    for model in ("reference", *run.recipe.policies):
-        is_policy = model != "reference"
-        path = str(run.layout.model(model)) if is_policy else run.reference
-        folder = run.layout.evaluation(model, split)
-        # Each model has its own random stream: common random numbers would make policy and base samples dependent.
-        stream = f"{run.recipe.seed} {model}" if test else f"{run.recipe.seed} {model} {split}"
-        seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
-        reference = run.reference if is_policy else None
-        yield Unit(
-            "evaluate",
-            f"evaluate-{model}" if test else f"evaluate-{model}.{split}",
-            inputs=(
-                *((run.layout.model(model),) if is_policy else run.reference_inputs),
-                *run.reward_inputs(*sources),
-            ),
-            settings=run.sampling_key | run.key(*sources),
-            extent={"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}},
-            output=folder,
-            work=partial(
-                evaluate_model, run.sampler(path), reference, prompts, evaluate.samples, scorers, folder, seed
-            ),
-            so_far=partial(samples_so_far, prompts, evaluate.samples, sources, folder),
-        )
+    folder = run.layout.evaluation(name, split)
+    # Each model has its own random stream: common random numbers would make policy and base samples dependent.
+    stream = f"{run.recipe.seed} {name}" if test else f"{run.recipe.seed} {name} {split}"
+    seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
+    reference = None if name == "reference" else run.reference
+    return Unit(
+        "evaluate",
+        f"evaluate-{name}" if test else f"evaluate-{name}.{split}",
+        inputs=(*inputs, *run.reward_inputs(*sources)),
+        settings=run.sampling_key | run.key(*sources),
+        extent={"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}},
+        output=folder,
+        work=partial(evaluate_model, run.sampler(model), reference, prompts, evaluate.samples, scorers, folder, seed),
+        so_far=partial(samples_so_far, prompts, evaluate.samples, sources, folder),
+    )
+
+
+def summarise(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
+) -> Summary:
+    """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
+    headline = write_results(evaluated, solvers, on_progress=on_progress)
+    track(report_to, read_results(evaluated.layout.root), evaluated.layout)
+    return headline
 
 
 def evaluate_model(

@@ -10,7 +10,7 @@ from typing import Any
 from infalign.distributed import is_first
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served, rewinds
-from infalign.models.pretrained import guided_by, load_policy, load_tokenizer
+from infalign.models.pretrained import TRANSFORMATION, guided_by, load_policy, load_tokenizer
 from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas
@@ -112,7 +112,7 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
             history = _train_offline(policy, beta, material, target, job, folder)
         if policy.shaping.name.endswith(".json") and is_first():
             shutil.copyfile(
-                policy.shaping.name, folder / "transformation.json"
+                policy.shaping.name, folder / TRANSFORMATION
             )  # the model folder keeps the transformation it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}

@@ -1,0 +1,214 @@
+"""Models that go out of a run, with their card, and models from elsewhere that are measured beside one."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import AutoPeftModelForCausalLM
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from infalign.models.pretrained import load_policy
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.training.common import save_model
+
+BASE, COMMIT = "acme/tiny", "0" * 40
+TEXTS = ["How do I write a function?", "Please explain the moon."] * 9
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache of the hub that holds one tiny model."""
+    cache = tmp_path_factory.mktemp("hub")
+    repository = cache / "models--acme--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    tokenizer = train_tokenizer(TEXTS, Scratch(**micro.SCRATCH))
+    save_model(new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0), tokenizer, repository / "snapshots" / COMMIT)
+    return cache
+
+
+@pytest.fixture(scope="module")
+def environment(hub: Path) -> dict[str, str]:
+    """Return an environment in which only that cache is the hub."""
+    return os.environ | {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
+
+
+def infalign(environment: Mapping[str, str], *words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in that environment."""
+    command = [str(micro.COMMAND), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environment))
+
+
+@pytest.fixture(scope="module")
+def run(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an evaluated run on that model: a policy with LoRA, one with a guide, and its student."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe = micro.given(folder / "run", BASE)
+    aware = recipe["policies"]["aware"]
+    recipe["policies"] = {
+        "adapted": aware | {"fit": micro.FIT | {"lora": {"rank": 2}}},
+        "guided": aware | {"guide": {"trunk": "reference"}},
+        "student": {"solver": "distil", "teacher": "guided", "fit": micro.FIT},
+    }
+    ended = infalign(environment, "evaluate", micro.write(folder / "recipe.yaml", recipe))
+    assert ended.returncode == 0, ended.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def results(run: Path) -> dict[str, Any]:
+    """Return its numbers."""
+    return dict(json.loads((run / "results.json").read_text()))
+
+
+def test_a_model_folder_samples_as_it_was_trained(run: Path) -> None:
+    """Whoever loads it draws from the whole distribution at temperature 1, and ends with the tokenizer's EOS."""
+    for name in ("adapted", "student"):
+        _, tokenizer = load_policy(run / "models" / name)
+        found = GenerationConfig.from_pretrained(run / "models" / name)
+        assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 1.0, 1.0, 0)
+        assert found.eos_token_id == tokenizer.eos_token_id
+
+
+def test_lora_stays_an_adapter_beside_the_merged_model(run: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT loads the adapter on the model it names, and its logits are those of the merged model."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = run / "models" / "adapted"
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == BASE
+    config["base_model_name_or_path"] = str(hub / "models--acme--tiny" / "snapshots" / COMMIT)
+    local = Path(shutil.copytree(folder / "adapter", run.parent / "adapter"))
+    (local / "adapter_config.json").write_text(json.dumps(config))
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        adapted = AutoPeftModelForCausalLM.from_pretrained(local)(ids).logits
+        merged = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+    torch.testing.assert_close(adapted, merged)
+
+
+def test_the_card_has_the_measured_numbers_with_intervals_and_judges(run: Path, results: dict[str, Any]) -> None:
+    """The hub's own reader finds base model, KL and win rates; the text names procedure, Φ and judges."""
+    card = ModelCard.load(run / "models" / "adapted" / "README.md")
+    found = results["policies"]["adapted"]
+    assert (card.data.base_model, card.data.model_name) == (BASE, "adapted")
+    metrics = {metric.metric_name: metric for metric in card.data.eval_results}
+    for judge, rates in found["win_rates"].items():
+        for procedure in ("best-of-4", "standard"):
+            metric = metrics.pop(f"win rate against the reference, {procedure}, by {judge}")
+            assert metric.metric_value == pytest.approx(rates[procedure]["mean"], abs=1e-4)
+            assert metric.metric_args["low"] == pytest.approx(rates[procedure]["low"], abs=1e-4)
+    (kl,) = metrics.values()
+    assert kl.metric_value == pytest.approx(found["kl"]["mean"], abs=1e-4)
+    for said in ("**best-of-4**", "exp:10", "the Python function `infalign.world:gold`; never seen in training"):
+        assert said in card.text
+    assert str(run) not in str(card)
+
+
+def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> None:
+    """Tensorboard has each policy's KL and win rates beside its training curves."""
+    for name, found in results["policies"].items():
+        logged = EventAccumulator(str(run / "checkpoints" / name / "runs" / "evaluation")).Reload()
+
+        def value(tag: str) -> float:
+            (event,) = logged.Scalars(tag)  # noqa: B023 - called in the same turn
+            return float(event.value)
+
+        assert value("evaluation/kl") == pytest.approx(found["kl"]["mean"], rel=1e-5)
+        assert value("evaluation/judge/best-of-4") == pytest.approx(found["win_rates"]["judge"]["best-of-4"]["mean"])
+        assert value("evaluation/judge/best-of-4/low") <= value("evaluation/judge/best-of-4")
+
+
+def test_a_finished_run_writes_no_card_again(run: Path, environment: dict[str, str]) -> None:
+    """All of it is done, cards too, and a training that starts again takes the card for the run's own."""
+    again = infalign(environment, "evaluate", run.parent / "recipe.yaml")
+    assert again.returncode == 0, again.stderr
+    assert "✓" not in again.stdout
+
+
+def test_what_would_be_pushed_is_shown(run: Path, environment: dict[str, str]) -> None:
+    """LoRA on a model of the hub goes as its adapter, merged on request; the card goes along."""
+    push = ("push", run, "--policy", "adapted", "--to", "me/adapted", "--dry-run")
+    adapter = infalign(environment, *push)
+    assert adapter.returncode == 0, adapter.stderr
+    assert f"To me/adapted: an adapter of {BASE}" in adapter.stdout
+    assert "adapter_model.safetensors" in adapter.stdout
+    assert " model.safetensors" not in adapter.stdout
+    assert "library_name: peft" in adapter.stdout
+    merged = infalign(environment, *push, "--merged").stdout
+    assert "a whole model" in merged
+    assert " model.safetensors" in merged
+    assert "adapter_model.safetensors" not in merged
+    for shown in (adapter.stdout, merged):
+        assert "generation_config.json" in shown
+        assert "## What was measured" in shown
+
+
+def test_a_guide_is_not_pushed_but_its_student_is(run: Path, environment: dict[str, str]) -> None:
+    """The refusal names the student; a policy that is not there, or not evaluated, is refused too."""
+    refused = infalign(environment, "push", run, "--policy", "guided", "--to", "me/guided", "--dry-run")
+    assert refused.returncode == 2
+    assert "which only infalign loads; push its student: --policy student" in refused.stderr
+    student = infalign(environment, "push", run, "--policy", "student", "--to", "me/student", "--dry-run")
+    assert "model.safetensors" in student.stdout
+    unknown = infalign(environment, "push", run, "--policy", "other", "--to", "me/other", "--dry-run")
+    assert "has no policy other; it has adapted, guided, student" in unknown.stderr
+
+
+def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
+    run: Path, environment: dict[str, str], results: dict[str, Any], tmp_path: Path
+) -> None:
+    """A copy of a policy, drawn with another random stream, has its KL and win rates up to sampling error."""
+    copy = shutil.copytree(run / "models" / "student", tmp_path / "mine")
+    first = infalign(environment, "evaluate", run, "--policy", copy)
+    assert first.returncode == 0, first.stderr
+    (folder,) = (run / "evaluation").glob("mine.*")
+    found, own = json.loads((folder / "results.json").read_text()), results["policies"]["student"]
+    assert found["kl"]["low"] <= own["kl"]["high"]
+    assert own["kl"]["low"] <= found["kl"]["high"]
+    assert found["win_rates"].keys() == own["win_rates"].keys()
+    assert found["win_rates"]["judge"].keys() == own["win_rates"]["judge"].keys()
+    assert f"KL to the reference: {found['kl']['mean']:.2f}" in first.stdout
+    written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
+    again = infalign(environment, "evaluate", run, "--policy", copy)
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == written
+
+
+@pytest.mark.parametrize(
+    ("texts", "scratch", "message"),
+    [
+        (["Quite another text, with other words!"] * 9, micro.SCRATCH, "has another tokenizer than the run: "),
+        (TEXTS, micro.SCRATCH, "has a vocabulary of 310 tokens and the reference of"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    run: Path, environment: dict[str, str], tmp_path: Path, texts: list[str], scratch: Any, message: str
+) -> None:
+    """Another tokenizer or another vocabulary has no KL to the reference; nothing is drawn."""
+    tokenizer = train_tokenizer(texts, Scratch(**scratch))
+    model = new_policy(Scratch(**scratch), tokenizer, seed=0)
+    if texts == TEXTS:
+        model.resize_token_embeddings(310)
+    save_model(model, tokenizer, tmp_path / "theirs")
+    refused = infalign(environment, "evaluate", run, "--policy", tmp_path / "theirs")
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert not list((run / "evaluation").glob("theirs.*"))
+
+
+def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path, environment: dict[str, str]) -> None:
+    """Each is refused with what to do."""
+    adapter = infalign(environment, "evaluate", run, "--policy", run / "models" / "adapted" / "adapter")
+    assert "is an adapter, not a whole model; merge it first" in adapter.stderr
+    assert "there is no such folder" in infalign(environment, "evaluate", run, "--policy", "/no/where").stderr
