@@ -144,12 +144,12 @@ def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) ->
 
     before, after = keys(), keys("rank_model.fit.epochs=2")
     assert {name for name in before if before[name] != after[name]} == {
-        *("rank-model", "results", "report"),
-        *(f"{work}-{name}" for work in ("train", "evaluate") for name in SOLVERS),
+        *("rank-model", "results", "report", "card-plain"),
+        *(f"{work}-{name}" for work in ("train", "evaluate", "card") for name in SOLVERS),
     }
     assert not any("ranks" in unit.settings.get("policy", {}) for unit in units())
     alone = keys("policies={plain: {kl_budget: 0.5}}", "rank_model=null")
-    assert {name for name in alone if before[name] != alone[name]} == {"results", "report"}
+    assert {name for name in alone if before[name] != alone[name]} == {"results", "report", "card-plain"}
     assert trained(recipe(finished)) == []
 
 

@@ -78,8 +78,8 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
     code, out, err = main("status", root)
     assert (code, err) == (0, "")
-    assert "15 of 15 done in" in out
-    left = ["evaluate-aware", "results", "report"]
+    assert "16 of 16 done in" in out
+    left = ["evaluate-aware", "results", "card-aware", "report"]
     (root / "stages" / "evaluate-aware.json").unlink()
     code, out, _ = main("status", path, "--json")
     assert code == 4
