@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: env demo test test-slow test-faults test-frameworks lint format clean
+.PHONY: env demo test test-slow test-faults test-frameworks dist lint format clean
 
 env: .venv/.complete
 
@@ -45,6 +45,14 @@ test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
 	touch $@
 
+# The wheel and the source archive, checked as PyPI will check them.
+dist:
+	rm -rf dist .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet build twine
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,4 +64,4 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks runs
+	rm -rf .venv .venv-frameworks .venv-dist dist runs

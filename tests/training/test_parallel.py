@@ -124,7 +124,7 @@ def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]]
         fit_on_policy(problem, solver, job, saved)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())
-    assert not list(saved.glob("adapter*"))
+    assert not list(saved.glob("adapter_*"))
     return load_file(saved / "model.safetensors")
 
 
