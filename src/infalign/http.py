@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -138,6 +138,7 @@ class Servers:
         failures: dict[int, Exception] = {}
         begun = 0
         with _said(), start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
+            portal.call(_abandon_names)
             turns = portal.call(Semaphore, at_once)
 
             async def in_turn(number: int, item: Asked) -> Answer:
@@ -226,6 +227,29 @@ class Servers:
         asked = answer.headers.get("Retry-After", "")
         headers = {"Retry-After": asked} if asked.isascii() else {}
         return httpx2.Response(answer.status_code, headers=headers, content=bytes(received), request=request)
+
+
+class _Abandoning(ThreadPoolExecutor):
+    """Resolves names in threads that nobody waits for: a resolution that hangs cannot be ended."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = Future[Any]()
+        future.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+
+def _abandon_names() -> None:
+    from asyncio import get_running_loop
+
+    get_running_loop().set_default_executor(_Abandoning())
 
 
 @cache

@@ -352,6 +352,20 @@ def test_repetitions_of_two_threads_are_logged_and_then_stamina_is_as_before(
     assert [record.getMessage() for record in caplog.records] == [said, said]
 
 
+def test_a_name_that_does_not_resolve_holds_nobody_up(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline of an attempt covers the resolver, which hangs and cannot be ended; nobody waits for it."""
+    over = threading.Event()
+
+    def hang(*_: Any, **__: Any) -> Any:
+        over.wait(300)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    with stamina.set_testing(True, attempts=2), pytest.raises(PartialError, match="ReadTimeout: no answer within"):
+        RemoteReward("http://hangs.example/get_reward", tokenizer, read_seconds=0.2)(ASKED, SAID)
+    over.set()
+
+
 def test_a_reward_is_asked_from_inside_an_event_loop(server: RewardServer, tokenizer: Any) -> None:
     """As in a notebook, or an asynchronous trainer."""
 
