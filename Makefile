@@ -19,7 +19,7 @@ env: .venv/.complete
 	touch $@
 
 demo: env
-	$(BIN)/infalign run recipes/demo.yaml
+	$(BIN)/infalign run demo
 
 test: env lint
 	$(BIN)/pytest -n 2 --durations=15

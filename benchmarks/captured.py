@@ -1,6 +1,6 @@
 """How much of what theory promises arrives, with fewer rollouts, fewer prompts and more passes over them.
 
-``python benchmarks/captured.py [RECIPE [key=value …]]`` (recipes/hh-helpful-tiny.yaml) trains exp:±10 and identity by
+``python benchmarks/captured.py [RECIPE [key=value …]]`` (hh-helpful-tiny) trains exp:±10 and identity by
 `qrpo` at one nat under each of the changes below to the recipe, and prints, on training and on test prompts, the
 policy's KL, its win rate by the reward it was trained on, its efficiency and its share of theory's gap (`infalign
 compare`). What is done is kept in RUN_DIR/captured.json. Roughly an hour on two cores.
@@ -34,7 +34,7 @@ def changes(recipe: Recipe) -> dict[str, list[str]]:
 
 def main() -> None:
     """Train what is missing and print the table."""
-    path, *overrides = sys.argv[1:] or ["recipes/hh-helpful-tiny.yaml"]
+    path, *overrides = sys.argv[1:] or ["hh-helpful-tiny"]
     overrides = ["run_dir=runs/captured", "evaluate.prompts=48", *overrides]
     recipe = load_recipe(path, overrides)
     offline = next(name for name, policy in recipe.policies.items() if policy.solver == "qrpo")

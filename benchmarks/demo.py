@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
+RECIPE = "demo"
 MINUTES, GIB = 8.0, 6.0
 
 
@@ -31,7 +31,7 @@ def main() -> int:
         print(f"{folder} exists; name a new directory, or the finished stages would not be timed")
         return 2
     started = time.monotonic()
-    run = psutil.Popen([sys.executable, "-m", "infalign", "run", str(RECIPE), "--set", f"run_dir={folder}"])
+    run = psutil.Popen([sys.executable, "-m", "infalign", "run", RECIPE, "--set", f"run_dir={folder}"])
     peak = 0
     while run.poll() is None:
         peak = max(peak, tree_memory(run))

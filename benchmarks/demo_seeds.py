@@ -22,7 +22,7 @@ from infalign.runs.results import read_results
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
+RECIPE = "demo"
 AWARE, BASELINES = ("aware", "aware-student"), ("raw", "identity")
 
 
@@ -54,7 +54,7 @@ def main() -> int:
     found = []
     for seed in seeds or map(str, range(10)):
         run_dir = Path(folder) / f"seed-{seed}"
-        command = [sys.executable, "-m", "infalign", "run", str(RECIPE)]
+        command = [sys.executable, "-m", "infalign", "run", RECIPE]
         changes = ["--set", f"run_dir={run_dir}", "--set", f"seed={seed}"]
         if subprocess.run([*command, *changes], stdout=subprocess.DEVNULL, check=False).returncode:
             return 1

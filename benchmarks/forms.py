@@ -24,7 +24,7 @@ from infalign.experiments.compare import compare_methods
 from infalign.experiments.methods import METHODS
 from infalign.runs.reading import load_recipe
 
-RECIPE = str(Path(__file__).parents[1] / "recipes" / "demo.yaml")
+RECIPE = "demo"
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
 ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
 FORMS = {

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipes import built_in
 from infalign.runs import STAGES
 from infalign.runs.ownership import MARKER
 
@@ -95,17 +96,41 @@ def test_help_shows_the_commands_in_the_order_of_the_work(main: Any) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_help_of_run_lists_the_recipes(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every recipe in the folder ``recipes`` is listed with its first line."""
-    monkeypatch.chdir(Path(__file__).parents[1])
+def test_help_of_run_lists_the_recipes_that_come_along(main: Any) -> None:
+    """Every recipe of the package is listed with what it is about."""
     _, out, _ = main("run", "--help")
-    assert all(str(path) in out for path in Path("recipes").glob("*.yaml"))
+    assert all(f"  {recipe.name} " in out and recipe.about in out for recipe in built_in())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_recipes_lists_what_comes_along_and_prints_one_to_start_from(main: Any) -> None:
+    """The list says what a recipe does, takes and needs; what is printed of one is its file, which is a recipe."""
+    code, out, _ = main("recipes")
+    assert code == 0
+    for recipe in built_in():
+        assert f"{recipe.name}\n  {recipe.about}\n  Takes: {recipe.takes}\n  Needs: {recipe.needs}\n" in out
+        assert main("recipes", recipe.name) == (0, recipe.path.read_text(encoding="utf-8"), "")
+
+
+def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: Path) -> None:
+    """A word means what comes along, wherever one works; a misspelt one is answered with what was probably meant."""
+    code, out, _ = main("run", "demo", "--dry-run", "--set", f"run_dir={tmp_path / 'run'}")
+    assert code == 0
+    assert "8,000 preference pairs" in out
+    code, out, _ = main("status", "demo", "--set", f"run_dir={tmp_path / 'run'}")
+    assert code == 4
+    assert f"0 of 24 done in {tmp_path / 'run'}" in out
+    for words in (["train", "dmo"], ["compare", "dmo"], ["reproduce", "hacking", "dmo"], ["recipes", "dmo"]):
+        code, _, err = main(*words)
+        assert code == 2
+        assert "no recipe that comes along is called dmo; did you mean demo?" in err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["repot"], 'Did you mean "report"?'),
+        (["winrate"], 'Unknown command "winrate". Did you mean "win-rate"? See `infalign --help`.'),
         (["run", "x.yaml", "--dryrun"], "Did you mean --dry-run?"),
         (["run"], "RECIPE requires an argument"),
         (["run", "x.yaml", "--set"], "--set requires an argument"),

@@ -53,7 +53,6 @@ def test_the_code_prints_what_the_page_shows(
 ) -> None:
     """Every block runs after those before it, and the text after it is its output."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     namespace: dict[str, object] = {}
     for code, text in blocks(PAGES[page]):
         exec(code, namespace)

@@ -30,13 +30,14 @@ from infalign.method.procedures import parse_procedure
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
 from infalign.method.transforms import Identity, Tabulated, parse_transform
+from infalign.recipes import built_in
 from infalign.rewards.base import score
 from infalign.runs.reading import dump_recipe, load_recipe
 from infalign.storage import read_table
 from infalign.theory.curve import parse_aim
 
 FEW, MANY = 25, 850
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+RECIPES = [found.path for found in built_in()]
 SIGNS = [b'"', b"\0", b"\r", b"\xef\xbb\xbf"]
 SOURCES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 

@@ -11,13 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.errors import ConfigError
+from infalign.recipes import built_in
 from infalign.runs import pipeline
 from infalign.runs.reading import dump_recipe, load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import keys
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = [found.path for found in built_in()]
 
 
 @pytest.fixture
@@ -201,6 +202,19 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: bytes, said: 
     path.write_bytes(text)
     assert f"{path}" in problem(path)
     assert said in problem(path)
+
+
+def test_a_word_is_a_recipe_that_comes_along_and_all_else_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of the working directory hides ``demo``; with a folder in front or its ending, it is the file."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo", "demo.yaml"):
+        micro.write(tmp_path / name, micro.settings(Path("mine")))
+    assert load_recipe("demo").run_dir == "runs/demo"
+    for path in ("./demo", "demo.yaml", tmp_path / "demo"):
+        assert load_recipe(path).run_dir == "mine"
+    assert "did you mean tldr-tiny?" in problem("tldr-tny")
 
 
 @pytest.mark.parametrize("name", ["absent.yaml", "."])

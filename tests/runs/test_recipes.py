@@ -17,10 +17,11 @@ from transformers import (
 from infalign import world
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipes import BuiltIn, built_in
 from infalign.runs.reading import load_recipe
 from infalign.training.common import save_model
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = built_in()
 COMMAND = [sys.executable, "-m", "infalign"]
 FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
 
@@ -55,16 +56,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_is_valid(path: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe_is_valid(recipe: BuiltIn) -> None:
     """A recipe that comes along loads, and its run directory carries its name."""
-    assert load_recipe(path).run_dir == f"runs/{path.stem}"
+    assert load_recipe(recipe.name).run_dir == f"runs/{recipe.name}"
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_a_full_size_recipe_dry_runs(name: str) -> None:
     """The full-size recipes show their plan where neither their models nor their data are."""
-    result = infalign("run", str(RECIPES / f"{name}.yaml"), "--dry-run")
+    result = infalign("run", name, "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "Qwen/Qwen3-4B-Instruct-2507" in result.stdout
 
@@ -74,7 +75,7 @@ def test_a_full_size_recipe_dry_runs(name: str) -> None:
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: Path, tmp_path: Path) -> None:
     """With tiny models of the same architectures and a small file the recipe runs from data to report."""
-    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    recipe = load_recipe(name)
     changes = [
         f"run_dir={tmp_path / 'run'}",
         f"data.sources=[{{path: {tiny / 'pairs.jsonl'}}}]",
@@ -94,6 +95,6 @@ def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: 
     if tuning == "full":
         changes += ["policy.fit.lora=null", *(f"policies.{policy}.fit.lora=null" for policy in recipe.policies)]
     words = [word for change in changes for word in ("--set", change)]
-    result = infalign("run", str(RECIPES / f"{name}.yaml"), *words)
+    result = infalign("run", name, *words)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "report.html").is_file()

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, models, paper, publish, samples, serving, theory, trainers, whole_run
+from infalign.cli import methods, models, paper, publish, recipes, samples, serving, theory, trainers, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 from infalign.signals import raise_outside
@@ -28,11 +28,12 @@ ordinary RLHF solver does the rest.
 """
 EPILOGUE = """\
 Examples:
-  infalign run recipes/demo.yaml --dry-run    check the data, show the plan
-  infalign run recipes/demo.yaml              everything, from data to report
-  infalign train recipes/demo.yaml            up to the policies, no evaluation
-  infalign status runs/demo                   what is done, and why the rest is not
-  infalign run recipes/demo.yaml --set rollout.k=128    more rollouts, none lost
+  infalign recipes                      what comes along
+  infalign run demo --dry-run           check the data, show the plan
+  infalign run demo                     everything, from data to report
+  infalign train my-recipe.yaml         up to the policies, no evaluation
+  infalign status runs/demo             what is done, and why the rest is not
+  infalign run demo --set rollout.k=128    more rollouts, none lost
   infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
 
 The same command continues after a stop and, after a change, redoes what
@@ -56,29 +57,32 @@ app = App(
 app.command(whole_run.run)
 app.command(whole_run.status, help_epilogue=whole_run.STATUS_EPILOGUE)
 
-_group = Group("Up to one stage, in this order", sort_key=1)
+_group = Group("A recipe of your own", sort_key=1)
+app.command(recipes.recipes, group=_group, sort_key=0, help_epilogue=recipes.RECIPES_EPILOGUE)
+
+_group = Group("Up to one stage, in this order", sort_key=2)
 for _place, (_stage, _about) in enumerate(STAGES.items()):
     if _stage == "evaluate":
         app.command(whole_run.evaluate, group=_group, sort_key=_place, help_epilogue=whole_run.EVALUATE_EPILOGUE)
     else:
         app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
 
-_group = Group("After a run: what was aligned, served", sort_key=2)
+_group = Group("After a run: what was aligned, served", sort_key=3)
 app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GENERATE_EPILOGUE)
 app.command(serving.serve, group=_group, sort_key=1, help_epilogue=serving.SERVE_EPILOGUE)
 
-_group = Group("Several methods", sort_key=3)
+_group = Group("Several methods", sort_key=4)
 app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGUE)
 
-_group = Group("Before a run: what theory says, and what models there are", sort_key=4)
+_group = Group("Before a run: what theory says, and what models there are", sort_key=5)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
 app.command(models.models, group=_group, sort_key=2, help_epilogue=models.MODELS_EPILOGUE)
 
-_group = Group("Anybody's samples", sort_key=5)
+_group = Group("Anybody's samples", sort_key=6)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)
 
-_group = Group("Other trainers", sort_key=6)
+_group = Group("Other trainers", sort_key=7)
 app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
 app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
 
@@ -96,13 +100,14 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every encoding has ✓
-    app["run"].help_epilogue = f"{whole_run.list_recipes()}\n\n{EPILOGUE}"
+    app["run"].help_epilogue = f"{recipes.list_recipes()}\n\n{EPILOGUE}"
     if words[:1] == ["compare"]:  # listing the methods imports NumPy
         app["compare"].help_epilogue = methods.COMPARE_EPILOGUE + methods.list_methods()
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        _fail(f"{str(error).rstrip('.')}. See `infalign --help`.", 2)
+        said = str(error).partition(" Available commands:")[0].rstrip(".")  # all of them, and then an empty one
+        _fail(f"{said}{'' if said.endswith('?') else '.'} See `infalign --help`.", 2)
     except KeyboardInterrupt:
         _fail(f"interrupted; {CONTINUES}", 130)
     except StoppedError:

@@ -12,8 +12,8 @@ from infalign.errors import ConfigError
 
 COMPARE_EPILOGUE = """\
 Examples:
-  infalign compare recipes/demo.yaml
-  infalign compare recipes/demo.yaml --methods qrpo,rloo,ipo --kl-budgets 0.5
+  infalign compare demo
+  infalign compare demo --methods qrpo,rloo,ipo --kl-budgets 0.5
 
 Data, models, rollouts and calibration are the run's own and done once; a later
 comparison trains only what is new. Numbers, tables and figures go to the

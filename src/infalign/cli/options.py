@@ -10,7 +10,7 @@ from infalign.errors import ConfigError
 if TYPE_CHECKING:
     from infalign.runs.recipe import Recipe
 
-RecipePath = Annotated[str, Parameter(help="A recipe (YAML).")]
+RecipePath = Annotated[str, Parameter(help="A recipe: a YAML file, or the name of one that comes along, such as demo.")]
 Overrides = Annotated[
     list[str] | None,
     Parameter(

@@ -20,7 +20,7 @@ exponentials and the optimum (the paper's fixed point).
 """
 HACKING_EPILOGUE = """\
 Example:
-  infalign reproduce hacking recipes/hh-helpful-tiny.yaml --phrase Sure
+  infalign reproduce hacking hh-helpful-tiny --phrase Sure
 
 A phrase is put before the preferred responses of the training pairs, and for
 the test before the responses that are not preferred. A reward model that
@@ -34,7 +34,7 @@ reproduce = App(
     help="Experiments of the paper again, with the numbers behind them.",
     help_format="plaintext",
     help_epilogue="",
-    group=Group("The paper", sort_key=5),
+    group=Group("The paper", sort_key=8),
     group_commands=Group("What to reproduce"),
 )
 

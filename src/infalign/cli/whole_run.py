@@ -15,8 +15,8 @@ from infalign.errors import PartialError
 STATUS_EPILOGUE = """\
 Examples:
   infalign status runs/demo
-  infalign status recipes/demo.yaml --set rollout.k=128
-  infalign status runs/demo || infalign run recipes/demo.yaml
+  infalign status demo --set rollout.k=128
+  infalign status runs/demo || infalign run demo
 
 done: a record says that it was made with these settings and inputs. stale: it
 was made with others, and the reason is shown. partial: it was begun, and the
@@ -68,7 +68,7 @@ def run(
 
 
 def status(
-    run: Annotated[str, Parameter(help="A run directory, or a recipe (YAML).")],
+    run: Annotated[str, Parameter(help="A run directory, or a recipe; a folder of that name goes first.")],
     /,
     *,
     set_: Overrides = None,
@@ -123,16 +123,6 @@ def up_to(stage: str, about: str) -> Callable[..., None]:
 
     command.__doc__ = f"{about}\n\nStages before it that are not done yet are done first."
     return command
-
-
-def list_recipes() -> str:
-    """Return the recipes of the folder ``recipes``, each with its first comment line."""
-    found = sorted(Path("recipes").glob("*.yaml"))
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].removeprefix("#").strip()
-        for path in found
-    )
-    return "\n".join(["Recipes here:", *(f"  {path}: {line}" for path, line in zip(found, lines, strict=True))])
 
 
 def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> Path:

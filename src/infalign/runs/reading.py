@@ -16,6 +16,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from infalign.errors import ConfigError
+from infalign.recipes import find
 from infalign.runs.recipe import Recipe
 from infalign.settings import OneOf, shown
 
@@ -27,19 +28,19 @@ OLD_NUMBER = re.compile(r"[-+]?0[0-9_]+|.*:.*")  # octal and to base 60
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe and apply ``key.sub=value`` overrides (values are YAML).
+    """Read a recipe, a file or one that comes along (`recipes.find`), and apply ``key.sub=value`` overrides in YAML.
 
     Raises ConfigError naming the file, the line of invalid YAML or of a duplicate key, the dotted key and, for an
     unknown key, the nearest known one.
     """
-    path = Path(path)
+    path = find(path)
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST_RECIPE + 1)
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"the recipe {path} cannot be read: {said}; `infalign run --help` lists the recipes here"
+            f"the recipe {path} cannot be read: {said}; `infalign recipes` lists those that come along"
         ) from error
     if len(content) > LONGEST_RECIPE:
         raise ConfigError(f"{path} is no recipe: it has more than {LONGEST_RECIPE:,} bytes")

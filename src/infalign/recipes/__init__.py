@@ -1,0 +1,59 @@
+"""The recipes that come along, which commands find by name: ``infalign run demo``."""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from infalign.errors import ConfigError
+
+FOLDER = Path(__file__).parent
+ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A recipe that comes along; the comments that open its file say what it does, how long it takes, what it needs."""
+
+    name: str
+    path: Path
+    about: str
+    takes: str
+    needs: str
+
+
+def built_in() -> list[BuiltIn]:
+    """Return the recipes that come along, by name."""
+    return [_described(path) for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)]
+
+
+def find(recipe: str | Path) -> Path:
+    """Return the file that a command's recipe means: a word is a recipe that comes along, all else is a path.
+
+    A path has a folder in front or ends in .yaml or .yml, so no file of the working directory hides ``demo``, and
+    ``./demo`` is a file. Raises ConfigError for a word that is no such recipe.
+    """
+    path = Path(recipe)
+    return path if path.suffix in ENDINGS or str(recipe) != path.name else named(path.name)
+
+
+def named(name: str) -> Path:
+    """Return the file of a recipe that comes along. Raises ConfigError if none has that name."""
+    names = [found.name for found in built_in()]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+        raise ConfigError(
+            f"no recipe that comes along is called {name}; {hint} Name a file by a path, such as ./my.yaml"
+        )
+    return FOLDER / f"{name}.yaml"
+
+
+def _described(path: Path) -> BuiltIn:
+    about, takes, needs, *_ = path.read_text(encoding="utf-8").splitlines()
+    return BuiltIn(
+        path.stem,
+        path,
+        about.removeprefix("# "),
+        takes.removeprefix("# Takes: "),
+        needs.removeprefix("# Needs: "),
+    )
