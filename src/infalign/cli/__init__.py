@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group
 
-from infalign.cli import methods, models, paper, publish, recipes, samples, serving, theory, trainers, whole_run
+from infalign.cli import data, methods, models, paper, publish, recipes, samples, serving, theory, trainers, whole_run
 from infalign.errors import InfalignError, StoppedError
 from infalign.runs import STAGES
 from infalign.signals import raise_outside
@@ -66,6 +66,8 @@ for _place, (_stage, _about) in enumerate(STAGES.items()):
         app.command(whole_run.evaluate, group=_group, sort_key=_place, help_epilogue=whole_run.EVALUATE_EPILOGUE)
     else:
         app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
+app["data"].command(data.get, group="Public data", help_epilogue=data.GET_EPILOGUE)
+app["data"].help_epilogue = data.DATA_EPILOGUE
 
 _group = Group("After a run: what was aligned, served", sort_key=3)
 app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GENERATE_EPILOGUE)

@@ -9,30 +9,38 @@ from pydantic import Field, model_validator
 
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
-from infalign.settings import Count, Settings
+from infalign.data.sets import SETS, present
+from infalign.settings import Count, Settings, shown
 
 
 class Source(Settings):
-    """Where rows come from: exactly one of a file, a dataset id or the built-in world."""
+    """Where rows come from: exactly one of a file, a public set, a dataset id or the built-in world."""
 
     path: str | None = Field(None, description="a .jsonl, .jsonl.gz, .parquet or .csv file")
+    set: str | None = Field(
+        None, description="hh-helpful, hh-harmless or tldr, as `infalign data get` fetches it to `data.folder`"
+    )
     hub: str | None = Field(None, description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
-    split: str = Field("train", description="the split of `hub`")
+    split: str = Field("train", description="the split of `hub`, or the part of `set`")
     data_dir: str | None = Field(None, description="the folder inside `hub`, e.g. harmless-base")
     world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
     limit: Count | None = Field(None, description="read at most so many rows")
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
-        if sum(origin is not None for origin in (self.path, self.hub, self.world)) != 1:
-            raise ValueError("give exactly one of path, hub, world")
+        if sum(origin is not None for origin in (self.path, self.set, self.hub, self.world)) != 1:
+            raise ValueError("give exactly one of path, set, hub, world")
+        if self.set is not None and self.set not in SETS:
+            raise ValueError(f"set is one of {', '.join(SETS)}, found {shown(self.set)}")
+        if self.set is not None and self.split not in SETS[self.set].parts:
+            raise ValueError(f"{self.set} has the parts {', '.join(SETS[self.set].parts)}, found {self.split}")
         return self
 
 
 class Data(Settings):
     """Preference pairs and demonstrations, and how they are split."""
 
-    folder: str = Field(".", description="relative `path`s of sources start here")
+    folder: str = Field(".", description="relative `path`s of sources start here, and sets lie here")
     sources: Annotated[list[Source], Field(min_length=1)]
     test: list[Source] = Field([], description="test rows; without them `test_fraction` of `sources` is held out")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -62,6 +70,8 @@ def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
         from infalign.data.hub import hub_rows
 
         return hub_rows(source.hub, split=source.split, data_dir=source.data_dir)
+    if source.set is not None:
+        return read_rows(present(folder, source.set, source.split))
     return read_rows(Path(folder) / str(source.path))
 
 

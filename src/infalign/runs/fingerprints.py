@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from infalign.data.sets import part_file
 from infalign.errors import DataError
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import model_digest
@@ -67,7 +68,10 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         if isinstance(asked.get("url"), list):
             asked["url"] = asked["url"][0]
     for source in (*settings["data"]["sources"], *settings["data"]["test"]):
-        if source["path"] is not None:
+        if (name := source.pop("set")) is not None:
+            file = part_file(folder, name, source["split"])
+            source["path"] = _content(file, digests) | {"name": f"{name} {source['split']}"}
+        elif source["path"] is not None:
             source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}
         elif source["hub"] is not None and Path(source["hub"]).is_dir():
             source["hub"] = _folder_content(Path(source["hub"]), digests) | {"name": source["hub"]}

@@ -102,6 +102,8 @@ def _check_servers(urls: Sequence[str], variable: str | None, console: Console) 
 
 
 def _origin(source: Source) -> str:
+    if source.set is not None:
+        return f"{source.set}, {source.split}"
     return source.path if source.path is not None else "the built-in world"
 
 

@@ -1,0 +1,74 @@
+"""The command that fetches public data sets, beside the stage data."""
+
+import os
+import sys
+from functools import partial
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from infalign.cli.output import open_console
+from infalign.display import say
+from infalign.errors import ConfigError
+
+DATA_EPILOGUE = """\
+Examples:
+  infalign data my.yaml             read and split what a recipe names
+  infalign data get hh-helpful      fetch a public set, for recipes to name
+"""
+GET_EPILOGUE = """\
+Examples:
+  infalign data get hh-helpful
+  infalign data get tldr --part demonstrations --to data
+  infalign data get hh-helpful --from FOLDER
+
+hh-helpful   Anthropic's helpfulness comparisons, for Best-of-N
+hh-harmless  Anthropic's harmlessness comparisons, for Worst-of-N; upsetting
+tldr         Reddit TL;DR: comparisons of summaries, and demonstrations
+
+Each part is a file, FOLDER/SET/PART.jsonl.gz, which a recipe names as
+  data: {folder: data, sources: [{set: hh-helpful, split: train}]}
+A part that is there already is kept; remove its file to fetch it again.
+
+--from takes the rows from copies of the hub's repositories, each in a folder
+below FOLDER that is called as on the hub: FOLDER/hh-rlhf/helpful-base/...
+"""
+
+
+def get(
+    name: Annotated[str, Parameter(help="hh-helpful, hh-harmless or tldr.")],
+    /,
+    *,
+    part: Annotated[
+        list[str] | None, Parameter(help="Only this part. Repeatable.", negative=(), show_default=False)
+    ] = None,
+    to: Annotated[str, Parameter(help="The folder of data.")] = "data",
+    from_: Annotated[
+        str | None, Parameter(name="--from", help="Copies of the hub's repositories.", show_default=False)
+    ] = None,
+) -> None:
+    """Fetch a public data set from the hub, or from a folder of its files."""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # how often it tries again is not our one sentence
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from infalign.data.sets import SETS, fetch, part_file
+    from infalign.progress import ProgressDisplay
+
+    if name not in SETS:
+        raise ConfigError(f"there is no public set {name}; there are {', '.join(SETS)}")
+    chosen, console = SETS[name], open_console()
+    for split in part or chosen.parts:
+        if split not in chosen.parts:
+            raise ConfigError(f"{name} has the parts {', '.join(chosen.parts)}, found {split}")
+    say(console, f"{chosen.about}\nLicence: {chosen.licence}", markup=False)
+    for split in part or chosen.parts:
+        file = part_file(to, name, split)
+        if file.is_file():
+            say(console, f"{file} is there already", markup=False)
+            continue
+        with ProgressDisplay(console) as display:
+            display.start(split)
+            found = fetch(name, split, to, source=from_, on_progress=partial(display.update, split))
+        say(console, f"{file}: {found.rows:,} rows, {found.invalid:,} of them for no run", markup=False)
+        if found.rows != found.expected:
+            say(console, f"[yellow]![/] the public part has {found.expected:,} rows, this one {found.rows:,}")

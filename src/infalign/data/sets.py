@@ -1,0 +1,170 @@
+"""Public data sets by name, fetched from the hub, or from a folder of its repositories, to files that recipes name."""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from infalign.data.examples import parse_example
+from infalign.data.hub import hub_rows
+from infalign.errors import ConfigError, DataError
+from infalign.progress import OnProgress
+from infalign.storage import atomic_path, write_text, writing
+
+REPORT_EVERY = 1000  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a set: where the hub has its rows, and how many there are."""
+
+    hub: str
+    split: str
+    rows: int
+    data_dir: str | None = None
+
+    def repository_in(self, folder: str | Path) -> Path:
+        """Return where ``folder`` has a copy of the repository: below it, called as on the hub."""
+        return Path(folder) / self.hub.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSet:
+    """A public data set: its parts by the names that recipes give them, and under which licence it is there."""
+
+    about: str
+    licence: str
+    parts: Mapping[str, Part]
+
+
+HH = "Anthropic/hh-rlhf"
+HH_LICENCE = (
+    "MIT, Copyright (c) 2022 Anthropic (Bai et al. 2022, arXiv:2204.05862). Offensive and upsetting texts are among "
+    "them; they are meant for research on harmlessness and helpfulness, not for the training of dialogue agents."
+)
+SETS = {
+    "hh-helpful": PublicSet(
+        f"Anthropic's helpfulness comparisons ({HH})",
+        HH_LICENCE,
+        {
+            "train": Part(HH, "train", 43_835, "helpful-base"),
+            "test": Part(HH, "test", 2_354, "helpful-base"),
+            "online": Part(HH, "test", 1_137, "helpful-online"),
+            "rejection-sampled": Part(HH, "test", 2_749, "helpful-rejection-sampled"),
+        },
+    ),
+    "hh-harmless": PublicSet(
+        f"Anthropic's harmlessness comparisons ({HH})",
+        HH_LICENCE,
+        {
+            "train": Part(HH, "train", 42_537, "harmless-base"),
+            "test": Part(HH, "test", 2_312, "harmless-base"),
+        },
+    ),
+    "tldr": PublicSet(
+        "Reddit TL;DR: comparisons of summaries (trl-lib/tldr-preference), demonstrations (trl-lib/tldr)",
+        "Comparisons and summaries: OpenAI's modified MIT licence (Stiennon et al. 2020, arXiv:2009.01325). Posts by "
+        "real people: CC BY 4.0 (Webis-TLDR-17, Völske et al. 2017).",
+        {
+            "train": Part("trl-lib/tldr-preference", "train", 92_858),
+            "test": Part("trl-lib/tldr-preference", "validation", 86_086),
+            "demonstrations": Part("trl-lib/tldr", "train", 116_722),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A part that lies in its file now: how many rows it has, and how many of them no run can use."""
+
+    file: Path
+    rows: int
+    invalid: int
+    expected: int
+
+
+def part_file(folder: str | Path, name: str, split: str) -> Path:
+    """Return the file of a part of the set ``name`` below ``folder``."""
+    return Path(folder) / name / f"{split}.jsonl.gz"
+
+
+def present(folder: str | Path, name: str, split: str) -> Path:
+    """Return the file of a part. Raises DataError, with the command that fetches it, if it is not there."""
+    path = part_file(folder, name, split)
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist; `infalign data get {name} --to {folder}` fetches the data, and without a network "
+            "says how to bring it"
+        )
+    return path
+
+
+def fetch(name: str, split: str, folder: str | Path, *, source: str | None = None, on_progress: OnProgress) -> Fetched:
+    """Write the rows of one part to its file in ``folder``, whole or not at all.
+
+    They come from the hub, or from copies of the hub's repositories below the folder ``source``. Raises ConfigError
+    if they cannot be had, with the way to bring them, and DataError if they cannot be read or no run could use one.
+    """
+    chosen, file = SETS[name], part_file(folder, name, split)
+    part = chosen.parts[split]
+    origin = part.hub if source is None else str(part.repository_in(source))
+    if source is not None and not Path(origin).is_dir():  # the hub would be asked for it
+        raise ConfigError(f"there is no folder {origin}; {_remedy(name, part, source)}")
+    with writing(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    checked = _Checked(part.rows, on_progress)
+    try:
+        with atomic_path(file) as temporary:
+            _write_rows(temporary, checked.of(hub_rows(origin, split=part.split, data_dir=part.data_dir)))
+            if checked.invalid == checked.rows:
+                raise DataError(f"no run could use one of the {checked.rows} rows of {origin}: {checked.first}")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {_remedy(name, part, source)}") from error
+    write_text(file.parent / "LICENCE.txt", f"{chosen.about}\n{chosen.licence}\n")
+    return Fetched(file, checked.rows, checked.invalid, part.rows)
+
+
+class _Checked:
+    """Counts rows on their way, and those that `parse_example` refuses, with what it says of the first."""
+
+    def __init__(self, expected: int, on_progress: OnProgress) -> None:
+        self.rows = self.invalid = 0
+        self.first = ""
+        self._expected, self._report = expected, on_progress
+
+    def of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        for where, row in rows:
+            self.rows += 1
+            try:
+                parse_example(row, where)
+            except DataError as error:
+                self.invalid += 1
+                self.first = self.first or str(error)
+            if self.rows % REPORT_EVERY == 0:
+                self._report(self.rows, max(self.rows, self._expected), "rows")
+            yield row
+
+
+def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with (
+        file.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,  # no name and no time, so equal rows are an equal file
+        TextIOWrapper(packed, encoding="utf-8", newline="\n") as text,
+    ):
+        for row in rows:
+            text.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _remedy(name: str, part: Part, source: str | None) -> str:
+    repository = part.repository_in("FOLDER" if source is None else source)
+    download = f"`hf download {part.hub} --repo-type dataset --local-dir {repository}`"
+    if source is not None:
+        return f"{download} brings it there"
+    return (
+        f"without a network here, use {download} on a machine that has one, bring the folder here and say "
+        f"`infalign data get {name} --from FOLDER`"
+    )
