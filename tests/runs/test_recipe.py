@@ -90,7 +90,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: 
         ("evaluate.rewind=rewind:0.85:4", "`evaluate`: rewind:0.85:4 needs 12 samples, found 8"),
         ("procedure=rewind:0.5:4", "evaluate.rewind is rewind:0.75:4; it must be the procedure, rewind:0.5:4"),
         ("procedure=top-2-of-200", "evaluate.samples: top-2-of-200 cannot be estimated from"),
-        ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
+        ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, set, hub, world"),
         (
             "rollout.engine={kind: server, command: 'vllm \"serve'}",
             "`rollout.engine.command`: No closing quotation",
@@ -104,10 +104,10 @@ def test_a_value_that_cannot_be_is_named_with_its_place(path: str, override: str
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    """A recipe without a judge says so."""
+    """A recipe without a reward says so."""
     recipe = micro.settings(tmp_path)
-    del recipe["judge"]
-    assert problem(micro.write(tmp_path / "recipe.yaml", recipe)).endswith("`judge` is missing")
+    del recipe["reward"]
+    assert problem(micro.write(tmp_path / "recipe.yaml", recipe)).endswith("`reward` is missing")
 
 
 def test_all_mistakes_are_told_at_once(path: str) -> None:

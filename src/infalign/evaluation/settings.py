@@ -1,6 +1,6 @@
 """How policies are served and evaluated."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -39,8 +39,21 @@ class Evaluate(Settings):
     prompts: Annotated[int, Field(ge=2)] = 128
     samples: Draws = 64
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
-    rewind: RewindSetting = RewindAndRepeat(0.85, 32)
+    rewind: RewindSetting = Field(
+        RewindAndRepeat(0.85, 32),
+        description="default: the procedure if it rewinds, or what the samples are enough for",
+    )
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+    @model_validator(mode="before")
+    @classmethod
+    def _affordable(cls, given: Any) -> Any:
+        """Take fewer draws, and the median of very few samples, where the recipe has no ``rewind`` of its own."""
+        samples = given.get("samples") if isinstance(given, dict) and "rewind" not in given else None
+        if not isinstance(samples, int) or samples < 2:
+            return given
+        half = samples // 2
+        return given | {"rewind": f"rewind:{0.85 if half >= 6 else 0.5}:{min(32, half)}"}
 
     @model_validator(mode="after")
     def _enough_samples(self) -> "Evaluate":

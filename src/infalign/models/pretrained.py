@@ -12,6 +12,12 @@ from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError, DataError
 from infalign.storage import hash_file
 
+TEMPLATES = {
+    # Only EOS is a special token: a model that was never tuned has no others that it understands.
+    "plain": "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\\n\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
+}
 AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 
 
@@ -143,8 +149,20 @@ TRANSFORMATION = "transformation.json"  # in a model's folder: the tabulated tra
 MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
 
 
-def load_tokenizer(path: str | Path, **options: Any) -> Any:
-    """Load a tokenizer; without a padding token it pads with EOS.
+def read_template(name: str) -> str:
+    """Return the chat template that is called ``name``, or that a file holds. Raises ConfigError if there is none."""
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the chat template {name} cannot be read ({error}); name a Jinja file, or {' or '.join(TEMPLATES)}"
+        ) from error
+
+
+def load_tokenizer(path: str | Path, *, template: str | None = None, **options: Any) -> Any:
+    """Load a tokenizer, with ``template`` for its chat template; without a padding token it pads with EOS.
 
     Raises ConfigError if there is none, or it has no EOS token or no chat template that renders.
     """
@@ -156,8 +174,13 @@ def load_tokenizer(path: str | Path, **options: Any) -> Any:
         raise ConfigError(f"{path} has no tokenizer that can be loaded: {why_unloadable(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
+    if template is not None:
+        tokenizer.chat_template = read_template(template)
     if tokenizer.chat_template is None:
-        raise ConfigError(f"the tokenizer of {path} has no chat template; choose a model with one")
+        raise ConfigError(
+            f"the tokenizer of {path} has no chat template; choose a model with one, or for the policy set "
+            "policy.chat_template to plain or to a file"
+        )
     try:
         conversation_ids(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True)
     except DataError as error:

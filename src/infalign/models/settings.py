@@ -73,12 +73,18 @@ class Model(Settings):
 class PolicyModel(Model):
     """The policy before alignment; after `fit` (supervised fine-tuning) it is the reference policy."""
 
+    chat_template: str | None = Field(
+        None, description="for a model without one: `plain`, or a Jinja file, FILE.jinja, beside the recipe"
+    )
+
     @model_validator(mode="after")
     def _has_start(self) -> "PolicyModel":
         if (self.model is None) == (self.scratch is None):
             raise ValueError("give exactly one of `model`, `scratch`")
         if self.scratch is not None and self.fit is None:
             raise ValueError("a policy from `scratch` needs `fit`")
+        if self.chat_template is not None and self.scratch is not None:
+            raise ValueError("a policy from `scratch` has a chat template of its own: leave chat_template out")
         return self
 
 

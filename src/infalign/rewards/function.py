@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from hashlib import blake2b
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 from infalign.errors import ConfigError
@@ -11,21 +17,64 @@ from infalign.rewards.base import RewardFunction
 
 
 def function_reward(spec: str) -> RewardFunction:
-    """Import the reward function that ``spec`` names as ``package.module:function``; its module's code runs.
+    """Import the reward function ``package.module:function`` or ``folder/file.py:function``; its module's code runs.
 
     Raises ConfigError that says what is missing (the colon, the module or the function) or what its module raised.
     """
-    module_name, _, function_name = spec.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
-        raise ConfigError(f"reward function {spec!r}: write it as package.module:function")
-    with user_code(f"reward function {spec!r}: importing {module_name} raised", ConfigError):
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise ConfigError(
-                f"reward function {spec!r}: cannot import {module_name} ({error}); install it or put it on PYTHONPATH"
-            ) from error
+    place, _, function_name = spec.rpartition(":")
+    in_file = is_file(spec)
+    if not function_name.isidentifier() or not (in_file or all(part.isidentifier() for part in place.split("."))):
+        raise ConfigError(f"reward function {spec!r}: write it as package.module:function or my_file.py:function")
+    with user_code(f"reward function {spec!r}: importing {place} raised", ConfigError):
+        if in_file:
+            module = _module_of(Path(place), spec)
+        else:
+            try:
+                module = importlib.import_module(place)
+            except ImportError as error:
+                raise ConfigError(
+                    f"reward function {spec!r}: cannot import {place} ({error}); install it, put it on PYTHONPATH, or "
+                    "name its file, my_file.py:function"
+                ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ConfigError(f"reward function {spec!r}: {module_name} has no function {function_name}")
+        raise ConfigError(f"reward function {spec!r}: {place} has no function {function_name}")
     return cast(RewardFunction, function)
+
+
+def is_file(spec: str) -> bool:
+    """Return whether ``spec`` names a function in a file, not in a module."""
+    return spec.rpartition(":")[0].endswith(".py")
+
+
+def source_file(spec: str) -> Path | None:
+    """Return the file with the source of a reward function, if there is one; nothing of the user's is imported."""
+    place = spec.rpartition(":")[0]
+    if is_file(spec):
+        return Path(place)
+    top, *inner = place.split(".")
+    try:
+        found = find_spec(top)
+    except ValueError:  # not a valid module name
+        return None
+    for name in inner:
+        inside = found.submodule_search_locations if found is not None else None
+        found = PathFinder.find_spec(name, inside) if inside else None
+    return Path(found.origin) if found is not None and found.origin is not None else None
+
+
+def _module_of(path: Path, spec: str) -> ModuleType:
+    """Import a file once as a module of a name that nothing else has."""
+    name = f"_{path.stem}_{blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = spec_from_file_location(name, path)
+    if not path.is_file() or found is None or found.loader is None:
+        raise ConfigError(f"reward function {spec!r}: there is no file {path}; correct the path")
+    module = sys.modules[name] = module_from_spec(found)  # dataclasses look their module up
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

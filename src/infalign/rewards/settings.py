@@ -20,7 +20,10 @@ class RewardSource(Model):
     """A Bradley–Terry classifier, a Python function or a server; a classifier starts from the reference by default."""
 
     head: Head | None = Field(None, description="instead of `fit`: only a head is trained, on states of the model")
-    function: str | None = Field(None, description="package.module:function(prompts, responses) -> rewards")
+    function: str | None = Field(
+        None,
+        description="my_file.py:score beside the recipe, or package.module:score; score(prompts, responses) -> rewards",
+    )
     url: Annotated[tuple[str, ...], Field(min_length=1), *urls(checked_url)] | None = Field(
         None,
         description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}, or vLLM's /classify or "

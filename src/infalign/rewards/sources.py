@@ -1,6 +1,5 @@
 """The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from infalign.models.settings import Compute
 from infalign.progress import OnProgress
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.function import function_reward
+from infalign.rewards.function import function_reward, is_file, source_file
 from infalign.rewards.scores import check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
@@ -66,8 +65,11 @@ class Scorer:
 
     @property
     def identity(self) -> str:
-        """What identifies a reward: its first url, its function's name or the digest of its model."""
-        return (self.source.url or [None])[0] or self.source.function or model_digest(self.model)
+        """What identifies a reward: its first url, its function's name (without folder) or the digest of its model."""
+        function = self.source.function
+        if function is not None and is_file(function):
+            return function.rpartition("/")[2]
+        return (self.source.url or [None])[0] or function or model_digest(self.model)
 
     @property
     def made_by(self) -> str:
@@ -75,5 +77,5 @@ class Scorer:
         function = self.source.function
         if function is None:
             return self.identity
-        file = importlib.import_module(function.partition(":")[0]).__file__
-        return f"{self.identity} (source {hash_file(Path(file))[:8]})" if file else self.identity
+        file = source_file(function)
+        return f"{self.identity} (source {hash_file(file)[:8]})" if file and file.is_file() else self.identity

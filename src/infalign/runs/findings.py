@@ -32,7 +32,13 @@ def findings(recipe: Recipe, unit: str, summary: Summary) -> list[Finding]:
     A number is judged wherever it is, so that a stage that reports one is judged like the others.
     """
     worthless = [Finding(unit, said, worthless=True) for said in _worthless(summary)]
-    others = (*_of_data(recipe, summary), *_of_training(summary), *_of_rewards(summary), *_of_kl(recipe, unit, summary))
+    others = (
+        *_of_data(recipe, summary),
+        *_of_training(summary),
+        *_of_rewards(summary),
+        *_of_kl(recipe, unit, summary),
+        *_of_judges(recipe, unit),
+    )
     return worthless + [Finding(unit, said) for said in others]
 
 
@@ -121,3 +127,10 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
         return
     cure = "raise its fit.learning_rate or fit.epochs" if kl < budget else "lower its fit.learning_rate"
     yield f"the KL is {kl:.2g} nats, {kl / budget:.1%} of the {budget:.3g} it is to spend; {cure}"
+
+
+def _of_judges(recipe: Recipe, unit: str) -> Iterator[str]:
+    if unit == "results" and list(recipe.rewards) == ["reward"]:
+        yield (
+            "only the reward that training saw judges, so a gain may be a gain of its mistakes; give the recipe a judge"
+        )

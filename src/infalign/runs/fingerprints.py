@@ -3,15 +3,14 @@
 import json
 from collections.abc import Iterator
 from hashlib import blake2b
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from infalign.data.sets import part_file
 from infalign.errors import DataError
 from infalign.models.gguf import gguf_file, is_gguf
-from infalign.models.pretrained import model_digest
+from infalign.models.pretrained import TEMPLATES, model_digest
+from infalign.rewards.function import is_file, source_file
 from infalign.runs.recipe import Recipe
 from infalign.storage import hash_file, read_record, write_record
 from infalign.training.solvers.base import TRUNKS
@@ -82,9 +81,12 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         elif model.get("model") is not None and Path(model["model"]).is_dir():
             model["model"] = {"content": model_digest(model["model"], digests)}
         if function := model.get("function"):
-            source_file = _module_file(function.partition(":")[0])
-            content = _content(source_file, digests) if source_file else {"content": None}
-            model["function"] = content | {"name": function}
+            source = source_file(function)
+            content = _content(source, digests) if source else {"content": None}
+            model["function"] = content | {"name": function.rpartition("/")[2] if is_file(function) else function}
+    if (template := settings["policy"].pop("chat_template")) is not None:
+        in_file = template not in TEMPLATES
+        settings["policy"]["chat_template"] = _content(Path(template), digests) if in_file else template
     for policy in settings["policies"].values():
         if policy.get("transform", "").endswith(".json"):
             policy["transform"] = _content(Path(policy["transform"]), digests)
@@ -135,16 +137,3 @@ def _folder_content(folder: Path, digests: Digests) -> dict[str, str | None]:
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         held.update(f"{file.relative_to(folder)}\0{digests(file)}\0".encode())
     return {"content": held.hexdigest()}
-
-
-def _module_file(module: str) -> Path | None:
-    """Return the source file of a module, without importing it or its parent packages."""
-    top, *inner = module.split(".")
-    try:
-        found = find_spec(top)
-    except ValueError:  # not a valid module name
-        return None
-    for name in inner:
-        inside = found.submodule_search_locations if found is not None else None
-        found = PathFinder.find_spec(name, inside) if inside else None
-    return Path(found.origin) if found is not None and found.origin is not None else None

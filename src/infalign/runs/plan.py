@@ -113,7 +113,7 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
         if is_gguf(path):
             yield f"{name}.model: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
-            load_tokenizer(path)
+            load_tokenizer(path, template=recipe.policy.chat_template if name == "policy" else None)
             if name == "policy":
                 _check_context(recipe, Path(path))
         elif is_hub_id(path):

@@ -17,8 +17,9 @@ from yaml.constructor import ConstructorError
 
 from infalign.errors import ConfigError
 from infalign.recipes import find
+from infalign.rewards.function import is_file
 from infalign.runs.recipe import Recipe
-from infalign.settings import OneOf, shown
+from infalign.settings import NOT_IN_TEXT, OneOf, shown
 
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes
@@ -50,12 +51,24 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ConfigError(f"{path} is not valid YAML: {_fault(error)}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} holds no settings; a recipe is a YAML mapping such as `run_dir: runs/demo`")
+    _beside(path.parent, settings)
     for override in overrides or []:
         _apply(settings, override)
+    _beside(Path(), settings)
     try:
         return Recipe.model_validate(settings)
     except ValidationError as error:
         raise ConfigError(f"{path}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def _beside(folder: Path, settings: dict[str, Any]) -> None:
+    """Make absolute paths of the files of reward functions and of the chat template, which lie in ``folder``."""
+    for name, key in (("reward", "function"), ("judge", "function"), ("gold", "function"), ("policy", "chat_template")):
+        if not isinstance(section := settings.get(name), dict):
+            continue
+        given = section.get(key)
+        if isinstance(given, str) and (given.endswith(".jinja") or is_file(given)) and not NOT_IN_TEXT.search(given):
+            settings[name] = section | {key: str(folder.resolve() / given)}
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -1,6 +1,6 @@
 """Recipes: the settings of a whole run, and the checks across its sections."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -28,7 +28,9 @@ class Recipe(Settings):
     data: Data
     policy: PolicyModel
     reward: RewardSource
-    judge: RewardSource = Field(description="only evaluates; never seen in training")
+    judge: RewardSource | None = Field(
+        None, description="only evaluates; never seen in training. Without one the reward is the only judge"
+    )
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
     rank_model: RankModel | None = Field(None, description="learns Ĉ from the rollouts, for policies with ranks: model")
     rollout: Rollout = Rollout()
@@ -42,11 +44,22 @@ class Recipe(Settings):
         ["tensorboard"], description="where training metrics go besides the console"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rewinds_as_served(cls, given: Any) -> Any:
+        """Evaluate the rewinding procedure that the policy will be served by, unless the recipe names another."""
+        if not isinstance(given, dict) or not isinstance(procedure := given.get("procedure"), str):
+            return given
+        evaluate = given.get("evaluate", {})
+        if procedure.startswith("rewind:") and isinstance(evaluate, dict) and "rewind" not in evaluate:
+            return given | {"evaluate": evaluate | {"rewind": procedure}}
+        return given
+
     @property
     def rewards(self) -> dict[str, RewardSource]:
-        """The reward sources that evaluation uses: ``reward``, ``judge`` and perhaps ``gold``."""
-        found = {"reward": self.reward, "judge": self.judge}
-        return found if self.gold is None else found | {"gold": self.gold}
+        """The reward sources that evaluation uses: ``reward``, and ``judge`` and ``gold`` if there are any."""
+        sources = {"reward": self.reward, "judge": self.judge, "gold": self.gold}
+        return {name: source for name, source in sources.items() if source is not None}
 
     @property
     def models(self) -> dict[str, Model]:

@@ -70,7 +70,13 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         },
     }
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
-    return {name: p["win_rates"]["judge"][aim.name] for name, p in policies.items()}
+    return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
+
+
+def unseen(results: Mapping[str, Any]) -> list[str]:
+    """Return the judges that training has not seen; the reward itself where there is no other."""
+    judges: list[str] = results["judges"]
+    return judges[1:] or judges
 
 
 def _policy_numbers(

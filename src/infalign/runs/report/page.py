@@ -33,7 +33,7 @@ from infalign.runs.report.pictures import (
 )
 from infalign.runs.report.tables import comparison_rows
 from infalign.runs.report.words import SPOKEN, Numbers, verdict
-from infalign.runs.results import read_results
+from infalign.runs.results import read_results, unseen
 from infalign.storage import read_table, write_text
 
 SHOWN_EXAMPLES = 4
@@ -105,7 +105,7 @@ def embedded(path: Path, kind: str) -> str:
 
 def _shown(results: Numbers) -> list[str]:
     """Return the policies that figures show one by one: all, or as many of the best as there are looks."""
-    judge, policies = results["judges"][1], results["policies"]
+    judge, policies = unseen(results)[0], results["policies"]
     if len(policies) <= len(LOOKS):
         return list(policies)
     wins = {name: policy["win_rates"][judge][results["procedure"]]["mean"] for name, policy in policies.items()}
@@ -116,12 +116,12 @@ def _pictures(
     evaluated: Evaluated, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
     """Return the figures of each section."""
-    judges = ("judge", "reward", *(["gold"] if "gold" in results["judges"] else []))
+    judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     return {
         "kl": [
             win_rate_by_kl(results, procedure, by, looks)
             for procedure in evaluated.drawn_procedures()
-            for by in (["reward"], results["judges"][1:])
+            for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
         "calibration": [reward_by_rank(reference_rewards(evaluated.layout)), rank_histogram(evaluated, results)],

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infalign.display import Estimate, amount, gain, share
+from infalign.runs.results import unseen
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
@@ -15,7 +16,7 @@ def verdict(results: Numbers) -> list[str]:
 
     Those judge who trained none of the policies, where there are any.
     """
-    judges = results["judges"][1:] or results["judges"]
+    judges = unseen(results)
     best = best_policy(results)
     spread = (
         f"The {results['confidence']:.0%} intervals are over test prompts; training from another seed would add a "
@@ -32,7 +33,7 @@ def verdict(results: Numbers) -> list[str]:
 
 def best_policy(results: Numbers) -> str:
     """Return the policy that wins most, served as the recipe says, by the first judge that trained none of them."""
-    judge = (results["judges"][1:] or results["judges"])[0]
+    judge = unseen(results)[0]
     procedure = results["procedure"]
     policies: Numbers = results["policies"]
     return max(policies, key=lambda name: float(policies[name]["win_rates"][judge][procedure]["mean"]))

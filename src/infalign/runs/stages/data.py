@@ -27,8 +27,11 @@ LESSON = 10_000  # characters per text for training a tokenizer, whose cost is q
 def units(run: Run) -> Iterator[Unit]:
     """Yield the one unit of this stage: all tables and the tokenizer."""
     recipe, layout = run.recipe, run.layout
-    learns = recipe.judge.trained  # an untrained judge leaves its share of the rows to the reward model
-    tokenizer = {name: run.contents["policy"][name] for name in ("model", "scratch")}
+    learns = (
+        recipe.judge is not None and recipe.judge.trained
+    )  # an untrained judge leaves its share of the rows to the reward model
+    policy = run.contents["policy"]
+    tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
     yield Unit(
         "data",
         "data",
@@ -121,7 +124,7 @@ def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
 
         texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
         return train_tokenizer((text[:LESSON] for text in texts), policy.scratch)
-    return load_tokenizer(str(policy.model))
+    return load_tokenizer(str(policy.model), template=policy.chat_template)
 
 
 def _distinct_prompts(

@@ -126,8 +126,8 @@ def _train_offline(
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
     from infalign.training.offline import fit_offline
 
-    model, tokenizer = load_policy(material.reference, device=target.compute.torch_device())
-    rows = material.stored.rows()
+    model, _ = load_policy(material.reference, device=target.compute.torch_device())
+    tokenizer, rows = load_tokenizer(material.layout.tokenizer), material.stored.rows()  # it has the chat template
     if policy.guide is not None:
         model = _guided(policy.guide, material, model, tokenizer)
     if policy.fit.bf16 or not material.rounds_as_training:
@@ -145,7 +145,8 @@ def _distil(
 
     device = target.compute.torch_device()
     teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
-    model, tokenizer = load_policy(material.reference, device=device)
+    model, _ = load_policy(material.reference, device=device)
+    tokenizer = load_tokenizer(material.layout.tokenizer)
     objective, rows = policy.followed.objective(beta), material.stored.rows()
     return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
 
