@@ -1,12 +1,27 @@
 """The commands with which a recipe of your own begins."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from infalign.errors import ConfigError
 from infalign.recipes import built_in, named
 
+PROCEDURE, KL_BUDGET = "best-of-4", 0.6
+INIT_EPILOGUE = """\
+Examples:
+  infalign init                                    asks
+  infalign init --data rows.jsonl --policy Qwen/Qwen3-0.6B --out mine.yaml
+  infalign init --data hh-helpful --policy scratch --procedure best-of-8
+  infalign init --data rows.jsonl --policy ./my-model \\
+    --reward my_reward.py:score --kl-budget 0.5
+
+The recipe has the transformation that `infalign choose` finds for procedure
+and budget, learning rates that suit the model, and ordinary RLHF beside it to
+compare with. It is read before it is written, and no file is overwritten.
+"""
 RECIPES_EPILOGUE = """\
 Examples:
   infalign recipes                     what comes along
@@ -28,6 +43,55 @@ def recipes(
         return
     for found in built_in():
         print(f"{found.name}\n  {found.about}\n  Takes: {found.takes}\n  Needs: {found.needs}")
+
+
+def init(
+    *,
+    data: Annotated[
+        str | None, Parameter(help="A file, hh-helpful, hh-harmless, tldr, a hub id, or world.", show_default=False)
+    ] = None,
+    policy: Annotated[
+        str | None, Parameter(help="A model's folder, GGUF or hub id, or scratch.", show_default=False)
+    ] = None,
+    reward: Annotated[
+        str | None,
+        Parameter(
+            help="fit or head (learnt from pairs), my_file.py:function, a URL, or a model. Default: from pairs.",
+            show_default=False,
+        ),
+    ] = None,
+    procedure: Annotated[
+        str | None, Parameter(help="How the policy will be served. Default: best-of-4.", show_default=False)
+    ] = None,
+    kl_budget: Annotated[
+        float | None, Parameter(help="How far it may move, in nats a response. Default: 0.6.", show_default=False)
+    ] = None,
+    out: Annotated[str, Parameter(help="The new file.")] = "recipe.yaml",
+) -> None:
+    """Write a first recipe of your own, commented and checked."""
+    ask = sys.stdin.isatty() and sys.stdout.isatty()
+    if not ask and (data is None or policy is None):
+        raise ConfigError("give --data and --policy; on a terminal, `infalign init` asks for them")
+    if ask:
+        from rich.prompt import FloatPrompt, Prompt
+
+        data = data or Prompt.ask(
+            "Data: a file of yours, hh-helpful, hh-harmless, tldr, a hub id, or world", default="world"
+        )
+        policy = policy or Prompt.ask("Policy: a model's folder, GGUF or hub id, or scratch", default="scratch")
+        learnt = "learn it from the pairs"
+        if reward is None:
+            answer = Prompt.ask("Reward: my_file.py:function, a URL, a model, fit, head", default=learnt)
+            reward = None if answer == learnt else answer
+        procedure = procedure or Prompt.ask("Served as: best-of-N, worst-of-N, rewind:Q:N, standard", default=PROCEDURE)
+        if kl_budget is None:
+            kl_budget = FloatPrompt.ask("KL budget, nats a response", default=KL_BUDGET)
+    from infalign.runs.first_recipe import Answers, write_first_recipe
+
+    budget = KL_BUDGET if kl_budget is None else kl_budget
+    answers = Answers(str(data), str(policy), reward, procedure or PROCEDURE, budget)
+    following = write_first_recipe(answers, Path(out))
+    print("\n  ".join([f"{out} is written. Next:", *following]))
 
 
 def list_recipes() -> str:

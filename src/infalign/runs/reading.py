@@ -45,6 +45,11 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         ) from error
     if len(content) > LONGEST_RECIPE:
         raise ConfigError(f"{path} is no recipe: it has more than {LONGEST_RECIPE:,} bytes")
+    return recipe_of(content, path, overrides)
+
+
+def recipe_of(content: bytes, path: Path, overrides: list[str] | None = None) -> Recipe:
+    """Return the recipe that a file at ``path`` with this content is. Raises ConfigError as `load_recipe` does."""
     try:
         settings = _yaml(content.decode())
     except YAML_ERRORS as error:

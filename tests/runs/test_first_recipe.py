@@ -1,0 +1,195 @@
+"""``infalign init``: a first recipe of one's own, which is valid, says what it means and runs."""
+
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+from transformers import AutoTokenizer
+
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.runs.reading import load_recipe
+from infalign.theory.choose import rank
+from infalign.world import dialogues, preferences
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small model."""
+    folder = tmp_path_factory.mktemp("models")
+    scratch = Scratch(**micro.SCRATCH | {"context": 512})
+    tokenizer = train_tokenizer((d.reply for d in dialogues(100, seed=0)), scratch)
+    new_policy(scratch, tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def project(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory of a user: rows, demonstrations alone, a reward and a small model."""
+    monkeypatch.chdir(tmp_path)
+    with Path("rows.jsonl").open("w") as rows, Path("told.jsonl").open("w") as told:
+        for prompt, chosen, rejected in preferences(120, seed=0, temperature=1.0):
+            print(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}), file=rows)
+            print(json.dumps({"prompt": prompt, "completion": chosen}), file=told)
+    Path("my_reward.py").write_text("def score(prompts, responses):\n    return [len(r) for r in responses]\n")
+    shutil.copytree(model, "model")
+    return tmp_path
+
+
+def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> None:
+    """From own rows, a model's folder and a reward in a file to the report, with what ``init`` says comes next."""
+    code, out, err = main("init", "--data", "rows.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")
+    assert (code, err) == (0, "")
+    assert out == "recipe.yaml is written. Next:\n  infalign run recipe.yaml --dry-run\n  infalign run recipe.yaml\n"
+    assert main("run", "recipe.yaml", "--dry-run")[0] == 0
+    small = [
+        "rollout={prompts: 16, k: 6, max_new_tokens: 8}",
+        "evaluate={prompts: 6, samples: 8, max_n: 4}",
+        "judge.head.pairs=30",
+        "policies.aware.fit={batch_size: 8}",
+        "policies.ordinary.fit={batch_size: 8}",
+        "compute={device: cpu, threads: 1}",
+        "allow_worthless=true",
+    ]
+    code, out, err = main("run", "recipe.yaml", *(word for change in small for word in ("--set", change)))
+    assert (code, err) == (0, ""), err
+    assert (project / "runs" / "recipe" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("policy", "reward", "learnt", "rates"),
+    [
+        ("scratch", None, "fit", {2e-3, 5e-4, 1e-3}),
+        ("someone/model", None, "head", {2e-4}),
+        ("someone/model", "fit", "head", {1e-5, 2e-4}),
+        ("./model", "my_reward.py:score", "head", {2e-4}),
+        ("./model", "http://127.0.0.1:5000/get_reward", "head", {2e-4}),
+        ("./model", "someone/reward", "head", {2e-4}),
+    ],
+)
+def test_a_model_that_knows_something_is_trained_at_a_tenth_of_the_rate_or_less(
+    main: Any, project: Path, policy: str, reward: str | None, learnt: str, rates: set[float]
+) -> None:
+    """All rates are written down; only a model from scratch has those of new networks. The judge learns from pairs."""
+    words = [] if reward is None else ["--reward", reward]
+    assert main("init", "--data", "rows.jsonl", "--policy", policy, *words)[0] == 0
+    recipe = load_recipe("recipe.yaml")
+    fits = [recipe.policy.fit, recipe.reward.fit, *(policy.fit for policy in recipe.policies.values())]
+    assert {fit.learning_rate for fit in fits if fit is not None} == rates
+    assert all("learning_rate" in fit.model_fields_set for fit in fits if fit is not None)
+    assert recipe.judge is not None
+    assert getattr(recipe.judge, learnt) is not None
+
+
+@pytest.mark.parametrize("procedure", ["best-of-8", "worst-of-2", "rewind:0.5:40", "standard"])
+def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_name(
+    main: Any, project: Path, procedure: str
+) -> None:
+    """What `choose` ranks first of those that need no file; the ordinary policy has the identity at the same budget."""
+    code, _, err = main(
+        "init", "--data", "world", "--policy", "scratch", "--procedure", procedure, "--kl-budget", "0.4"
+    )
+    assert (code, err) == (0, "")
+    recipe = load_recipe("recipe.yaml")
+    assert recipe.procedure.name == procedure
+    aware = recipe.policies["aware"]
+    found = rank(recipe.procedure, kl=0.4, rollouts=recipe.rollout.k).candidates
+    named = {one.transform.name: one.behind for one in found if not one.transform.name.startswith("optimal")}
+    assert aware.shaping.name == min(named, key=lambda name: named[name])
+    assert {policy.budget for policy in recipe.policies.values()} == {0.4}
+    assert list(recipe.policies) == (["aware"] if procedure == "standard" else ["aware", "ordinary"])
+
+
+def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: Path) -> None:
+    """Demonstrations alone teach no reward; with one given the recipe is valid and names no judge."""
+    for words in ([], ["--reward", "head"]):
+        code, _, err = main("init", "--data", "told.jsonl", "--policy", "./model", *words)
+        assert code == 2
+        assert "told.jsonl has no preference pairs" in err
+    assert main("init", "--data", "told.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")[0] == 0
+    assert load_recipe("recipe.yaml").judge is None
+
+
+def test_a_public_set_is_fetched_first(main: Any, project: Path) -> None:
+    """The commands that come next begin with the one that fetches the data, until it is there."""
+    code, out, _ = main("init", "--data", "hh-harmless", "--policy", "scratch", "--procedure", "worst-of-4")
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        "  infalign data get hh-harmless",
+        "  infalign run recipe.yaml --dry-run",
+        "  infalign run recipe.yaml",
+    ]
+
+
+def test_a_model_without_a_template_gets_one_and_is_tuned_first(main: Any, project: Path) -> None:
+    """A base model has to learn what a conversation is."""
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    tokenizer.chat_template = None
+    (project / "model" / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained("model")
+    assert main("init", "--data", "rows.jsonl", "--policy", "./model")[0] == 0
+    recipe = load_recipe("recipe.yaml")
+    assert recipe.policy.chat_template == "plain"
+    assert recipe.policy.fit is not None
+    assert recipe.reward.fit is not None  # a head needs a template with special tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "scratch"], "give --data and --policy; on a terminal, `infalign init` asks for them"),
+        (["--data", "absent.jsonl", "--policy", "scratch"], "absent.jsonl does not exist"),
+        (["--data", "world", "--policy", "./absent"], "there is no folder ./absent"),
+        (["--data", "world", "--policy", "scratch", "--reward", "absent.py:f"], "there is no file absent.py"),
+        (["--data", "world", "--policy", "scratch", "--reward", "a reward"], "--reward takes fit, head, my_file.py:"),
+        (["--data", "world", "--policy", "scratch", "--procedure", "best"], "unknown procedure 'best'"),
+        (["--data", "world", "--policy", "scratch", "--kl-budget", "0"], "KL"),
+        (["--data", "world", "--policy", "scratch", "--out", "no/where.yaml"], "there is no folder no"),
+        (["--data", "world", "--policy", "scratch", "--out", "my_reward.py"], "my_reward.py is there already"),
+    ],
+)
+def test_an_answer_that_cannot_be_writes_nothing(main: Any, project: Path, words: list[str], said: str) -> None:
+    """One sentence says what is wrong, and no file is made or changed."""
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file() and "cache" not in str(path)}
+    code, out, err = main("init", *words)
+    assert (code, out, err.count("\n")) == (code or -1, "", 1), err
+    assert said in err
+    after = {path: path.read_bytes() for path in project.rglob("*") if path.is_file() and "cache" not in str(path)}
+    assert after == before
+
+
+def test_on_a_terminal_it_asks(project: Path) -> None:
+    """Each question has a default; the answers make the recipe."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "infalign", "init", "--procedure", "best-of-2"]
+    run = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    said = ""
+    for question, answer in (
+        ("Data", "rows.jsonl"),
+        ("Policy", ""),
+        ("Reward", "my_reward.py:score"),
+        ("KL budget", "0.3"),
+        ("Next:", None),
+    ):
+        while question not in said:
+            assert select.select([ours], [], [], 120)[0], said
+            said += os.read(ours, 1000).decode()
+        if answer is not None:
+            os.write(ours, f"{answer}\n".encode())
+    assert run.wait() == 0, said
+    os.close(ours)
+    recipe = load_recipe("recipe.yaml")
+    assert (recipe.procedure.name, recipe.policies["aware"].budget) == ("best-of-2", 0.3)
+    assert recipe.policy.scratch is not None
+    assert recipe.reward.function == f"{project / 'my_reward.py'}:score"
