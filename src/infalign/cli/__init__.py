@@ -59,6 +59,7 @@ app.command(whole_run.status, help_epilogue=whole_run.STATUS_EPILOGUE)
 
 _group = Group("A recipe of your own", sort_key=1)
 app.command(recipes.init, group=_group, sort_key=0, help_epilogue=recipes.INIT_EPILOGUE)
+app.command(recipes.recipe, group=_group, sort_key=2, help_epilogue=recipes.RECIPE_EPILOGUE)
 app.command(recipes.recipes, group=_group, sort_key=1, help_epilogue=recipes.RECIPES_EPILOGUE)
 
 _group = Group("Up to one stage, in this order", sort_key=2)

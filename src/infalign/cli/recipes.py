@@ -22,6 +22,14 @@ The recipe has the transformation that `infalign choose` finds for procedure
 and budget, learning rates that suit the model, and ordinary RLHF beside it to
 compare with. It is read before it is written, and no file is overwritten.
 """
+RECIPE_EPILOGUE = """\
+Examples:
+  infalign recipe                                       the sections
+  infalign recipe --explain policies.NAME               what a policy takes
+  infalign recipe --explain policies.aware.kl_budget    one key
+
+docs/recipe.md has all keys on one page.
+"""
 RECIPES_EPILOGUE = """\
 Examples:
   infalign recipes                     what comes along
@@ -43,6 +51,19 @@ def recipes(
         return
     for found in built_in():
         print(f"{found.name}\n  {found.about}\n  Takes: {found.takes}\n  Needs: {found.needs}")
+
+
+def recipe(
+    *,
+    explain: Annotated[
+        str, Parameter(help="A key, such as rollout.k; default: all sections.", show_default=False)
+    ] = "",
+) -> None:
+    """Say what a key of a recipe means, its type and its default."""
+    from infalign.runs.keys import explained
+
+    for key in explained(explain):
+        print(f"{key.name}\n  {key.facts}\n  {key.meaning}")
 
 
 def init(

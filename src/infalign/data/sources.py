@@ -43,7 +43,9 @@ class Data(Settings):
     folder: str = Field(".", description="relative `path`s of sources start here, and sets lie here")
     sources: Annotated[list[Source], Field(min_length=1)]
     test: list[Source] = Field([], description="test rows; without them `test_fraction` of `sources` is held out")
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.1, description="share of the conversations that is held out where `test` is empty"
+    )
     judge_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.5, description="share of the training pairs that only the judge learns from"
     )

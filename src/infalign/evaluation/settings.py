@@ -36,14 +36,14 @@ RewindSetting = Annotated[RewindAndRepeat, *spelled(read_rewind)]
 class Evaluate(Settings):
     """Fresh samples of the base and of every policy on the test prompts."""
 
-    prompts: Annotated[int, Field(ge=2)] = 128
-    samples: Draws = 64
+    prompts: Annotated[int, Field(ge=2)] = Field(128, description="test prompts at most")
+    samples: Draws = Field(64, description="responses of each model to a prompt")
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
     rewind: RewindSetting = Field(
         RewindAndRepeat(0.85, 32),
         description="default: the procedure if it rewinds, or what the samples are enough for",
     )
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="of all intervals")
 
     @model_validator(mode="before")
     @classmethod

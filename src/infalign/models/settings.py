@@ -17,11 +17,11 @@ def is_hub_id(model: str) -> bool:
 class Scratch(Settings):
     """The shape of a small Llama trained from nothing, with a tokenizer trained on the data."""
 
-    vocabulary: Annotated[int, Field(ge=300)] = 2048
-    hidden: Count = 128
-    layers: Count = 4
-    heads: Count = 4
-    context: Count = 512
+    vocabulary: Annotated[int, Field(ge=300)] = Field(2048, description="tokens of the tokenizer")
+    hidden: Count = Field(128, description="width, a multiple of twice the heads")
+    layers: Count = Field(4, description="layers")
+    heads: Count = Field(4, description="attention heads of a layer")
+    context: Count = Field(512, description="tokens of prompt and response at most")
 
     @model_validator(mode="after")
     def _heads_share(self) -> "Scratch":
@@ -33,21 +33,26 @@ class Scratch(Settings):
 class Lora(Settings):
     """Low-rank adaptation; the model is saved with the adapter merged, and the adapter by itself in `adapter/`."""
 
-    rank: Count = 16
-    alpha: Positive = 32.0
+    rank: Count = Field(16, description="rank of the adapter's matrices, on all linear layers")
+    alpha: Positive = Field(32.0, description="the adapter is scaled by alpha / rank")
 
 
 class Fit(Settings):
     """How a model is trained."""
 
-    epochs: Positive = 1.0
+    epochs: Positive = Field(1.0, description="passes over the rows; a part of one is allowed")
     batch_size: Count = Field(32, description="sequences (or pairs) an optimiser step")
     device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = Field(
+        1e-3,
+        description="after warm-up, falling to 0; for pretrained weights 1e-5 to 2e-5, for an adapter 1e-4 to 2e-4",
+    )
     max_length: Count = Field(512, description="longer rows are dropped and counted")
-    bf16: bool = False
-    gradient_checkpointing: bool = False
-    lora: Lora | None = None
+    bf16: bool = Field(False, description="mixed precision, on a GPU that has it")
+    gradient_checkpointing: bool = Field(False, description="compute activations twice to save memory")
+    lora: Lora | None = Field(
+        None, description="train an adapter instead of all weights, merged when the model is saved"
+    )
 
     @model_validator(mode="after")
     def _whole_accumulation(self) -> "Fit":
@@ -60,8 +65,10 @@ class Model(Settings):
     """A model: `model` (folder or hub id) or `scratch`, trained by `fit`; without `fit` it is used as it is."""
 
     model: str | None = Field(None, description="folder, GGUF file, `package:NAME` of one that holds a GGUF, or hub id")
-    scratch: Scratch | None = None
-    fit: Fit | None = None
+    scratch: Scratch | None = Field(
+        None, description="instead of `model`: a small Llama from nothing, and its tokenizer"
+    )
+    fit: Fit | None = Field(None, description="how it is trained before it is used; without it it is used as it is")
 
     @model_validator(mode="after")
     def _one_start(self) -> "Model":
@@ -101,7 +108,7 @@ class RankModel(Settings):
 class Compute(Settings):
     """The machine."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the weights when a model draws or scores; training and KL are in float32"
     )

@@ -172,8 +172,8 @@ def _explain(error: ErrorDetails) -> str:
     match error["type"]:
         case "extra_forbidden":
             known = _keys_at(error["loc"][:-1])
-            near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+            near = _nearest(str(error["loc"][-1]), known)
+            hint = f"did you mean `{near}`?" if near else f"known here: {', '.join(known)}"
             return f"unknown key `{location}`; {hint}"
         case "missing":
             return f"`{location}` is missing"
@@ -191,6 +191,13 @@ def _explain(error: ErrorDetails) -> str:
             return f"`{location}`: {message}" if location else message
         case _:
             return f"`{location}`: {error['msg']}{_found(error)}"
+
+
+def _nearest(word: str, known: Sequence[str]) -> str | None:
+    """Return the key that a word probably means: by its initials (lr), its beginning (kl), or its letters."""
+    short = [key for key in known if "_" in key and ("".join(part[0] for part in key.split("_")) == word)]
+    begun = [key for key in known if key.startswith(f"{word}_")]
+    return next(iter([*short, *begun, *difflib.get_close_matches(word, known, n=1, cutoff=0.5)]), None)
 
 
 def _found(error: ErrorDetails) -> str:

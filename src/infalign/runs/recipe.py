@@ -22,9 +22,13 @@ TAKEN = {"reference", "reward", "judge", "gold", "rank"}  # names of models that
 class Recipe(Settings):
     """A whole run."""
 
-    run_dir: Annotated[str, Field(min_length=1)]
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    procedure: ProcedureSetting = Field(BestOfN(4), description="how the policy will be served")
+    run_dir: Annotated[str, Field(min_length=1)] = Field(
+        description="the folder of all that the run makes; new or empty"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="of splits, models, rollouts and the bootstrap")
+    procedure: ProcedureSetting = Field(
+        BestOfN(4), description="how the policy will be served: best-of-4, worst-of-4, rewind:0.85:32, standard, …"
+    )
     data: Data
     policy: PolicyModel
     reward: RewardSource
@@ -34,7 +38,9 @@ class Recipe(Settings):
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
     rank_model: RankModel | None = Field(None, description="learns Ĉ from the rollouts, for policies with ranks: model")
     rollout: Rollout = Rollout()
-    policies: Annotated[dict[Name, AnySolver], Field(min_length=1)]
+    policies: Annotated[dict[Name, AnySolver], Field(min_length=1)] = Field(
+        description="policies that are trained and compared, by names of yours"
+    )
     evaluate: Evaluate = Evaluate()
     compute: Compute = Compute()
     allow_worthless: bool = Field(

@@ -65,7 +65,7 @@ class Solver(Kind):
     depends_on: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that training depends on, besides the policy's own
 
     solver: str
-    fit: Fit = Fit()
+    fit: Fit = Field(Fit(), description="how it is trained")
 
     @classmethod
     def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,7 +206,8 @@ class Shaped(ToBudget):
     """A solver of the KL-regularised RLHF objective, for any shaping of the reward."""
 
     transform: ShapingSetting = Field(
-        Ranked(Identity()), description="of the rank; or raw, raw-prompt, par, lsc:0.85; default identity"
+        Ranked(Identity()),
+        description="of the rank: exp:10, log, power:7, FILE.json, …; or raw, raw-prompt, par, lsc:0.85",
     )
 
     @property

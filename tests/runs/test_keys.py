@@ -1,0 +1,87 @@
+"""Every key of a recipe says what it means, on the command line and on a page that cannot go stale."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infalign.recipes import BuiltIn, built_in
+from infalign.runs.keys import all_keys, explained, reference
+from infalign.runs.reading import dump_recipe, load_recipe
+from infalign.runs.recipe import Recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
+
+
+def test_the_page_is_what_the_settings_say() -> None:
+    """If this fails, run ``python -m infalign.runs.keys > docs/recipe.md``."""
+    assert PAGE.read_text(encoding="utf-8") == reference()
+
+
+def test_every_key_has_a_meaning_and_a_type_in_words() -> None:
+    """No key is without explanation, and no Python shows through."""
+    for key in all_keys():
+        assert key.meaning, key.name
+        assert not any(sign in key.type for sign in ("[", "<class", "typing", "Optional")), key
+
+
+@pytest.mark.parametrize("recipe", built_in(), ids=lambda recipe: recipe.name)
+def test_every_key_of_a_recorded_recipe_is_explained(recipe: BuiltIn) -> None:
+    """Whatever a run records once all defaults are spelled out, down to each value, has exactly one explanation."""
+    recorded = yaml.safe_load(dump_recipe(load_recipe(recipe.name)))
+    found = list(values(recorded))
+    assert "policies.aware.fit.learning_rate" in found
+    for key in found:
+        assert explained(key)[0].name.endswith(key.rpartition(".")[2])
+
+
+def values(settings: Any, path: str = "") -> Iterator[str]:
+    """Yield the dotted keys of all values."""
+    parts = settings.items() if isinstance(settings, dict) else enumerate(settings)
+    for name, value in parts:
+        here = f"{path}{name}"
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(part, dict) for part in value)):
+            yield from values(value, f"{here}.")
+        else:
+            yield here
+
+
+def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: Any) -> None:
+    """One key is three lines; a section comes with the keys that it holds; without a key the sections are listed."""
+    code, out, _ = main("recipe", "--explain", "policies.aware.kl_budget")
+    assert code == 0
+    assert out == (
+        "policies.NAME.kl_budget\n"
+        "  number > 0; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
+        "  nats a response; the theory gives β\n"
+    )
+    _, out, _ = main("recipe", "--explain", "data.sources.3")
+    assert [line for line in out.splitlines() if not line.startswith(" ")][:2] == [
+        "data.sources.N.path",
+        "data.sources.N.set",
+    ]
+    _, out, _ = main("recipe", "--explain", "rollout")
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == [
+        "rollout",
+        *(f"rollout.{name}" for name in ("prompts", "k", "max_new_tokens", "engine")),
+    ]
+    _, out, _ = main("recipe")
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == list(Recipe.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("policies.aware.kl_budgt", "did you mean policies.NAME.kl_budget?"),
+        ("learning_rate", "did you mean policy.fit.learning_rate?"),
+        ("policies.aware.fit.lr", "no recipe has the key policies.aware.fit.lr; did you mean policies.NAME.fit"),
+        ("zzz", "`infalign recipe` lists the sections"),
+    ],
+)
+def test_a_key_that_no_recipe_has_is_answered_with_the_nearest(main: Any, key: str, said: str) -> None:
+    """A misspelt key is exit code 2 and one sentence."""
+    code, out, err = main("recipe", "--explain", key)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
