@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 from infalign.errors import ConfigError
 from infalign.settings import Count, Positive, Settings
 
+SAFE, SAFE_ADAPTER = 2e-5, 2e-4  # learning rates that do not undo what a pretrained model knows
+
 
 def is_hub_id(model: str) -> bool:
     """Return whether a model that is no folder here can be one of the hub: ``owner/name``, or ``name``."""
@@ -45,7 +47,7 @@ class Fit(Settings):
     device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
     learning_rate: Positive = Field(
         1e-3,
-        description="after warm-up, falling to 0; for pretrained weights 1e-5 to 2e-5, for an adapter 1e-4 to 2e-4",
+        description=f"after warm-up, falling to 0; on pretrained weights {SAFE:g}, of an adapter {SAFE_ADAPTER}",
     )
     max_length: Count = Field(512, description="longer rows are dropped and counted")
     bf16: bool = Field(False, description="mixed precision, on a GPU that has it")

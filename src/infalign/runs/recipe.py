@@ -9,7 +9,7 @@ from infalign.data.sources import Data
 from infalign.errors import DataError
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, is_extreme, rewinds
-from infalign.models.settings import Compute, Model, PolicyModel, RankModel
+from infalign.models.settings import SAFE, SAFE_ADAPTER, Compute, Model, PolicyModel, RankModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.settings import Name, Settings
@@ -49,6 +49,25 @@ class Recipe(Settings):
     report_to: list[Literal["tensorboard", "trackio", "wandb", "mlflow"]] = Field(
         ["tensorboard"], description="where training metrics go besides the console"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spares_what_is_known(cls, given: Any) -> Any:
+        """Train pretrained weights at a rate that is safe for them, where the recipe has none of its own."""
+        if not isinstance(given, dict):
+            return given
+        pretrained = _starts_from_weights(given.get("policy"), otherwise=False)
+        filled = {
+            name: _at_safe_rate(given[name])
+            for name in ("policy", "reward", "judge", "gold", "rank_model")
+            if isinstance(given.get(name), dict) and _starts_from_weights(given[name], otherwise=pretrained)
+        }
+        if pretrained and isinstance(policies := given.get("policies"), dict):
+            filled["policies"] = {
+                name: _at_safe_rate({"fit": {}} | policy) if isinstance(policy, dict) else policy
+                for name, policy in policies.items()
+            }
+        return given | filled
 
     @model_validator(mode="before")
     @classmethod
@@ -123,3 +142,18 @@ class Recipe(Settings):
         if taken := TAKEN & self.policies.keys():
             raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
         return self
+
+
+def _starts_from_weights(section: Any, *, otherwise: bool) -> bool:
+    """Return whether a section of a recipe names a model, ``otherwise`` if it starts from the policy."""
+    if not isinstance(section, dict) or section.get("scratch") is not None:
+        return False
+    return otherwise or section.get("model") is not None
+
+
+def _at_safe_rate(section: dict[str, Any]) -> dict[str, Any]:
+    fit, guide = section.get("fit"), section.get("guide")
+    if not isinstance(fit, dict) or "learning_rate" in fit:
+        return section
+    adapter = fit.get("lora") is not None or (isinstance(guide, dict) and guide.get("lora") is not None)
+    return section | {"fit": fit | {"learning_rate": SAFE_ADAPTER if adapter else SAFE}}
