@@ -170,6 +170,8 @@ def _list_words(places: tuple[str, ...], words: str) -> str:
 
 
 def _type(kind: Any, metadata: Sequence[Any]) -> str:
+    if get_origin(kind) is tuple:  # of URLs, of which one may stand alone
+        return f"{_type(get_args(kind)[0], [])}, or list of it"
     if get_origin(kind) is Literal:
         return " | ".join(map(str, get_args(kind)))
     words = "text" if any(isinstance(m, PlainValidator) for m in metadata) else WORDS.get(kind, str(kind))
