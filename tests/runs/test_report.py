@@ -24,7 +24,7 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import examples, saturated, write
 from infalign.runs.report.pictures import Look, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.tables import comparison_rows, print_table
-from infalign.runs.report.words import verdict
+from infalign.runs.report.words import judged_in_words, verdict
 from infalign.runs.results import read_results, write_results
 from infalign.storage import read_record, write_record, write_table
 from infalign.theory.law import law_at_kl
@@ -188,6 +188,31 @@ def test_policies_that_follow_the_law_lie_on_the_theory(run):
     rows = [row for row in comparison_rows(read_results(run[1])) if row["judge"] == "reward"]
     assert [row["method"] for row in rows] == ["exp:10 (qrpo)", "identity (rloo)"]
     assert rows[1]["gain"] == gain(measured)
+
+
+def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
+    """The judge of this run hears noise on the rank: what A promises is what he measures, below his own optimum."""
+    results = read_results(run[1])
+    for judge, found in results["judged"].items():
+        for name, expected in found["at_kl"].items():
+            measured = results["policies"][name]["win_rates"][judge]["best-of-4"]
+            assert measured["low"] - 0.02 < expected["expected"] < measured["high"] + 0.02
+            assert 0.5 < expected["expected"] < expected["optimum"]
+            assert f"{100 * expected['optimum']:.1f}" in html_of(run[1])
+
+
+def test_best_of_n_by_the_judge_is_said_to_fall_only_where_it_does(run):
+    """The judge here agrees with the reward, so nothing falls; a fall is said with N, size and interval."""
+    results = json.loads(json.dumps(read_results(run[1])))
+    said = judged_in_words(results)
+    assert [line[: line.index(",")] for line in said] == [
+        f"Best-of-N by the {judge} does not surely fall up to N = 16" for judge in results["judged"]
+    ]
+    assert all(line.split("%")[0] in html_of(run[1]) for line in said)
+    results["judged"]["judge"]["falls"] = {"from": 4, "to": 16, "mean": 0.031, "low": 0.01, "high": 0.052}
+    assert judged_in_words(results)[0] == (
+        "Best-of-N by the judge falls from N = 4: by 3.1 points (+1.0 to +5.2) up to N = 16."
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from infalign.display import heading, percent, plain_table, say
 from infalign.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
-    from infalign.theory.choose import Ranking
+    from infalign.method.judge import EstimatedJudge
+    from infalign.method.procedures import Served
+    from infalign.theory.choose import JudgeGain, Ranking
     from infalign.theory.curve import Point
 
 CURVE_EPILOGUE = """\
@@ -46,6 +48,15 @@ a network that generalises learns their mean, a smoother transformation
 (exact). A real one lies between, and a KL budget is met by either with another
 β. Behind: the larger distance to the best, under either limit. Of those that
 cannot be told from the best, the simplest is recommended.
+
+  infalign choose --procedure best-of-4 --kl 0.5 --rollouts 100 \\
+    --judged scored.parquet
+asks what wins by a judge, when the reward selects. The table has a row for
+each of the base's own responses: prompt_id, reward, judge_reward, at least 8 a
+prompt. From it comes A(u), the judge's chance that a response of reward rank u
+beats what the base serves; `judged` is the best transformation for it. The
+interval is for exact ranks, over prompts. What `judged` gains is cross-fitted:
+solved on half of the prompts, measured on the other half.
 """
 ProcedureName = Annotated[
     str,
@@ -119,6 +130,10 @@ def choose(
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
     rollouts: Annotated[int, Parameter(help="K, the reference rollouts a prompt that calibrate rewards.")],
     base: BaseName = None,
+    judged: Annotated[
+        str | None,
+        Parameter(help="The base's responses with reward and judge_reward: win by the judge.", show_default=False),
+    ] = None,
     output: Annotated[
         str | None,
         Parameter(help="Write the recommended transformation to FILE.json.", show_default=False),
@@ -134,7 +149,8 @@ def choose(
 
     file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
-    ranking = rank(served, kl=kl, rollouts=rollouts, base=theirs)
+    judge = _judge_of(judged, theirs or served) if judged else None
+    ranking = rank(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
     if file:
         best = ranking.recommended.transform
         write_text(file, tabulated(best, beta=law_at_kl(best, kl=kl).beta).to_json())
@@ -142,6 +158,13 @@ def choose(
         print_json(ranking.as_dict())
     else:
         _print_ranking(ranking, file, open_console())
+
+
+def _judge_of(table: str, base: "Served") -> "EstimatedJudge":
+    from infalign.evaluation.judge import estimated_judge
+    from infalign.evaluation.tables import judged_samples
+
+    return estimated_judge(judged_samples(table), base)
 
 
 def _print_points(points: "list[Point]", console: Console) -> None:
@@ -170,14 +193,15 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
     against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
     heading(
         console,
-        f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt: win rate, %",
+        f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt: "
+        + ("win rate by the judge, %" if ranking.judge else "win rate, %"),
     )
     columns = ["transform", *["memorises"] * bool(ranking.prompts), "generalises", "exact ranks", "behind,\npoints"]
     table = plain_table(*columns, breaking=[0])
     for one in ranking.candidates:
         cells = [
             f"{percent(one.generalising)}",
-            f"{percent(one.limit)}",
+            percent(one.limit) + (f" ({'–'.join(map(percent, one.interval))})" if one.interval else ""),
             f"{100 * one.behind:.2g} ± {100 * one.behind_error:.1g}" if one.behind_error else f"{100 * one.behind:.2g}",
         ]
         if one.memorising is not None:
@@ -188,10 +212,12 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
         say(console, f"± one standard error of {ranking.prompts} simulated prompts, the same for all", wrap=True)
     else:
         say(console, "What a policy that memorises ranks wins is not known for this procedure.", wrap=True)
+    if ranking.judge:
+        say(console, _gain_in_words(ranking.judge), wrap=True)
     for name, reason in ranking.left_out.items():
         say(console, f"left out: {name}: {reason}")
     best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
-    named = not best.transform.name.startswith("optimal")
+    named = not best.transform.name.startswith(("optimal:", "judged:"))
     say(console, f"\nRecommended: {best.transform.name}" + (f", the simplest of {ties} that tie" if ties > 1 else ""))
     written = file or "FILE.json"
     say(console, f"  transform: {best.transform.name if named else written}")
@@ -200,3 +226,13 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
         say(console, f"{file} holds the same transformation; a recipe accepts either.")
     elif not (file or named):
         say(console, "It has no name: --output FILE.json writes it.")
+
+
+def _gain_in_words(found: "JudgeGain") -> str:
+    words = f"The judge is known from {found.prompts} prompts × {found.samples} samples"
+    if found.misfit > 2.0 * found.noise:
+        words += f"; the fit misses its measured chances by {100 * found.misfit:.1f} points, more than their error"
+    if found.gain is None or found.low is None or found.high is None:
+        return f"{words}."
+    interval = f"{100 * found.gain:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    return f"{words}. judged over optimal, exact ranks, on prompts that it has not seen: {interval}."

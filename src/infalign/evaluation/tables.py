@@ -207,6 +207,23 @@ def read_rewards(path: str | Path) -> Rewards:
         raise DataError(_fault(path) or f"{path} cannot be read ({error}); write it again") from error
 
 
+def judged_samples(path: str | Path, *, seed: int = 0) -> Samples:
+    """Return a table's responses as samples, as many of every prompt as the prompt with the fewest has, shuffled.
+
+    Raises DataError as `read_rewards`, and for a table without ``judge_reward``.
+    """
+    rewards = read_rewards(path)
+    if rewards.judge != "judge_reward":
+        raise DataError(f"{path} has no column judge_reward; add the judge's score of every response")
+    blocks = pair(rewards, rewards, seed=seed).blocks
+    fewest = min(block.policy.selected.shape[1] for block in blocks)
+    columns = [
+        np.concatenate([values[:, :fewest] for values in found])
+        for found in zip(*((block.policy.selected, block.policy.judged) for block in blocks), strict=True)
+    ]
+    return Samples(*columns)
+
+
 def _read(path: Path) -> pa.Table:
     """Return the four columns, nulls where the file has none."""
     names, types = ["prompt_id", *NUMBERS], dict.fromkeys(NUMBERS, pa.float64())

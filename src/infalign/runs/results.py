@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from infalign.errors import DataError
+from infalign.errors import DataError, InfalignError
 from infalign.evaluation.diagnostics import agreement, uniformity
+from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.matched import FAR, LEAST_KL, comparable, matched, smallest, widened
 from infalign.evaluation.samples import Samples
@@ -22,8 +23,11 @@ from infalign.runs.calibrated import reference_rewards
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.storage import write_text
-from infalign.theory.law import law_at_kl
+from infalign.theory.judged import optimal_by
+from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.training.solvers.base import Solver
+
+MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 
 
 def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_progress: OnProgress) -> dict[str, Any]:
@@ -53,6 +57,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         "judges": list(sources),
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
+        "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
         "pareto": {
             source: {drawn.name: _pareto(policies, source, drawn.name) for drawn in evaluated.drawn_procedures()}
             for source in sources
@@ -134,6 +139,35 @@ def _at_equal_length(
         return evaluated.estimated(length_controlled([(policy, base)], procedure))
     except DataError as error:
         return {"none": str(error)}
+
+
+def _judged(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], judge: str, policies: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what theory expects by a judge who is not the reward, from the reference's samples that both scored.
+
+    ``best_of_n`` has the reference's own win rates, and from which N they fall; ``at_kl`` for each policy what its Φ
+    and what the best Φ for this judge win at the policy's KL. ``none`` is the reason why there is no ``at_kl``.
+    """
+    aim, samples = evaluated.procedure, evaluated.judged_by(judge, "reference")
+    sizes, won_NP = best_of_n_by_judge(samples, MOST_OF_N)
+    turn = turning_point(sizes, won_NP, confidence=evaluated.intervals.level)
+    found: dict[str, Any] = {
+        "best_of_n": {f"{n}": evaluated.estimated_share(won) for n, won in zip(sizes, won_NP, strict=True)},
+        "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
+    }
+    try:
+        seen = estimated_judge(samples, aim, seed=evaluated.intervals.seed)
+        kls = {name: max(policies[name]["kl"]["mean"], LEAST_KL) for name in solvers}
+        laws = {name: policy.law_at(aim, kls[name]) for name, policy in solvers.items()}
+        own = {
+            name: {"expected": judged_win_rate(law, aim, seen.judge)} for name, law in laws.items() if law is not None
+        }
+        best = {name: {"optimum": optimal_by(seen.judge, aim, kl=kl).win_rate} for name, kl in kls.items()}
+        found["at_kl"] = {name: own.get(name, {"expected": None}) | best[name] for name in solvers}
+    except InfalignError as error:
+        found["none"] = str(error)
+    return found
 
 
 def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:

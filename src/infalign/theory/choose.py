@@ -1,10 +1,11 @@
 """Which transformation to train with: what each wins when K reference rollouts a prompt calibrate the reward.
 
 K rollouts are a price that depends on the policy. One that is free on every prompt and *memorises* the ranks Ĉ of its
-rollouts also learns their noise (`finite_rollouts`). A network that *generalises*, from many prompts, learns the mean
-E[Φ(Ĉ) | u], a smoother Φ (`smoothed`). Real ones lie between, so the recommendation is good under both.
+rollouts also learns their noise (`theory.finite_rollouts`). A network that *generalises*, from many prompts, learns the
+mean E[Φ(Ĉ) | u], a smoother Φ (`smoothed`). Real ones lie between, so the recommendation is good under both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,10 +16,12 @@ from scipy.optimize import minimize_scalar
 
 from infalign.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
+from infalign.method.judge import EstimatedJudge, normal_scores
 from infalign.method.procedures import Served, is_extreme, rewinds
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
-from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.theory.law import law_at_kl
+from infalign.theory.finite_rollouts import simulated_rollouts
+from infalign.theory.judged import optimal_by
+from infalign.theory.law import Law, judged_win_rate, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.theory.tabulation import smoothed
 
@@ -26,6 +29,8 @@ RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
 STEEPEST = 330.0  # the largest |t|: a table holds t·e^t
 SIMULATED_ROLLOUTS = 200_000
 PROMPTS = (200, 2000)  # the fewest and the most simulated prompts that share these rollouts
+LEVELS, WIDE = (0.025, 0.975), 1.96  # of 95 % intervals
+SEARCHED, SEARCHED_BY_JUDGE = 4, 16  # times fewer prompts in the search for the best exponentials
 TIE_ERRORS = 2.0  # standard errors of a paired difference
 TIE = 1e-3  # share of what is left to win, 1 − W, that is as good as none
 
@@ -36,7 +41,8 @@ class Candidate:
 
     ``memorising`` and ``generalising`` are the win rates of the two limits for K rollouts, ``limit`` that of exact
     ranks. ``behind`` is the larger of the distances to the best candidate under either limit. The standard errors are
-    those of the simulation, for ``behind`` of the paired difference, and 0 where nothing was simulated.
+    those of the simulation, for ``behind`` of the paired difference, and 0 where nothing was simulated. By an estimated
+    judge, ``interval`` is the 95 % interval of ``limit``, and ``behind_error`` contains the judge's error.
     """
 
     transform: Transformation
@@ -47,6 +53,7 @@ class Candidate:
     behind: float
     behind_error: float
     ties: bool  # whether ``behind`` is the smallest, within two standard errors or a thousandth of 1 − W
+    interval: tuple[float, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the name of the transformation."""
@@ -65,11 +72,29 @@ class Ranking:
     candidates: tuple[Candidate, ...]
     recommended: Candidate  # the simplest of those that tie with the best
     left_out: dict[str, str]  # transformations that cannot spend the budget, and why
+    judge: "JudgeGain | None" = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        more = {"candidates": [candidate.as_dict() for candidate in self.candidates]}
+        more: dict[str, Any] = {"candidates": [candidate.as_dict() for candidate in self.candidates]}
+        more |= {"judge": None if self.judge is None else _columns(self.judge)}
         return _columns(self) | more | {"recommended": self.recommended.as_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeGain:
+    """What is known of the judge, and what the optimum by him gains over the optimum by the reward, exact ranks.
+
+    ``gain`` is cross-fitted: the optimum is that of one half of the prompts, its worth that by the other half's judge.
+    """
+
+    prompts: int
+    samples: int
+    misfit: float  # root mean square difference between the fitted and the measured chances
+    noise: float  # root mean square standard error of the measured chances
+    gain: float | None  # None if there is no optimum
+    low: float | None  # 95 %
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -94,25 +119,42 @@ class _Setting:
     rollouts: int
     prompts: int
     seed: int
+    judge: EstimatedJudge | None = None
+
+    def wins(self, law: Law) -> float:
+        """Return the win rate of an aligned policy, by the judge if there is one."""
+        if self.judge is None:
+            return law.win_rate(self.procedure, self.base)
+        return judged_win_rate(law, self.procedure, self.judge.judge)
+
+    def resampled(self, law: Law) -> Array:
+        """Return the win rates by each of the resampled judges; a single 0 without a judge, who then adds no error."""
+        if self.judge is None:
+            return np.zeros(1)
+        return self.judge.resampled.chance(normal_scores(law.u, law.v)) @ (law.weight * law.served(self.procedure))
 
     def outcome(self, transform: Transformation) -> _Outcome:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
         memorising = np.empty(0)
         if not (rewinds(self.procedure) or rewinds(self.base)):
-            memorising = finite_rollouts(
+            memorising = simulated_rollouts(
                 transform,
                 self.procedure,
                 rollouts=self.rollouts,
                 kl=self.kl,
                 base=self.base,
+                judge=None if self.judge is None else self.judge.judge,
                 prompts=self.prompts,
                 seed=self.seed,
             ).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
-        return _Outcome(transform, memorising, law.win_rate(self.procedure, self.base))
+        return _Outcome(transform, memorising, self.wins(law))
 
     def best_exponentials(self) -> list[Exponential]:
-        """Return the exponentials that lose least under both limits and under each, their t rounded to two digits."""
+        """Return the exponentials that lose least under both limits and under each, their t rounded to two digits.
+
+        By a judge only the first is sought.
+        """
         tried: dict[float, Array] = {}
 
         def wins(t: float) -> Array:
@@ -136,36 +178,52 @@ class _Setting:
             return Exponential(float(f"{start * 2.0**inside.x:.2g}"))
 
         aims = [lambda t: float((most - wins(t)).max()), *(lambda t, i=i: -float(wins(t)[i]) for i in range(most.size))]
-        return [nearby(aim) for aim in aims]
+        return [nearby(aim) for aim in (aims if self.judge is None else aims[:1])]  # his chances are less exact
 
 
-def rank(procedure: Served, *, kl: float, rollouts: int, base: Served | None = None, seed: int = 0) -> Ranking:
+def rank(
+    procedure: Served,
+    *,
+    kl: float,
+    rollouts: int,
+    base: Served | None = None,
+    judge: EstimatedJudge | None = None,
+    seed: int = 0,
+) -> Ranking:
     """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` reference rollouts a prompt, best first.
 
     Candidates: identity, log, the exponentials of the paper, the best exponentials, for Best- and Worst-of-N against
     themselves the limit of the optimum at small KL, and the optimum of exact calibration. All see the same simulated
     prompts; the best exponentials are searched on others. What memorising costs Rewind-and-Repeat is not known, so its
     ranking is that of the other limit. Raises ConfigError for a budget that the rollouts cannot spend.
+
+    With a ``judge``, estimated for the same ``base``, all win rates are by him, and the optimum by him is a candidate.
     """
     if rollouts < 1:
         raise ConfigError(f"at least 1 rollout a prompt is needed, found {rollouts}")
     base = base or procedure
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
-    setting = _Setting(procedure, base, kl, rollouts, prompts, seed)
+    setting = _Setting(procedure, base, kl, rollouts, prompts, seed, judge)
     outcomes = [setting.outcome(Identity())]  # the identity reaches the largest KL
-    found = replace(setting, prompts=prompts // 4, seed=seed + 1).best_exponentials()
+    fewer = prompts // (SEARCHED if judge is None else SEARCHED_BY_JUDGE)
+    found = replace(setting, prompts=fewer, seed=seed + 1).best_exponentials()
     rates = dict.fromkeys([*np.copysign([5.0, 10.0], found[0].t).tolist(), *(one.t for one in found)])
     simple: list[Transformation] = [Exponential(t) for t in rates]
     if is_extreme(procedure) and procedure.n > 1 and base == procedure:
         simple.append(Power(procedure.sign * (2 * procedure.n - 1)))
+    optima: dict[str, Callable[[], Transformation]] = {
+        "optimal": lambda: optimal(procedure, kl=kl, base=base).transform
+    }
+    if judge is not None:
+        optima["judged"] = lambda: optimal_by(judge.judge, procedure, kl=kl).transform
+    tried: dict[str, Callable[[], Transformation]] = {one.name: lambda one=one: one for one in (*simple, Log())}  # type: ignore[misc]
     left_out = {}
-    for transform in (*simple, Log(), None):  # the simplest first
-        name = transform.name if transform else "optimal"
+    for name, transform in (tried | optima).items():  # the simplest first
         try:
-            outcomes.append(setting.outcome(transform or optimal(procedure, kl=kl, base=base).transform))
+            outcomes.append(setting.outcome(transform()))
         except InfalignError as error:
             left_out[name] = str(error)
-    candidates = _compared(outcomes, kl, procedure, base)
+    candidates = _compared(outcomes, setting)
     return Ranking(
         procedure=procedure.name,
         base=base.name,
@@ -175,31 +233,58 @@ def rank(procedure: Served, *, kl: float, rollouts: int, base: Served | None = N
         candidates=tuple(sorted(candidates, key=lambda candidate: candidate.behind)),
         recommended=next(candidate for candidate in candidates if candidate.ties),
         left_out=left_out,
+        judge=None if judge is None else _gain_by(judge, setting),
     )
 
 
-def _compared(outcomes: list[_Outcome], kl: float, procedure: Served, base: Served) -> list[Candidate]:
+def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
     most = np.max([outcome.both for outcome in outcomes], axis=0)
     best = min(outcomes, key=lambda outcome: float((most - outcome.both).max()))
     least, left = float((most - best.both).max()), float((1.0 - most).min())
     top = max(outcomes, key=lambda outcome: outcome.both[0])
+    laws = {id(outcome): law_at_kl(outcome.transform, kl=setting.kl) for outcome in outcomes}
+    resampled = {of: setting.resampled(law) for of, law in laws.items()}
+
+    def error(one: _Outcome, other: _Outcome) -> float:
+        by_judge = float((resampled[id(one)] - resampled[id(other)]).std())
+        return float(np.hypot(_standard_error(one.memorising - other.memorising), by_judge))
+
     candidates = []
     for outcome in outcomes:
-        behind = float((most - outcome.both).max())
-        error = _standard_error(outcome.memorising - best.memorising)
+        behind, limit = float((most - outcome.both).max()), setting.wins(laws[id(outcome)])
+        low, high = np.quantile(resampled[id(outcome)], LEVELS).tolist()
         candidates.append(
             Candidate(
                 transform=outcome.transform,
                 memorising=float(outcome.memorising.mean()) if outcome.memorising.size else None,
                 standard_error=_standard_error(outcome.memorising),
                 generalising=outcome.generalising,
-                limit=law_at_kl(outcome.transform, kl=kl).win_rate(procedure, base),
+                limit=limit,
                 behind=behind,
-                behind_error=_standard_error(top.memorising - outcome.memorising),
-                ties=behind - least <= max(TIE_ERRORS * error, TIE * left),
+                behind_error=error(top, outcome),
+                ties=behind - least <= max(TIE_ERRORS * error(outcome, best), TIE * left),
+                interval=None if setting.judge is None else (low, high),
             )
         )
     return candidates
+
+
+def _gain_by(judge: EstimatedJudge, setting: _Setting) -> JudgeGain:
+    """Return what is known of the judge and the cross-fitted gain of the optimum by him."""
+    known = (judge.prompts, judge.samples, judge.misfit, judge.noise)
+    procedure, kl = setting.procedure, setting.kl
+    try:
+        plain = optimal(procedure, kl=kl, base=setting.base).law
+        aware = [optimal_by(half, procedure, kl=kl).law for half in judge.halves]
+    except InfalignError:  # said where candidates are left out
+        return JudgeGain(*known, None, None, None)
+    gains = [
+        judged_win_rate(law, procedure, other) - judged_win_rate(plain, procedure, other)
+        for law, other in zip(aware, judge.halves[::-1], strict=True)
+    ]
+    spread = np.mean([setting.resampled(law) for law in aware], axis=0) - setting.resampled(plain)
+    gain, wide = float(np.mean(gains)), WIDE * float(spread.std())
+    return JudgeGain(*known, gain, gain - wide, gain + wide)
 
 
 def _standard_error(values: Array) -> float:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.method.judge import Judge
 from infalign.method.procedures import RankProcedure, rewinds
 from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import law_at_kl
@@ -15,6 +17,8 @@ from infalign.theory.law import law_at_kl
 LOG_BETAS = (-60.0, 40.0)  # log β for the normalised Φ: from all mass on the best interval to a KL below 1e-30
 ROUGH = 1e-6  # share of the loss that an interval may be uncertain by without nodes of its own
 QUADRATURE = 1e-6  # change of the mean loss, as a share of it, at which there are enough nodes: far below Monte Carlo's
+JUDGED = 1e-4  # both by a judge, whose chances are known to a per cent at best
+SCORES = np.linspace(-8.0, 8.0, 4001)  # between which a judge's chances are interpolated
 MOST_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
 PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
@@ -70,6 +74,43 @@ def finite_rollouts(
     Raises ConfigError for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
     """
     base = base or procedure
+    simulated = simulated_rollouts(
+        transform, procedure, rollouts=rollouts, kl=kl, base=base, prompts=prompts, seed=seed
+    )
+    return FiniteRollouts(
+        transform.name,
+        rollouts,
+        simulated.beta,
+        simulated.kl,
+        simulated.win_rates,
+        law_at_kl(transform, kl=kl).win_rate(procedure, base),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The policy of `finite_rollouts` on simulated prompts, its fields as there."""
+
+    beta: float
+    kl: float
+    win_rates: Array  # (P,)
+
+
+def simulated_rollouts(
+    transform: Transformation,
+    procedure: RankProcedure,
+    *,
+    rollouts: int,
+    kl: float,
+    base: RankProcedure,
+    judge: Judge | None = None,
+    prompts: int = 1000,
+    seed: int = 0,
+) -> Simulated:
+    """Return the policy of `finite_rollouts` on simulated prompts, which raises as this does.
+
+    Win rates are against the base served by ``base``, or by ``judge``, who knows himself how the base is served.
+    """
     for given in (procedure, base):
         if rewinds(given):
             raise ConfigError(f"the loss from finite rollouts is known for rank procedures only, not for {given.name}")
@@ -91,11 +132,15 @@ def finite_rollouts(
 
     def win_rates(lengths: Array, log_beta: float, nodes: int) -> Array:
         masses = lengths * np.exp(phi_C * np.exp(-log_beta))
-        return _step_win_rates(lengths, masses / masses.sum(axis=1, keepdims=True), procedure, base, nodes)
+        masses /= masses.sum(axis=1, keepdims=True)
+        if judge is not None:
+            return _step_win_rates_by(judge, lengths, masses, procedure, nodes)
+        return _step_win_rates(lengths, masses, procedure, base, nodes)
 
     pilot, nodes = lengths_PC[:PILOT], 2
     now, finer = win_rates(pilot, log_beta, nodes), win_rates(pilot, log_beta, 2 * nodes)
-    while abs((now - finer).mean()) > QUADRATURE * (1.0 - finer).mean() and nodes < MOST_NODES:
+    enough = QUADRATURE if judge is None else JUDGED
+    while abs((now - finer).mean()) > enough * (1.0 - finer).mean() and nodes < MOST_NODES:
         nodes *= 2
         now, finer = finer, win_rates(pilot, log_beta, 2 * nodes)
     nearby = log_beta + 1e-4
@@ -105,14 +150,7 @@ def finite_rollouts(
         [win_rates(lengths_PC[start : start + rows], log_beta, nodes) for start in range(0, prompts, rows)]
     )
     kls_P = kls(log_beta)
-    return FiniteRollouts(
-        transform.name,
-        rollouts,
-        float(np.exp(log_beta)) * transform.scale,
-        float(kls_P.mean()),
-        win_rates_P - price * (kls_P - kl),
-        law_at_kl(transform, kl=kl).win_rate(procedure, base),
-    )
+    return Simulated(float(np.exp(log_beta)) * transform.scale, float(kls_P.mean()), win_rates_P - price * (kls_P - kl))
 
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
@@ -148,6 +186,36 @@ def _step_win_rates(
         )
         lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
     win_rates_P: Array = 1.0 - lost_PC.sum(axis=1)
+    return win_rates_P
+
+
+def _step_win_rates_by(
+    judge: Judge, lengths_PC: Array, masses_PC: Array, procedure: RankProcedure, nodes: int
+) -> Array:
+    """Return W = ∫ A dh(F), (P,), of the same policies by a judge.
+
+    An interval serves the rise of h(F) at its mean A; where both rise noticeably that is Gauss's rule with ``nodes``.
+    """
+
+    ranks, chances = ndtr(SCORES), judge.chance(SCORES)
+
+    def chance(u: Array) -> Array:
+        return np.interp(u, ranks, chances)
+
+    u_PE, cdf_PE = (_edges(values) for values in (lengths_PC, masses_PC))
+    chance_PE, rise_PC = chance(u_PE), np.diff(procedure.distortion(cdf_PE), axis=1)
+    won_PC = (chance_PE[:, 1:] + chance_PE[:, :-1]) / 2.0 * rise_PC
+    p, c = np.nonzero(np.abs(np.diff(chance_PE, axis=1)) * rise_PC > JUDGED)
+    x, weight = np.polynomial.legendre.leggauss(nodes)
+    x, weight = (x + 1.0) / 2.0, weight / 2.0
+    for start in range(0, p.size, CHUNK // nodes):
+        at = p[start : start + CHUNK // nodes], c[start : start + CHUNK // nodes]
+        u, cdf = (
+            np.minimum(edges[at][:, None] + values[at][:, None] * x, 1.0)
+            for edges, values in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
+        )
+        won_PC[at] = masses_PC[at] * ((procedure.density(cdf) * chance(u)) @ weight)
+    win_rates_P: Array = won_PC.sum(axis=1)
     return win_rates_P
 
 

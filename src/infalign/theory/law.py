@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.method.judge import Judge, normal_scores
 from infalign.method.procedures import RewindAndRepeat, Served, Standard, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.transforms import Function, Tabulated, Transformation, normalised_beta
@@ -70,6 +71,10 @@ class Law:
             law = _law(self.transform, self.beta, adapted(self.panels, integrands)[0])
         return float(1.0 - np.sum(law.weight * integrand(law)))
 
+    def served(self, procedure: Served) -> Array:
+        """Return the density of the rank that ``procedure`` serves, h'(F)·f, at the nodes."""
+        return distortion(procedure, self.chance_below).density(self.cdf) * self.density
+
     def draws(self, procedure: RewindAndRepeat) -> float:
         """Return the expected number of draws of the policy; for the base it is ``expected_draws(quantile)``."""
         return float(procedure.expected_draws(self.cdf_at(procedure.quantile)))
@@ -120,6 +125,22 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
 def training_beta(transform: Transformation, *, kl: float) -> float:
     """Return the KL weight of a trainer whose reward is the normalised Φ and whose optimum spends ``kl`` nats."""
     return normalised_beta(transform, law_at_kl(transform, kl=kl).beta)
+
+
+def judged_win_rate(law: Law, procedure: Served, judge: Judge) -> float:
+    """Return W = ∫ A dh(F), what the policy wins by ``judge`` if it is served by ``procedure``.
+
+    A is the judge's chance against what the base serves, so how the base is served is known to him alone.
+    """
+
+    def integrand(law: Law) -> Array:
+        return law.served(procedure) * judge.chance(normal_scores(law.u, law.v))
+
+    def integrands(panels: Panels) -> tuple[Array, ...]:
+        return (integrand(_law(law.transform, law.beta, panels)).reshape(panels.weight.shape),)
+
+    resolved = _law(law.transform, law.beta, adapted(law.panels, integrands)[0])
+    return float(np.sum(resolved.weight * integrand(resolved)))
 
 
 def curve(transform: Transformation, procedure: Served, kls: Array) -> tuple[Array, Array]:

@@ -32,7 +32,7 @@ from infalign.runs.report.pictures import (
     win_rate_by_n,
 )
 from infalign.runs.report.tables import comparison_rows
-from infalign.runs.report.words import SPOKEN, Numbers, verdict
+from infalign.runs.report.words import SPOKEN, Numbers, judged_in_words, verdict
 from infalign.runs.results import read_results, unseen
 from infalign.storage import read_table, write_text
 
@@ -85,6 +85,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         findings=sentences(against),
         verdict=verdict(results),
         comparison=comparison_rows(results),
+        judged=judged_in_words(results),
         figures=figures,
         results_json=embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in recipe.policies.items()},

@@ -39,6 +39,24 @@ def best_policy(results: Numbers) -> str:
     return max(policies, key=lambda name: float(policies[name]["win_rates"][judge][procedure]["mean"]))
 
 
+def judged_in_words(results: Numbers) -> list[str]:
+    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by him."""
+    sentences = []
+    for judge, found in results["judged"].items():
+        *_, (most, last) = found["best_of_n"].items()
+        if fall := found["falls"]:
+            sentences.append(
+                f"Best-of-N by {SPOKEN[judge]} falls from N = {fall['from']}: "
+                f"by {_points(fall).lstrip('+')} up to N = {fall['to']}."
+            )
+        else:
+            sentences.append(
+                f"Best-of-N by {SPOKEN[judge]} does not surely fall up to N = {most}, where it wins "
+                f"{_percent(last)} against one plain draw."
+            )
+    return sentences
+
+
 def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
     procedure, policy = results["procedure"], results["policies"][best]
     first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
