@@ -6,7 +6,7 @@ of theory's gain would have said from 1.25 alone. Some twenty seconds.
 """
 
 import numpy as np
-from noise import N, seen, win_rate
+from noise import N, win_rate
 
 from infalign.errors import DataError
 from infalign.evaluation.matched import matched
@@ -27,9 +27,8 @@ def main() -> None:
     print("| ρ | true difference | from 1.25 nats | from 0.25 and 1.25 nats | constant share |")
     print("|---|---|---|---|---|")
     for rho in (0.9, 0.7, 0.5):
-        given = seen(rho)
-        identity = {kl: win_rate(given, "identity", kl) for kl in (KL, *SPENT)}
-        aware = win_rate(given, "exp:10", KL)
+        identity = {kl: win_rate(rho, "identity", kl) for kl in (KL, *SPENT)}
+        aware = win_rate(rho, "exp:10", KL)
         budgets = [(np.full(2, kl), np.full(2, identity[kl])) for kl in SPENT]
         try:
             alone = f"{100 * (aware - matched(budgets[1:], KL, gain).values.mean()):+.1f}"

@@ -190,6 +190,18 @@ def test_policies_that_follow_the_law_lie_on_the_theory(run):
     assert rows[1]["gain"] == gain(measured)
 
 
+def test_policies_that_follow_the_law_know_the_ranks(run):
+    """Their ρ is 1 within its interval, and the best that they reach is theory's at the KL that they spent."""
+    results = read_results(run[1])
+    for name, found in results["knowledge"].items():
+        assert 0.75 < found["rho"]["low"] <= found["rho"]["mean"] <= found["rho"]["high"]
+        assert found["rho"]["high"] > 0.97
+        assert found["kl"] == pytest.approx(results["policies"][name]["kl"]["mean"])
+        assert list(found["reach"]) == ["exp:10", "identity"]
+        assert found["reach"]["exp:10"] > found["reach"]["identity"] + 0.03
+        assert f"{100 * found['reach']['identity']:.1f}" in html_of(run[1])
+
+
 def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
     """The judge of this run hears noise on the rank: what A promises is what he measures, below his own optimum."""
     results = read_results(run[1])

@@ -1,6 +1,7 @@
 """Commands that say what theory expects: curves, and the choice of a transformation."""
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,8 @@ counting one half; KL is in nats. β is the paper's, the weight of KL against
 raw Φ (e^{10u} for exp:10); trainers whose Φ is normalised take the other one.
 `optimal` is the best policy for the procedure at that KL or β; bon_fp and
 won_fp, the paper's names, are the same for best-of-N and worst-of-N.
+--rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
+report of a run measures it; its KL buys less.
 --plot draws win rates against KL with --sweep, otherwise density and CDF of
 the calibrated reward. --json has all digits and `error`, which bounds them.
 """
@@ -82,6 +85,14 @@ def curve(
         bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.", negative=(), show_default=False)
     ] = False,
     base: BaseName = None,
+    rho: Annotated[
+        list[float] | None,
+        Parameter(
+            help="Besides, for a policy that knows ranks with this correlation. Repeatable.",
+            negative=(),
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[str | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,15 +107,16 @@ def curve(
     points: list[Point] = []
     failures: list[InfalignError] = []
     budgets = [{"kl": one} for one in dict.fromkeys(kl or [])] + [{"beta": one} for one in dict.fromkeys(beta or [])]
-    for aim in [theory.parse_aim(name) for name in dict.fromkeys(transform)]:
+    known = dict.fromkeys([1.0, *(rho or [])])
+    for aim, knows in product([theory.parse_aim(name) for name in dict.fromkeys(transform)], known):
         try:
             if sweep:
-                found, ended = theory.sweep(served, aim, base=theirs)
+                found, ended = theory.sweep(served, aim, base=theirs, rho=knows)
                 points += found
                 if ended:
                     print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
             for budget in budgets:
-                points.append(theory.analyse(served, aim, **budget, base=theirs))
+                points.append(theory.analyse(served, aim, **budget, base=theirs, rho=knows))
         except InfalignError as error:  # the other transformations are shown first
             failures.append(error)
     for failure in failures[:-1]:

@@ -9,6 +9,7 @@ from scipy.stats import t
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation.samples import chunks
+from infalign.method.calibration import Array
 
 RESAMPLES = 2000
 RESAMPLED_PROMPTS = 10_000  # above this, the bootstrap and its expansion agree to within the noise of resampling
@@ -103,3 +104,11 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     ]
     low, high = np.quantile(np.concatenate(means), levels)
     return Estimate(float(mean), float(low), float(high))
+
+
+def resampled_means(values_PX: Array, *, resamples: int = 200, seed: int = 0) -> Array:
+    """Return means of the columns over prompts drawn with replacement, (resamples, X); seeded."""
+    prompts = len(values_PX)
+    shares = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1.0 / prompts), size=resamples)
+    means: Array = shares @ values_PX / prompts
+    return means

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import betaln, log_ndtr, ndtr, ndtri
 
 from infalign.errors import ConfigError, DataError
-from infalign.evaluation.intervals import Estimate, estimate
+from infalign.evaluation.intervals import Estimate, estimate, resampled_means
 from infalign.evaluation.samples import Samples, chunks
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array, win
@@ -18,7 +18,6 @@ from infalign.method.procedures import BestOfN, Procedure, Standard, rewinds
 
 SPLITS = 8  # random halves of the samples, each used both ways
 KNOTS = (3, 5, 7, 10, 14)  # of the spline: the first number with which it fits to within the noise, or the last
-RESAMPLES = 200
 FEWEST = 8  # samples a prompt
 SCORES = np.linspace(-8.0, 8.0, 321)
 ROUNDS, DAMPING = 20, 1e-6
@@ -38,9 +37,7 @@ def estimated_judge(base: Samples, procedure: Procedure, *, seed: int = 0) -> Es
     prompts, ranked = chances_PH.shape
     if prompts < 4:
         raise DataError(f"a judge is estimated from at least 4 prompts, found {prompts}")
-    rng = np.random.default_rng(seed)
-    draws = rng.multinomial(prompts, np.full(prompts, 1.0 / prompts), size=RESAMPLES) / prompts
-    order = rng.permutation(prompts)
+    order = np.random.default_rng(seed).permutation(prompts)
     half = [chances_PH[part].mean(axis=0) for part in (order[: prompts // 2], order[prompts // 2 :])]
     whole = chances_PH.mean(axis=0)
     noise = float(np.sqrt(np.mean(chances_PH.var(axis=0, ddof=1) / prompts)))
@@ -49,7 +46,9 @@ def estimated_judge(base: Samples, procedure: Procedure, *, seed: int = 0) -> Es
         misfit = float(np.sqrt(np.mean((_expected(ranked) @ plain.chance(SCORES)[0] - whole) ** 2)))
         if misfit <= noise:
             break
-    fitted = _fitted(np.concatenate([[whole, *half], draws @ chances_PH]), knots, plain.coefficients)
+    fitted = _fitted(
+        np.concatenate([[whole, *half], resampled_means(chances_PH, seed=seed)]), knots, plain.coefficients
+    )
     judge, first, second = (ProbitSpline(fitted.knots, fitted.coefficients[i]) for i in range(3))
     resampled = ProbitSpline(fitted.knots, fitted.coefficients[3:])
     return EstimatedJudge(judge, resampled, (first, second), prompts, base.selected.shape[1], misfit, noise)

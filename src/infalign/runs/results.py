@@ -10,6 +10,7 @@ import numpy as np
 
 from infalign.errors import DataError, InfalignError
 from infalign.evaluation.diagnostics import agreement, uniformity
+from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.matched import FAR, LEAST_KL, comparable, matched, smallest, widened
@@ -24,6 +25,7 @@ from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.storage import write_text
 from infalign.theory.judged import optimal_by
+from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.training.solvers.base import Solver
 
@@ -57,6 +59,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         "judges": list(sources),
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
+        "knowledge": _knowledge(evaluated, solvers, aimed),
         "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
         "pareto": {
             source: {drawn.name: _pareto(policies, source, drawn.name) for drawn in evaluated.drawn_procedures()}
@@ -139,6 +142,36 @@ def _at_equal_length(
         return evaluated.estimated(length_controlled([(policy, base)], procedure))
     except DataError as error:
         return {"none": str(error)}
+
+
+def _knowledge(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], wins: Mapping[str, Mapping[str, Array]]
+) -> dict[str, Any]:
+    """Return for each policy with a law ρ, how well it knows ranks, and what a policy of this ρ and KL wins by each Φ.
+
+    The interval of ρ is that of KL and win rate together, over prompts.
+    """
+    aim, found = evaluated.procedure, dict[str, Any]()
+    spread = (0.5 - evaluated.intervals.level / 2, 0.5 + evaluated.intervals.level / 2)
+    for name, policy in solvers.items():
+        values_PX = np.stack([evaluated.column(name, "kl").mean(axis=1), wins[name]["reward"]], axis=1)
+        kl = float(values_PX[:, 0].mean())
+        law = policy.law_at(aim, kl) if kl >= LEAST_KL else None
+        if law is None:
+            continue
+        means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
+        rhos = fitted_knowledge(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
+        low, high = np.quantile(rhos[1:], spread)
+        found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
+    for numbers in found.values():
+        laws = {solvers[name].shaping.name: solvers[name].law_at(aim, numbers["kl"]) for name in found}
+        rho = usable(numbers["rho"]["mean"])
+        numbers["reach"] = {
+            name: knowing_law(law.transform, rho=rho, kl=numbers["kl"]).law.win_rate(aim)
+            for name, law in laws.items()
+            if law is not None
+        }
+    return found
 
 
 def _judged(

@@ -8,6 +8,7 @@ import numpy as np
 from infalign.errors import ConfigError, InfalignError
 from infalign.method.procedures import Served, Standard, is_extreme, rewinds
 from infalign.method.transforms import Transformation, normalised_beta, parse_transform
+from infalign.theory.knowledge import knowing_law
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
@@ -65,11 +66,14 @@ def analyse(
     beta: float | None = None,
     kl: float | None = None,
     base: Served | None = None,
+    rho: float = 1.0,
 ) -> Point:
     """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
 
-    ``base`` serves the base policy, by default ``procedure``. Raises ConfigError unless exactly one of ``beta`` and
-    ``kl`` is given, positive and within reach, and InfalignError for a point that could not be computed to 1e-4.
+    ``base`` serves the base policy, by default ``procedure``. With ``rho`` below 1 the policy knows ranks with that
+    correlation only (`knowing_law`), and ``optimal`` is trained on the optimum for exact ranks. Raises ConfigError
+    unless exactly one of ``beta`` and ``kl`` is given, positive and within reach, and InfalignError for a point that
+    could not be computed to 1e-4.
     """
     if (beta is None) == (kl is None):
         raise ConfigError("a point of a curve needs either beta or a KL budget")
@@ -87,9 +91,15 @@ def analyse(
     else:
         law = law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
         spent, wins = law.kl, law.win_rate(procedure, base)
+    name, trained, weight = transform if isinstance(transform, str) else transform.name, law.transform, law.beta
+    if rho != 1.0:
+        if kl is None:
+            raise ConfigError("a policy that knows less than the rank has a curve over KL budgets only, not over beta")
+        knowing = knowing_law(trained, rho=rho, kl=kl)
+        law, spent, more = knowing.law, knowing.kl, {}
+        wins, weight, name = law.win_rate(procedure, base), knowing.beta, f"{name}, ρ = {rho:g}"
     if rewinds(procedure):
         more |= {"draws": law.draws(procedure), "base_draws": float(procedure.expected_draws(procedure.quantile))}
-    name = transform if isinstance(transform, str) else transform.name
     error = law.error + more.get("self_check", 0.0)
     if not error <= LARGEST_ERROR:
         raise InfalignError(f"{name} for {procedure.name} at {spent:.4g} nats is only known to within {error:.1g}")
@@ -97,8 +107,8 @@ def analyse(
         procedure=procedure.name,
         base=(base or procedure).name,
         transform=name,
-        beta=law.beta,
-        normalised_beta=normalised_beta(law.transform, law.beta),
+        beta=weight,
+        normalised_beta=normalised_beta(trained, weight),
         kl=spent,
         win_rate=wins,
         standard_win_rate=law.win_rate(Standard()),
@@ -108,7 +118,9 @@ def analyse(
     )
 
 
-def sweep(procedure: Served, transform: Aim, *, base: Served | None = None) -> tuple[list[Point], str]:
+def sweep(
+    procedure: Served, transform: Aim, *, base: Served | None = None, rho: float = 1.0
+) -> tuple[list[Point], str]:
     """Return the points from 0.01 to 5 nats, up to the first that cannot be computed, and why ("" if all can).
 
     Raises InfalignError if there is no point at all.
@@ -116,7 +128,7 @@ def sweep(procedure: Served, transform: Aim, *, base: Served | None = None) -> t
     points: list[Point] = []
     for kl in SWEEP:
         try:
-            points.append(analyse(procedure, transform, kl=float(kl), base=base))
+            points.append(analyse(procedure, transform, kl=float(kl), base=base, rho=rho))
         except InfalignError as error:
             if not points:
                 raise

@@ -16,6 +16,7 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.report.words import SPOKEN, Numbers
+from infalign.theory.knowledge import knowing_law, usable
 from infalign.theory.law import Law
 from infalign.training.solvers.base import Solver
 
@@ -72,6 +73,18 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
                 drawn.add(aim)
                 expected = [100 * law.win_rate(served) for law in laws]
                 axes.plot([0, *kls], [50, *expected], "--", color=look.color, label=f"theory, {aim}")
+        known = {name: found for name, found in results["knowledge"].items() if name in looks and looks[name].own}
+        for name, found in known.items():
+            law, rho, few = looks[name].law(most), usable(found["rho"]["mean"]), kls[9::10]
+            if law is not None and rho < 1.0:
+                reached = [knowing_law(law.transform, rho=rho, kl=float(kl)).law.win_rate(served) for kl in few]
+                axes.plot(
+                    [0, *few],
+                    [50, *(100 * wins for wins in reached)],
+                    linestyle=(0, (1, 1)),
+                    color=looks[name].color,
+                    label=f"ρ = {rho:.2f}, {name}",
+                )
     for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
         front = [policies[name] for name in results["pareto"][judge][procedure]]
         if len(front) > 1:
@@ -106,7 +119,11 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
         + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
         for name, policy in shown.items()
     ) + (f"; {_others(others)}" if others else "")
-    theory = " Curves: what a policy that is free for every prompt would reach." if judges == ["reward"] else ""
+    theory = (
+        " Dashed: what a policy that is free for every prompt would reach. Dotted: one that knows as much of the ranks."
+        if judges == ["reward"]
+        else ""
+    )
     return Picture(
         "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
         figure,

@@ -1,0 +1,113 @@
+"""What a policy wins that knows less than the rank, and how much a measured policy knows.
+
+The policy sees s = ρz + √(1 − ρ²)ε with z = N⁻¹(u) the normal score of the rank and ε standard normal, and is
+∝ exp(E[Φ(u) | s]/β): what regression on Φ ends at with infinite data. ρ = 1 is theory's policy, which knows the rank.
+Served are true ranks, so with ρ < 1 the same KL buys less (docs/theory.md, knowledge).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from infalign.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.judge import normal_density
+from infalign.method.procedures import Served
+from infalign.method.transforms import Transformation
+from infalign.theory.certificate import as_table
+from infalign.theory.law import Law, aligned_law, information, law_at_kl
+
+SCORES = np.linspace(-8.0, 8.0, 401)
+KNOTS = slice(50, 351, 3)  # of the table of log f, between normal scores of −6 and 6
+LEAST, MOST = 0.02, 0.99  # ρ: below it nothing is known, and above it the signal's noise is finer than SCORES
+RHOS = np.array([LEAST, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, MOST])
+NEARBY = 1.1  # times the KL at which win rates are known besides
+
+
+@dataclass(frozen=True, slots=True)
+class KnowingLaw:
+    """The law of the true rank u under a policy that knows ranks with correlation ``rho`` and spends ``kl`` nats.
+
+    ``law.kl`` is the KL of u alone, which is below ``kl``: the rest is spent on the noise.
+    """
+
+    rho: float
+    kl: float
+    beta: float  # of the paper's raw Φ
+    law: Law
+
+
+def knowing_law(transform: Transformation, *, rho: float, kl: float) -> KnowingLaw:
+    """Return the law of a policy of knowledge ``rho`` at ``kl`` nats, trained on ``transform``.
+
+    Raises ConfigError for a ρ outside [0.02, 0.99] and other than 1, and for a budget out of reach.
+    """
+    if rho == 1.0:
+        law = law_at_kl(transform, kl=kl)
+        return KnowingLaw(rho, kl, law.beta, law)
+    if not LEAST <= rho <= MOST:
+        raise ConfigError(f"a policy's knowledge ρ is 1 or between {LEAST} and {MOST}, found {rho:g}")
+    if not (kl > 0 and np.isfinite(kl)):
+        raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
+    spread = np.sqrt(1.0 - rho**2)
+    distance = (SCORES - rho * SCORES[:, None]) / spread
+    chance = normal_density(distance) * ((SCORES[1] - SCORES[0]) / spread)  # of z (columns) given s, or of s given z
+    v = ndtr(-SCORES)
+    phi = np.where(SCORES > 0, transform.drop(v), transform(ndtr(SCORES)) - transform(1.0))
+    expected = chance @ (phi / np.ptp(phi))
+    expected -= expected.max()
+    weight = normal_density(SCORES) * (SCORES[1] - SCORES[0])
+
+    def log_ratio(log_beta: float) -> Array:
+        exponent = expected * np.exp(-log_beta)
+        return np.asarray(exponent - np.log(weight @ np.exp(exponent)))
+
+    def excess(log_beta: float) -> float:
+        return float(weight @ information(log_ratio(log_beta))) - kl
+
+    if excess(-40.0) < 0:
+        raise ConfigError(f"{transform.name} cannot spend {kl:g} nats with a knowledge of ρ = {rho:g}")
+    log_beta = float(brentq(excess, -40.0, 40.0, xtol=1e-12))
+    ratio = np.exp(log_ratio(log_beta))
+    density = chance @ ratio  # f(u) at u = N(z): the mean of the ratio over s given z
+    slope = (chance * (distance * (rho / spread))) @ ratio / density  # of log f by z
+    v, log_f, slope = v[KNOTS][::-1], np.log(density[KNOTS])[::-1], slope[KNOTS][::-1]
+    by_v = -slope / normal_density(SCORES[KNOTS][::-1])
+    table = as_table(
+        f"{transform.name}, ρ = {rho:.2g}",
+        np.concatenate([[0.0], v, [1.0]]),
+        np.pad(log_f, 1, mode="edge"),
+        np.pad(by_v, 1),
+    )
+    return KnowingLaw(rho, kl, float(np.exp(log_beta) * np.ptp(phi) * transform.scale), aligned_law(table, beta=1.0))
+
+
+def fitted_knowledge(
+    transform: Transformation, procedure: Served, kls: Sequence[float] | Array, win_rates: Sequence[float] | Array
+) -> Array:
+    """Return the ρ at which a policy trained on ``transform`` has each pair of a KL, in nats, and a win rate.
+
+    The first pair is the measured one, the others are near it, such as means over prompts drawn with replacement: win
+    rates are interpolated in log KL around the first. A policy that wins no more than the base has ρ = 0, one that wins
+    as much as theory promises ρ = 1.
+    """
+    kl = float(kls[0])
+    near = np.array([kl, NEARBY * kl])
+    nothing = 0.5  # what the base wins against itself
+    known = [
+        [knowing_law(transform, rho=float(rho), kl=float(one)).law.win_rate(procedure) for one in near]
+        for rho in (*RHOS, 1.0)
+    ]
+    table = np.array([[nothing, nothing], *known])
+    slopes = (table[:, 1] - table[:, 0]) / np.log(NEARBY)
+    rising = np.maximum.accumulate(table[:, :1] + slopes[:, None] * np.log(np.asarray(kls) / kl), axis=0)
+    rhos = np.array([0.0, *RHOS, 1.0])
+    return np.array([np.interp(wins, rising[:, i], rhos) for i, wins in enumerate(win_rates)])
+
+
+def usable(rho: float) -> float:
+    """Return the ρ nearest to a fitted one for which `knowing_law` has a policy."""
+    return 1.0 if rho > (1.0 + MOST) / 2.0 else float(np.clip(rho, LEAST, MOST))

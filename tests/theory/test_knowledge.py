@@ -1,0 +1,100 @@
+"""What a policy wins that knows ranks through noise, against closed forms, Monte Carlo and a model with cells."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import log_softmax, ndtr, ndtri, softmax
+
+from infalign.errors import ConfigError
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
+from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
+from infalign.theory.curve import analyse, parse_aim, sweep
+from infalign.theory.finite_model import FiniteModel
+from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
+from infalign.theory.law import law_at_kl
+
+CELLS = 1000
+
+
+def by_cells(transform: Transformation, rho: float, kl: float) -> float:
+    """Return the Best-of-4 win rate in a model with cells of equal chance for signal and rank."""
+    ranks = (np.arange(CELLS) + 0.5) / CELLS
+    model, score = FiniteModel(np.full(CELLS, 1 / CELLS), ranks), ndtri(ranks)
+    given = softmax(score**2 / 2 - (score - rho * score[:, None]) ** 2 / (2 * (1 - rho**2)), axis=1)
+    phi = transform(ranks)
+    expected = given @ (phi / np.ptp(phi))
+    spent = brentq(lambda x: model.kl(softmax(expected / np.exp(x))) - kl, -8.0, 8.0)
+    return model.win_rate(softmax(expected / np.exp(spent)) @ given, BestOfN(4))
+
+
+@pytest.mark.parametrize("rho", [0.3, 0.7, 0.95])
+@pytest.mark.parametrize("kl", [0.1, 1.0])
+def test_a_linear_reward_of_the_score_has_a_closed_form(rho: float, kl: float) -> None:
+    """Φ(u) = z tilts s to N(√(2·KL), 1), so z is N(ρ√(2·KL), 1) and one plain draw wins N(ρ√KL)."""
+    found = knowing_law(Function("score", lambda u: ndtri(np.clip(u, 1e-15, 1 - 1e-15))), rho=rho, kl=kl)
+    assert found.law.win_rate(Standard()) == pytest.approx(ndtr(rho * np.sqrt(kl)), abs=1e-5)
+    assert found.law.kl == pytest.approx(rho**2 * kl, rel=1e-4)
+    assert found.beta == pytest.approx(rho / np.sqrt(2 * kl), rel=1e-3)
+
+
+@pytest.mark.parametrize("rho", [0.8, 0.9, 0.97])
+@pytest.mark.parametrize("transform", [Identity(), Exponential(10)])
+def test_it_is_the_limit_of_a_model_with_cells(rho: float, transform: Transformation) -> None:
+    """1,000 cells for signal and rank give the same Best-of-4 win rate, to what their tails miss."""
+    found = knowing_law(transform, rho=rho, kl=0.5).law.win_rate(BestOfN(4))
+    assert found == pytest.approx(by_cells(transform, rho, 0.5), abs=4e-4)
+
+
+def test_it_is_what_a_simulation_of_the_policy_finds() -> None:
+    """A million responses with a noisy view of their rank, weighed by the policy: Worst-of-2 and the KL agree."""
+    rho, rng = 0.6, np.random.default_rng(0)
+    found = knowing_law(Identity(), rho=rho, kl=0.4)
+    z, noise = rng.standard_normal((2, 10**6))
+    seen = rho * z + np.sqrt(1 - rho**2) * noise
+    log_ratio = log_softmax(ndtr(rho * seen / np.sqrt(2 - rho**2)) / found.beta) + np.log(seen.size)  # E[u | s]
+    ratio = np.exp(log_ratio)
+    assert (ratio * log_ratio).mean() == pytest.approx(0.4, abs=0.003)
+    order = np.argsort(z)
+    cdf = np.cumsum(ratio[order]) / ratio.sum()
+    u = ndtr(z[order])
+    wins = 1.0 - np.trapezoid(WorstOfN(2).distortion(cdf) * WorstOfN(2).density(u), u)
+    assert found.law.win_rate(WorstOfN(2)) == pytest.approx(wins, abs=0.003)
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(2), RewindAndRepeat(0.85, 8)])
+def test_knowing_more_wins_more_up_to_the_law_of_exact_ranks(procedure: Any) -> None:
+    """At one KL the win rate rises with ρ, from the base's one half to theory's."""
+    transform = parse_transform("exp:-5" if procedure == WorstOfN(2) else "exp:5")
+    wins = [knowing_law(transform, rho=rho, kl=0.5).law.win_rate(procedure) for rho in (0.02, 0.3, 0.6, 0.9, 0.99, 1.0)]
+    assert wins[0] == pytest.approx(0.5, abs=0.015)
+    assert (np.diff(wins) > 0).all()
+    assert wins[-1] == pytest.approx(law_at_kl(transform, kl=0.5).win_rate(procedure), abs=1e-12)
+    assert wins[-1] - wins[-2] < 0.01
+
+
+def test_what_a_policy_knows_is_found_again() -> None:
+    """ρ comes back from KL and win rate, also from pairs near the first; more than theory's is 1, and nothing is 0."""
+    known = [
+        knowing_law(Exponential(10), rho=rho, kl=kl).law.win_rate(BestOfN(4)) for rho, kl in ((0.66, 0.5), (0.66, 0.55))
+    ]
+    found = fitted_knowledge(Exponential(10), BestOfN(4), [0.5, 0.55, 0.5, 0.5], [*known, 0.95, 0.4])
+    assert found == pytest.approx([0.66, 0.66, 1.0, 0.0], abs=0.005)
+    assert [usable(rho) for rho in (0.0, 0.66, 0.992, 0.999)] == [0.02, 0.66, 0.99, 1.0]
+
+
+def test_a_curve_of_knowledge_lies_below_that_of_exact_ranks() -> None:
+    """`analyse` and `sweep` name ρ, keep the KL that is spent, and refuse a β and a ρ that is no correlation."""
+    point = analyse(BestOfN(4), parse_aim("optimal"), kl=0.5, rho=0.7)
+    assert point.transform == "optimal, ρ = 0.7"
+    assert point.kl == 0.5
+    assert point.win_rate == pytest.approx(0.777, abs=5e-4)
+    ideal, _ = sweep(BestOfN(4), Identity())
+    found, ended = sweep(BestOfN(4), Identity(), rho=0.8)
+    assert not ended
+    assert all(one.win_rate < other.win_rate for one, other in zip(found, ideal, strict=True))
+    with pytest.raises(ConfigError, match="over KL budgets only"):
+        analyse(BestOfN(4), Identity(), beta=0.1, rho=0.7)
+    with pytest.raises(ConfigError, match=r"between 0\.02 and 0\.99, found 1\.2"):
+        analyse(BestOfN(4), Identity(), kl=0.1, rho=1.2)
