@@ -25,6 +25,7 @@ from infalign.method.procedures import (
     RankProcedure,
     RewindAndRepeat,
     Served,
+    SoftBestOfN,
     Standard,
     WorstOfN,
     kth_best,
@@ -49,6 +50,9 @@ def chances(procedure: Served) -> list[Fraction]:
             return [Fraction(int(i == 0)) for i in range(n)]
         case OrderStatistics(_, probabilities):
             return [Fraction(q).limit_denominator(10**6) for q in probabilities]
+        case SoftBestOfN(n, temperature):
+            odds = [Fraction(math.exp(i / (n - 1) / temperature)) for i in range(n)]
+            return [odd / sum(odds) for odd in odds]
     raise AssertionError(procedure)
 
 
@@ -99,6 +103,8 @@ PROCEDURES = [
     kth_best(7, 7),
     top_k(2, 4),
     top_k(5, 5),
+    SoftBestOfN(4, 0.2),
+    SoftBestOfN(7, -0.7),
     Mixture(((0.25, BestOfN(5)), (0.5, WorstOfN(2)), (0.25, Standard()))),
     Mixture(((0.5, kth_best(2, 3)), (0.5, Mixture(((0.75, BestOfN(2)), (0.25, WorstOfN(7))))))),
 ]
@@ -112,6 +118,19 @@ def test_weights_are_those_of_all_possible_draws(procedure: RankProcedure, rewar
     """Each sample's weight is the share of all draws without replacement that serve it, ties shared evenly."""
     exact = [float(weight) for weight in enumerated(procedure, rewards)]
     assert procedure.weights([rewards])[0] == pytest.approx(exact, abs=1e-13)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.5, -0.3])
+def test_soft_best_of_n_has_the_distortion_of_its_order_statistics(temperature: float) -> None:
+    """Its closed form is the sum over places; its ends are Best-of-N, Worst-of-N and one plain draw."""
+    soft = SoftBestOfN(5, temperature)
+    by_place = OrderStatistics("soft", tuple(float(chance) for chance in chances(soft)))
+    p = np.linspace(0.0, 1.0, 21)
+    assert soft.distortion(p) == pytest.approx(by_place.distortion(p), abs=1e-13)
+    assert soft.density(p) == pytest.approx(by_place.density(p), abs=1e-11)
+    assert SoftBestOfN(5, 0.01).distortion(p) == pytest.approx(BestOfN(5).distortion(p), abs=1e-8)
+    assert SoftBestOfN(5, -0.01).distortion(p) == pytest.approx(WorstOfN(5).distortion(p), abs=1e-8)
+    assert SoftBestOfN(5, 1e9).distortion(p) == pytest.approx(p, abs=1e-8)
 
 
 @pytest.mark.parametrize("procedure", REWINDS, ids=lambda procedure: procedure.name)
@@ -196,7 +215,7 @@ def test_weights_are_probabilities_that_follow_their_samples(
 @pytest.mark.parametrize(
     "procedure",
     [
-        *(Standard(), BestOfN(4), WorstOfN(8), kth_best(3, 8), top_k(3, 6), BestOfPoisson(0.8)),
+        *(Standard(), BestOfN(4), WorstOfN(8), kth_best(3, 8), top_k(3, 6), BestOfPoisson(0.8), SoftBestOfN(6, 0.3)),
         Mixture(((0.5, BestOfN(12)), (0.5, WorstOfN(2)))),
         *(RewindAndRepeat(0.85, 8), RewindAndRepeat(0.6, 12, "best")),
     ],
@@ -305,6 +324,7 @@ KNOWN = st.one_of(
     st.integers(1, 300).map(BestOfN),
     st.integers(1, 300).map(WorstOfN),
     st.floats(0.01, 100.0).map(BestOfPoisson),
+    st.builds(SoftBestOfN, st.integers(2, 40), st.one_of(st.floats(0.01, 9.0), st.floats(-9.0, -0.01))),
     st.integers(1, 40).flatmap(lambda n: st.integers(1, n).map(lambda k: kth_best(k, n))),
     st.integers(1, 40).flatmap(lambda n: st.integers(1, n).map(lambda k: top_k(k, n))),
 )
@@ -519,6 +539,9 @@ def bad_arguments() -> Iterator[tuple[str, Callable[[], object], str]]:
             message = f"k must lie between 1 and N = {n}, found k = {k}"
             yield f"{make.__name__}{k, n}", lambda make=make, k=k, n=n: make(k, n), message
         yield f"{make.__name__}(1, 0)", lambda make=make: make(1, 0), "found N = 0"
+    for n, temperature in ((1, 0.5), (4, 0.0), (4, math.nan), (4, 1e-3)):
+        message = f"soft Best-of-N has N of at least 2 .* found N = {n} and {temperature:g}"
+        yield f"soft {n, temperature}", lambda n=n, t=temperature: SoftBestOfN(n, t), message
     for mu in (0.0, -1.0, math.nan, math.inf):
         yield f"mu {mu}", lambda mu=mu: BestOfPoisson(mu), f"best-of-poisson needs a positive finite.*found {mu}"
     for odds in ((), (0.5, 0.6), (1.5, -0.5), (math.nan, 1.0), (0.5,)):
@@ -532,7 +555,15 @@ def bad_arguments() -> Iterator[tuple[str, Callable[[], object], str]]:
     yield "spelled rewind", lambda: parse_procedure("0.5*rewind:0.85:32+0.5*standard"), message
     for name in ("", "median", "best-of", "best-of--2", "best-of-2.5", "1*", "*standard", "x*standard", "rewind:0.5"):
         yield f"name {name}", lambda name=name: parse_procedure(name), "unknown procedure"
-    for name in ("rewind:0.5:4:worst", "top-2", "best-of-poisson:x", "0.5*best-of-2+0.5*best", "best-of-2 "):
+    for name in (
+        "rewind:0.5:4:worst",
+        "top-2",
+        "best-of-poisson:x",
+        "soft-best-of-4",
+        "soft-best-of-4:x",
+        "0.5*best-of-2+0.5*best",
+        "best-of-2 ",
+    ):
         yield f"name {name}", lambda name=name: parse_procedure(name), "unknown procedure"
 
 

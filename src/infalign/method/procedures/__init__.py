@@ -24,6 +24,7 @@ from infalign.method.procedures.order_statistics import OrderStatistics, kth_bes
 from infalign.method.procedures.poisson import BestOfPoisson
 from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
+from infalign.method.procedures.soft import SoftBestOfN
 from infalign.method.procedures.standard import Standard
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Rewound",
     "Served",
     "Serving",
+    "SoftBestOfN",
     "Standard",
     "WorstOfN",
     "distortion",
@@ -60,6 +62,7 @@ FAMILIES = (
     "order_statistics",
     "poisson",
     "rewind",
+    "soft",
 )
 _MODULES = [import_module(f"{__name__}.{family}") for family in FAMILIES]
 
@@ -68,7 +71,8 @@ def parse_procedure(name: str) -> Served:
     """Return the procedure that ``name`` spells.
 
     ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``best-of-poisson:4``,
-    ``rewind:0.85:32``, ``rewind:0.85:32:best``, and mixtures like ``0.5*best-of-2+0.5*standard``.
+    ``soft-best-of-8:0.2``, ``rewind:0.85:32``, ``rewind:0.85:32:best``, and mixtures like
+    ``0.5*best-of-2+0.5*standard``.
     """
     try:
         if "*" in name:
