@@ -62,6 +62,7 @@ FAMILIES = (
     "order_statistics",
     "poisson",
     "rewind",
+    "adaptive",
     "soft",
 )
 _MODULES = [import_module(f"{__name__}.{family}") for family in FAMILIES]
@@ -71,8 +72,8 @@ def parse_procedure(name: str) -> Served:
     """Return the procedure that ``name`` spells.
 
     ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``best-of-poisson:4``,
-    ``soft-best-of-8:0.2``, ``rewind:0.85:32``, ``rewind:0.85:32:best``, and mixtures like
-    ``0.5*best-of-2+0.5*standard``.
+    ``soft-best-of-8:0.2``, ``rewind:0.85:32``, ``rewind:0.85:32:best``, ``adaptive:0.02:16`` (a price a draw), and
+    mixtures like ``0.5*best-of-2+0.5*standard``.
     """
     try:
         if "*" in name:
