@@ -15,8 +15,8 @@ def adaptive(price: float, n: int) -> RewindAndRepeat:
     """Return the rule that draws on while another draw of the base gains more than its ``price``, ``n`` times at most.
 
     Over a best so far of rank q another draw gains ∫_q^1 (u − q) du = (1 − q)²/2 of the win rate against one plain
-    draw, so it stops at q = 1 − √(2·price) and serves the best. Of all rules that may serve any earlier draw this one is best
-    (Weitzman 1979); `infalign.theory.adaptive` has the thresholds for aligned policies and other opponents.
+    draw, so it stops at q = 1 − √(2·price) and serves the best. Of all rules that may serve any earlier draw this one
+    is best (Weitzman 1979); `infalign.theory.adaptive` has the thresholds for aligned policies and other opponents.
     """
     if not 0.0 < price < DEAREST:
         raise ConfigError(

@@ -1,0 +1,127 @@
+"""Majority vote and pass@k over answers, against all possible draws in exact fractions and other optimisers."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from infalign.errors import ConfigError, DataError
+from infalign.method.procedures import BestOfN
+from infalign.method.procedures.majority import MajorityVote
+from infalign.theory.answers import AnswerModel
+from infalign.theory.finite_model import FiniteModel
+
+POLICY = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 12), Fraction(1, 12)]
+
+
+def winners(votes: Iterable[int]) -> dict[int, Fraction]:
+    """Return the chance of each answer that has the most votes."""
+    counts = Counter(votes)
+    first = [answer for answer, count in counts.items() if count == max(counts.values())]
+    return dict.fromkeys(first, Fraction(1, len(first)))
+
+
+def voted(policy: list[Fraction], n: int) -> list[Fraction]:
+    """Return by enumeration of all draws the chance that each answer is served."""
+    served = [Fraction(0)] * len(policy)
+    for draws in product(range(len(policy)), repeat=n):
+        for answer, chance in winners(draws).items():
+            served[answer] += chance * math.prod(policy[draw] for draw in draws)
+    return served
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6])
+def test_the_vote_is_that_of_all_possible_draws(n: int) -> None:
+    """What is served agrees with every sequence of N draws, ties shared evenly, in exact fractions."""
+    exact = [float(chance) for chance in voted(POLICY, n)]
+    assert MajorityVote(n).served([float(p) for p in POLICY]) == pytest.approx(exact, abs=1e-14)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_weights_of_samples_are_those_of_all_possible_sets(n: int) -> None:
+    """Each sample's weight is the share of all sets of N in which its answer wins, so the estimate is unbiased."""
+    answers = [0, 2, 0, 1, 1, 0, 3]
+    exact = [Fraction(0)] * len(answers)
+    sets = list(combinations(range(len(answers)), n))
+    for drawn in sets:
+        for answer, chance in winners(answers[i] for i in drawn).items():
+            samples = [i for i, given in enumerate(answers) if given == answer]
+            for i in samples:
+                exact[i] += chance / (len(samples) * len(sets))
+    names = np.array([["a", "c", "a", "b", "b", "a", "d"]])
+    for given in ([answers], names):
+        assert MajorityVote(n).weights(given)[0] == pytest.approx([float(x) for x in exact], abs=1e-14)
+
+
+def test_the_gradient_is_the_derivative_in_exact_fractions() -> None:
+    """∂V/∂π(y) of the polynomial V agrees with a difference of exact fractions to its step."""
+    model, worth = AnswerModel([float(p) for p in POLICY], [1, 0, 0.5, 0]), [1, 0, Fraction(1, 2), 0]
+    step = Fraction(1, 10**9)
+    for y, found in enumerate(model.gradient(model.reference, MajorityVote(4))):
+        ends = [voted([p + sign * step * (z == y) for z, p in enumerate(POLICY)], 4) for sign in (1, -1)]
+        up, down = (sum(chance * one for chance, one in zip(end, worth, strict=True)) for end in ends)
+        assert found == pytest.approx(float((up - down) / (2 * step)), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize("beta", [0.05, 0.5])
+def test_no_optimiser_finds_a_better_policy(n: int, beta: float) -> None:
+    """A simplex search over log-odds, without derivatives, reaches the optimum's V − β·KL and not more."""
+    model = AnswerModel([0.3, 0.45, 0.15, 0.1], [1, 0, 0, 0])
+    vote = MajorityVote(n)
+    best = model.optimum(vote, beta=beta)
+    assert best.residual < 1e-6
+
+    def loss(log_odds: np.ndarray) -> float:
+        odds = np.append(log_odds, 0.0) + np.log(model.reference)
+        policy = softmax(odds)
+        return beta * float(policy @ (log_softmax(odds) - np.log(model.reference))) - model.value(policy, vote)
+
+    starts = [np.array([2.0, 0.0, 0.0]), np.array([0.0, 2.0, 0.0])]
+    search = {"method": "Nelder-Mead", "options": {"xatol": 1e-6, "fatol": 1e-10}}
+    found = -min(minimize(loss, start, **search).fun for start in starts)
+    assert best.value - beta * best.kl == pytest.approx(found, abs=1e-7)
+
+
+def test_a_vote_of_one_is_a_plain_draw() -> None:
+    """Its optimum is π ∝ π_ref·e^{worth/β}, and more votes win more at the same β where the right answer leads."""
+    model = AnswerModel([0.4, 0.35, 0.25], [1, 0, 0])
+    known = softmax(np.log(model.reference) + model.worth / 0.3)
+    assert model.optimum(MajorityVote(1), beta=0.3).policy == pytest.approx(known, abs=1e-8)
+    values = [model.optimum(MajorityVote(n), beta=0.3).value for n in (1, 3, 9)]
+    assert values == sorted(values)
+
+
+def test_pass_at_k_is_best_of_k_selected_by_the_truth() -> None:
+    """FiniteModel's Best-of-k with rewards 0 and 1 maximises pass@k at twice its β; samples estimate it likewise."""
+    p, k, beta = 0.1, 5, 0.1
+    best = FiniteModel([1 - p, p], [0.0, 1.0]).optimum(BestOfN(k), beta=beta)
+
+    def loss(right: float) -> float:
+        kl = right * math.log(right / p) + (1 - right) * math.log((1 - right) / (1 - p))
+        return 2 * beta * kl - (1 - (1 - right) ** k)
+
+    known = minimize_scalar(loss, bounds=(1e-6, 1 - 1e-6), method="bounded", options={"xatol": 1e-12})
+    assert best.policy[1] == pytest.approx(known.x, abs=1e-6)
+    assert 2 * best.win_rate - 1 == pytest.approx((1 - p) ** k - (1 - best.policy[1]) ** k, abs=1e-12)
+    right = np.array([[0.0, 1, 0, 0, 1, 0, 0, 0]])
+    estimate = float((BestOfN(k).weights(right) * right).sum())
+    assert estimate == pytest.approx(1 - math.comb(6, k) / math.comb(8, k), abs=1e-14)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    """Probabilities that are none, too few samples and a β of 0 are errors that say so."""
+    with pytest.raises(DataError, match="sum to 1"):
+        AnswerModel([0.5, 0.6], [1, 0])
+    with pytest.raises(DataError, match="one probability and one worth"):
+        AnswerModel([0.5, 0.5], [1, 0, 0])
+    with pytest.raises(DataError, match="at least 4 samples, found shape"):
+        MajorityVote(4).weights([[1, 2, 3]])
+    with pytest.raises(ConfigError, match="beta must be positive"):
+        AnswerModel([0.5, 0.5], [1, 0]).optimum(MajorityVote(2), beta=0.0)
