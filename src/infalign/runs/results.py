@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from infalign.errors import DataError, InfalignError
+from infalign.errors import ConfigError, DataError, InfalignError
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
@@ -149,7 +149,8 @@ def _knowledge(
 ) -> dict[str, Any]:
     """Return for each policy with a law ρ, how well it knows ranks, and what a policy of this ρ and KL wins by each Φ.
 
-    The interval of ρ is that of KL and win rate together, over prompts.
+    The interval of ρ is that of KL and win rate together, over prompts. A policy whose KL no law reaches has no ρ, and
+    a Φ that cannot spend a policy's KL has None.
     """
     aim, found = evaluated.procedure, dict[str, Any]()
     spread = (0.5 - evaluated.intervals.level / 2, 0.5 + evaluated.intervals.level / 2)
@@ -160,18 +161,28 @@ def _knowledge(
         if law is None:
             continue
         means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
-        rhos = fitted_knowledge(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
+        try:
+            rhos = fitted_knowledge(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
+        except ConfigError:
+            continue
         low, high = np.quantile(rhos[1:], spread)
         found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
+    trained_on = {solvers[name].shaping.name: solvers[name] for name in found}
     for numbers in found.values():
-        laws = {solvers[name].shaping.name: solvers[name].law_at(aim, numbers["kl"]) for name in found}
-        rho = usable(numbers["rho"]["mean"])
         numbers["reach"] = {
-            name: knowing_law(law.transform, rho=rho, kl=numbers["kl"]).law.win_rate(aim)
-            for name, law in laws.items()
-            if law is not None
+            name: _reached(policy, aim, usable(numbers["rho"]["mean"]), numbers["kl"])
+            for name, policy in trained_on.items()
         }
     return found
+
+
+def _reached(policy: Solver, procedure: Served, rho: float, kl: float) -> float | None:
+    """Return what a policy of knowledge ``rho`` wins at ``kl`` nats; None if its Φ cannot spend them."""
+    try:
+        law = policy.law_at(procedure, kl)
+        return None if law is None else knowing_law(law.transform, rho=rho, kl=kl).law.win_rate(procedure)
+    except ConfigError:
+        return None
 
 
 def _judged(

@@ -75,7 +75,8 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
                 axes.plot([0, *kls], [50, *expected], "--", color=look.color, label=f"theory, {aim}")
         known = {name: found for name, found in results["knowledge"].items() if name in looks and looks[name].own}
         for name, found in known.items():
-            law, rho, few = looks[name].law(most), usable(found["rho"]["mean"]), kls[9::10]
+            law, rho = looks[name].law(found["kl"]), usable(found["rho"]["mean"])
+            few = found["kl"] * np.linspace(0.1, 1.0, 7) ** 2
             if law is not None and rho < 1.0:
                 reached = [knowing_law(law.transform, rho=rho, kl=float(kl)).law.win_rate(served) for kl in few]
                 axes.plot(
