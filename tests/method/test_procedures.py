@@ -293,7 +293,12 @@ def test_what_is_served_of_all_orders_of_draws_is_what_the_weights_say(
 
 @pytest.mark.parametrize(
     "procedure",
-    [top_k(2, 4), BestOfPoisson(1.5), parse_procedure("0.3*best-of-3+0.5*standard+0.2*worst-of-2")],
+    [
+        top_k(2, 4),
+        BestOfPoisson(1.5),
+        SoftBestOfN(4, 0.3),
+        parse_procedure("0.3*best-of-3+0.5*standard+0.2*worst-of-2"),
+    ],
     ids=lambda procedure: procedure.name,
 )
 def test_procedures_with_luck_of_their_own_serve_their_distortion(procedure: RankProcedure) -> None:
