@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 from base64 import b64decode
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pytest
+from pages import show
 from rich.console import Console
 
 from infalign.data.examples import MESSAGES, prompt_id
@@ -442,36 +442,10 @@ def test_missing_libraries_are_named(run, monkeypatch):
         write(recipe, Layout(root))
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Return a headless Chromium that keeps its console and network logs."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("chromium and chromedriver are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
-
-
-def show(browser, root: Path, width: int, scheme: str = "light") -> None:
-    """Open the report in a window of that width."""
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    browser.get((root / "report.html").as_uri())
-
-
 def test_report_opens_offline_and_silently(run, browser):
     """The page asks for nothing but itself and the console stays empty."""
     browser.get_log("performance")
-    show(browser, run[1], 1200)
+    show(browser, run[1] / "report.html", 1200)
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     assert [url for url in asked if not url.startswith("data:")] == [(run[1] / "report.html").as_uri()]
@@ -481,14 +455,14 @@ def test_report_opens_offline_and_silently(run, browser):
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_phone_scrolls_down_only(run, browser, opened):
     """At 375 pixels the page is no wider than the screen, with every box closed and with every box open."""
-    show(browser, run[1], 375)
+    show(browser, run[1] / "report.html", 375)
     browser.execute_script(f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
 
 
 def test_examples_wait_for_a_click(run, browser):
     """Model text is hidden, behind a warning, until its summary is clicked."""
-    show(browser, run[1], 1200)
+    show(browser, run[1] / "report.html", 1200)
     details = browser.find_element("css selector", "#examples")
     assert "offensive" in details.text
     assert ATTACK not in details.text
@@ -500,7 +474,7 @@ def test_figures_follow_the_dark_scheme(run, browser):
     """The axis labels of a figure have the colour of the page's text in both schemes."""
     seen = set()
     for scheme in ("light", "dark"):
-        show(browser, run[1], 1200, scheme)
+        show(browser, run[1] / "report.html", 1200, scheme)
         ink, label = browser.execute_script(
             "const color = (q, of) => getComputedStyle(document.querySelector(q))[of];"
             "return [color('body', 'color'), color('figure svg text', 'fill')]"
@@ -512,7 +486,7 @@ def test_figures_follow_the_dark_scheme(run, browser):
 
 def test_figures_have_words(run, browser):
     """Every figure is an image with a text in its place and a caption."""
-    show(browser, run[1], 1200)
+    show(browser, run[1] / "report.html", 1200)
     figures = browser.find_elements("css selector", "figure")
     assert len(figures) >= 10
     for figure in figures:

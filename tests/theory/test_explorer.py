@@ -1,0 +1,128 @@
+"""The explorer: its numbers are the laws', and a browser shows them by keyboard, at every width, without a network."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pages import show
+
+from infalign.method.procedures import BestOfN, Standard, WorstOfN
+from infalign.method.transforms import parse_transform
+from infalign.theory import explorer
+from infalign.theory.curve import analyse, parse_aim
+from infalign.theory.knowledge import knowing_law
+from infalign.theory.tabulation import smoothed
+
+ATTACK = "</script><script>alert(1)</script>"
+SETTINGS = {"KLS": (0.25, 1.0), "NS": (1, 4), "RHOS": (1.0, 0.7), "ROLLOUTS": (None, 16)}
+
+
+@pytest.fixture(scope="module")
+def curves():
+    """Return the numbers for a few settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, values in SETTINGS.items():
+            patch.setattr(explorer, name, values)
+        yield explorer.explorer_curves(on_progress=lambda *_: None)
+
+
+def find(curves: list[dict], kind: str, transform: str, n: int) -> dict:
+    """Return the record of a transformation."""
+    (found,) = (c for c in curves if (c["kind"], c["transform"]) == (kind, transform) and n in c["won"])
+    return found
+
+
+@pytest.mark.parametrize("kl", SETTINGS["KLS"])
+@pytest.mark.parametrize(
+    ("kind", "served", "names"),
+    [
+        ("best-of", BestOfN(4), ("identity", "exp:5", "exp:10", "optimal")),
+        ("worst-of", WorstOfN(4), ("identity", "exp:-5", "exp:-10", "optimal")),
+    ],
+)
+def test_exact_ranks_win_what_curve_says(curves, kind, served, names, kl):
+    """For exact ranks every number is that of `infalign curve`, against the base served alike and one plain draw."""
+    i = SETTINGS["KLS"].index(kl)
+    for name in names:
+        found, point = find(curves, kind, name, 4), analyse(served, parse_aim(name), kl=kl)
+        assert found["won"][4][i][0][0] == pytest.approx(point.win_rate, abs=1e-5)
+        assert found["from_plain"][4][i][0][0] == pytest.approx(point.law.win_rate(served, Standard()), abs=1e-5)
+
+
+def test_noise_and_rollouts_are_those_of_the_laws(curves):
+    """A policy of ρ = 0.7 that learns from 16 rollouts wins what the law of the smoothed transformation gives it."""
+    found = find(curves, "best-of", "exp:10", 4)
+    for rollouts, aim in enumerate((parse_transform("exp:10"), smoothed(parse_transform("exp:10"), 16))):
+        law = knowing_law(aim, rho=0.7, kl=1.0).law
+        assert found["won"][4][1][rollouts][1] == pytest.approx(law.win_rate(BestOfN(4)), abs=1e-5)
+
+
+def test_a_transformation_that_cannot_spend_the_budget_has_no_number():
+    """Ranks of which a policy knows next to nothing cannot be tilted by three nats."""
+    assert explorer._law(parse_transform("identity"), 1, 0.5, 400.0) is None
+
+
+@pytest.fixture(scope="module")
+def page(curves, tmp_path_factory):
+    """Return the page of these numbers, with a policy whose name is an attack."""
+    wins = {"mean": 0.8, "low": 0.78, "high": 0.82}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, values in SETTINGS.items():
+            patch.setattr(explorer, name, values)
+        html = explorer.explorer_page(curves, [{"name": ATTACK, "kl": 0.5, "win_rates": {"best-of-4": wins}}])
+    path = tmp_path_factory.mktemp("page") / "explorer.html"
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def open_at(browser, page: Path, width: int) -> None:
+    """Open the page for best-of-4 at one nat, by the keyboard alone."""
+    show(browser, page, width)
+    for slider in ("n", "kl"):
+        browser.find_element("id", slider).send_keys("\ue010")  # the End key: the last value
+
+
+def test_the_page_says_what_the_laws_say(browser, page, curves):
+    """Reached by keyboard, best-of-4 at one nat shows the win rates of its record in words and in the table."""
+    open_at(browser, page, 1200)
+    said = browser.find_element("id", "said").text
+    rows = [row.text for row in browser.find_elements("css selector", "#rows tr")]
+    for name in ("identity", "exp:10", "optimal"):
+        won = f"{100 * find(curves, 'best-of', name, 4)['won'][4][1][0][0]:.1f}"
+        assert won in said
+        assert any(row.startswith(f"{name} {won}") for row in rows)
+    browser.find_element("id", "rho").send_keys("0.7")
+    knows_less = f"{100 * find(curves, 'best-of', 'identity', 4)['won'][4][1][0][1]:.1f}"
+    assert knows_less in browser.find_element("id", "said").text
+
+
+def test_the_page_opens_offline_silently_and_policies_are_text(browser, page):
+    """It asks for nothing but itself, the console stays empty, and a policy's name is shown and not run."""
+    browser.get_log("performance")
+    open_at(browser, page, 1200)
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
+    assert browser.get_log("browser") == []
+    assert ATTACK in [text.text for text in browser.find_elements("css selector", "svg text")]
+
+
+@pytest.mark.parametrize("width", [375, 1200])
+def test_the_page_scrolls_down_only_and_names_its_controls(browser, page, width):
+    """It is no wider than the window, and each control and each chart has a name for who does not see it."""
+    open_at(browser, page, width)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    controls = browser.find_elements("css selector", "input, select")
+    charts = browser.find_elements("css selector", "svg[role=img]")
+    assert len(controls) == 6
+    assert len(charts) == 4
+    assert [one for one in (*controls, *charts) if not one.accessible_name] == []
+
+
+def test_explore_refuses_before_it_computes(main, tmp_path):
+    """A run without results and a page that is no .html are named at once."""
+    code, _, said = main("explore", tmp_path, "--output", tmp_path / "page.html")
+    assert code == 2
+    assert re.search(r"has no results\.json; finish it with `infalign run`", said)
+    assert main("explore", "--output", tmp_path / "page.txt")[0] == 2
