@@ -1,28 +1,47 @@
 # make demo: the whole job on the embedded default.  make test: all tests.
 PYTHON ?= python3
-# The CPU or CUDA build that your package index gives for this version. Another build, for example for your GPU:
+# All but torch is in lock.txt, with the hashes of what may be installed. Of torch it is the CPU or CUDA build that your
+# package index gives for this version. Another build, for example for your GPU:
 #   make demo TORCH="torch==2.13.0 --index-url <the index that PyTorch's install page names for your driver>"
 TORCH ?= torch==2.13.0
+OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+    nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+    nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: env demo test test-slow test-faults test-frameworks dist lint format clean
+.PHONY: env lock demo test test-slow test-faults test-frameworks fuzz dist lint format clean
 
 env: .venv/.complete
 
-.venv/.complete: pyproject.toml constraints.txt
+.venv/.complete: pyproject.toml lock.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infalign needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement lock.txt
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@
+
+# lock.txt from pyproject.toml and constraints.txt, for every platform: versions, and the hashes of all their files.
+lock: .venv-lock/bin/uv
+	.venv-lock/bin/uv pip compile pyproject.toml --all-extras --group dev --constraint constraints.txt --universal \
+	    --python-version 3.11 --generate-hashes --no-annotate --quiet --custom-compile-command "make lock" \
+	    $(patsubst %,--no-emit-package %,$(OF_TORCH)) --output-file lock.txt
+
+.venv-lock/bin/uv:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv
 
 demo: env
 	$(BIN)/infalign run demo
 
 test: env lint
 	$(BIN)/pytest -n 2 --durations=15
+
+# New inputs for every reader of user input, for about ten minutes.
+fuzz: env
+	FUZZ_MINUTES=10 $(BIN)/pytest -m fuzz tests/test_fuzz.py
 
 test-slow: env
 	$(BIN)/pytest -m slow
@@ -36,11 +55,11 @@ test-faults: env
 test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/pytest -m frameworks tests/integrations
 
-.venv-frameworks/.complete: pyproject.toml constraints.txt tests/integrations/frameworks.txt
+.venv-frameworks/.complete: pyproject.toml constraints.txt lock.txt tests/integrations/frameworks.txt
 	$(PYTHON) -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-frameworks/bin/python -m pip install --quiet --no-deps --require-hashes --requirement lock.txt
 	.venv-frameworks/bin/python -m pip install --quiet $(TORCH)
-	.venv-frameworks/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	.venv-frameworks/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	.venv-frameworks/bin/python -m pip install --quiet --constraint constraints.txt -r tests/integrations/frameworks.txt
 	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
 	touch $@
@@ -64,4 +83,4 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks .venv-dist dist runs
+	rm -rf .venv .venv-frameworks .venv-dist .venv-lock dist runs

@@ -2,6 +2,8 @@
 
 import os
 
+WHERE = ("MASTER_ADDR", "MASTER_PORT")  # the processes meet
+
 
 def is_first() -> bool:
     """Return whether this is the first process, which alone writes, or the only one."""
@@ -14,9 +16,12 @@ def processes() -> int:
 
 
 def _rank_and_size() -> tuple[int, int]:
-    """Return RANK and WORLD_SIZE; (0, 1) unless RANK is one of WORLD_SIZE: clusters set them one by one too."""
+    """Return RANK and WORLD_SIZE; (0, 1) unless RANK is one of WORLD_SIZE processes that have a place to meet.
+
+    Clusters set some of these variables for every process, also for one that is alone.
+    """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         return 0, 1
-    return (rank, size) if 0 <= rank < size else (0, 1)
+    return (rank, size) if 0 <= rank < size and all(map(os.environ.get, WHERE)) else (0, 1)

@@ -33,7 +33,9 @@ AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered r
 CONNECT_SECONDS = 10.0
 FOR_SECONDS = "infalign.retry_seconds"  # of a request's extensions: how long it is repeated
 LONGEST_WAIT = 30.0  # seconds between two requests, whatever the server asks for
-SECRET = re.compile(r"key|token|secret|passw|pwd|auth|credential|signature|^sig$", re.IGNORECASE)
+SECRET = re.compile(
+    r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
+)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOGGER = logging.getLogger(__name__)
 _HOOKS = threading.Lock()
@@ -244,6 +246,15 @@ class _Abandoning(ThreadPoolExecutor):
 
         threading.Thread(target=work, daemon=True).start()
         return future
+
+
+def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """Return what ``ask`` returns, or raise TimeoutError and leave it to itself: no name resolution can be ended."""
+    try:
+        found: Answer = _Abandoning().submit(ask).result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"no connection within {seconds:g} s; does the name resolve?") from error
+    return found
 
 
 def _abandon_names() -> None:

@@ -13,7 +13,7 @@ from faults.storage import KILLED, death, everywhere, refused, undo
 from infalign.runs import pipeline
 from infalign.runs.ownership import MARKER, write_recipe
 from infalign.runs.reading import load_recipe
-from infalign.storage import remove
+from infalign.storage import read_record, remove, write_record
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -163,7 +163,11 @@ for name, unit in {
 
 def beside(lab: Lab, name: str, change: str) -> Seen:
     """A file of the user beside what a unit made, which a change of the recipe makes stale, is not removed with it."""
-    root = lab.copy()
+    return beside_in(lab.copy(), name, change)
+
+
+def beside_in(root: Path, name: str, change: str = "policies.aware.kl_budget=0.7") -> Seen:
+    """A file of the user in a run directory is not removed with what a change of the recipe makes stale."""
     (root / name).write_text("mine")
     before = content(root)
     said = refused(lambda: again(root, change, until="train"))
@@ -249,3 +253,103 @@ fault("the user adds a comment to the recipe in the run directory and runs it", 
 fault("the user changes the recipe in the run directory and runs it", brief=True)(
     lambda lab: own_recipe(lab, "RECORDED\n")
 )
+
+
+@fault("the user keeps a hidden folder in a model that is to be trained again", brief=True)
+def hidden_in_model(lab: Lab) -> Seen:
+    """Its files are the user's; what a desktop leaves is not, and goes with the model."""
+    root = lab.copy()
+    (root / "models" / "aware" / ".DS_Store").write_text("")
+    (root / "models" / "aware" / ".git").mkdir()
+    seen = beside_in(root, "models/aware/.git/HEAD")
+    shutil.rmtree(root / "models" / "aware" / ".git")
+    assert again(root, "policies.aware.kl_budget=0.7", until="train") == ["train-aware"]
+    return seen
+
+
+@fault("the user links a folder of data into a model that is to be trained again", brief=True)
+def linked_folder(lab: Lab) -> Seen:
+    """The link is named, and what it leads to stays."""
+    root, data = lab.copy(), lab.folder / "data"
+    data.mkdir()
+    (data / "rows.jsonl").write_text("mine")
+    (root / "models" / "aware" / "data").symlink_to(data)
+    said = refused(lambda: again(root, "policies.aware.kl_budget=0.7", until="train"))
+    assert (data / "rows.jsonl").read_text() == "mine"
+    return Seen(said.exit_code, str(said))
+
+
+@fault("the user's link stands where rollouts will be drawn", brief=True)
+def linked_rollouts(lab: Lab) -> Seen:
+    """A link to nowhere too is somebody's."""
+    root = lab.copy()
+    undo(root, "rollout-0")
+    remove(root / "rollouts" / "part-0")
+    (root / "rollouts" / "part-0").symlink_to(lab.folder / "large-disk")
+    said = refused(lambda: again(root, until="calibrate"))
+    assert (root / "rollouts" / "part-0").is_symlink()
+    return Seen(said.exit_code, str(said))
+
+
+@fault("the user keeps a recipe in the data folder of the run", brief=True)
+def recipe_among_data(lab: Lab) -> Seen:
+    """A recipe is no data, and it is read before its folder would be removed."""
+    root = lab.copy()
+    recipe = micro.write(root / "data" / "mine.yaml", micro.settings(root))
+    before = content(root)
+    seen = told(["run", recipe, "--set", "data.max_prompt_tokens=170"], 2)
+    assert content(root) == before
+    return seen
+
+
+@fault("a file of the user lies beside the records", brief=True)
+def beside_records(lab: Lab) -> Seen:
+    """Nothing there is removed that no unit wrote, whatever is done again."""
+    root = lab.copy()
+    (root / "stages" / "notes.txt").write_text("mine")
+    assert "train-aware" in again(root, "policies.aware.kl_budget=0.7", until="train")
+    assert (root / "stages" / "notes.txt").read_text() == "mine"
+    return Seen(0, "")
+
+
+@fault("the run directory is a link to somebody's project", brief=True)
+def linked_project(lab: Lab) -> Seen:
+    """The link is followed before anything is judged."""
+    folder = project(lab.folder / "project", lab.finished)
+    (lab.folder / "run").symlink_to(folder)
+    recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(lab.folder / "run"))
+    return untouched(lab, folder, ["run", recipe])
+
+
+@fault("a figure of the user has the name of one that the report draws", brief=True)
+def figure(lab: Lab) -> Seen:
+    """It is named and stays; figures of other names stay too, and the run's own are drawn again."""
+    root = lab.copy()
+    (root / "figures" / "mine.svg").write_text("mine")
+    (root / "report.html").unlink()
+    assert again(root) == ["report"]
+    listed = root / ".figures.json"
+    own = read_record(listed)["files"]
+    write_record(listed, {"files": own[1:]})
+    (root / "figures" / own[0]).write_text("mine")
+    (root / "report.html").unlink()
+    said = refused(lambda: again(root))
+    assert own[0] in str(said)
+    assert [(root / "figures" / name).read_text() for name in ("mine.svg", own[0])] == ["mine", "mine"]
+    (root / "figures" / own[0]).unlink()
+    assert again(root) == ["report"]
+    return Seen(said.exit_code, str(said))
+
+
+@fault("a comparison of the user lies in the folder of comparisons", brief=True)
+def comparison(lab: Lab) -> Seen:
+    """It is named and stays."""
+    root = lab.copy()
+    (root / "compare").mkdir()
+    (root / "compare" / "comparison.csv").write_text("mine")
+    recipe = micro.write(
+        lab.folder / "recipe.yaml", micro.settings(root) | {"compute": {"device": "cpu", "threads": 1}}
+    )
+    seen = told(["compare", recipe, "--methods", "rloo", "--kl-budgets", "0.5"], 2)
+    assert (root / "compare" / "comparison.csv").read_text() == "mine"
+    return seen

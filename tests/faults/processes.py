@@ -271,6 +271,11 @@ fault("a pod of a cluster sets RANK=1 and nothing else")(partial(stray, RANK="1"
 fault("RANK is no number")(partial(stray, RANK="abc", WORLD_SIZE="2"))
 fault("RANK is not below WORLD_SIZE")(partial(stray, RANK="2", WORLD_SIZE="2"))
 fault("WORLD_SIZE is set and RANK is not")(partial(stray, WORLD_SIZE="8"))
+fault("RANK=1 and WORLD_SIZE=2 are set, and no place where processes meet")(partial(stray, RANK="1", WORLD_SIZE="2"))
+fault("RANK is negative")(partial(stray, RANK="-1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"))
+fault("a batch system numbers the run's process SLURM_PROCID=3 of 4, and its local rank 3")(
+    partial(stray, SLURM_PROCID="3", SLURM_NTASKS="4", LOCAL_RANK="3", LOCAL_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="3")
+)
 
 
 @fault("the lock of a process that was killed", brief=True)

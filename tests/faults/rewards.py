@@ -312,11 +312,28 @@ for what, body in {
     "a set": "return {float(i) for i in range(len(responses))}",
     "whole numbers that no float tells apart": "return [2**53 + i for i in range(len(responses))]",
     "a generator": "return (float(len(r)) for r in responses)",
+    "complex numbers": "return [complex(len(r), 0) for r in responses]",
+    "fractions": "from fractions import Fraction; return [Fraction(len(r), 3) for r in responses]",
+    "truth values of NumPy": "import numpy; return numpy.array([len(r) > 9 for r in responses])",
+    "a column of numbers for a row of them": "import numpy; return numpy.zeros((len(responses), 1))",
+    "an array in which a number is masked": "import numpy; "
+    "return numpy.ma.masked_array([0.0] * len(responses), mask=[True] + [False] * (len(responses) - 1))",
+    "numbers of half precision, one of them infinite": "import numpy; "
+    "return numpy.array([7e4] + [1.0] * (len(responses) - 1)).astype('float16')",
+    "one number for all": "return 1.0",
+    "nothing": "return None",
     "text of the right length": "return '1' * len(responses)",
 }.items():
     fault(f"a reward function returns {what}", brief=True)(
-        partial(wrong_function, body=body, name="returns_" + what.replace(" ", "_"))
+        partial(wrong_function, body=body, name="returns_" + re.sub(r"\W", "_", what))
     )
+for what, body in {
+    "raises StopIteration": "next(iter([]))",
+    "raises GeneratorExit": "raise GeneratorExit",
+    "calls itself for ever": "return reward(prompts, responses)",
+    "raises an exception that cannot be printed": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
+}.items():
+    fault(f"a reward function {what}", brief=True)(partial(wrong_function, body=body, name=what.replace(" ", "_")))
 fault("a reward function calls sys.exit(0)", brief=True)(partial(wrong_function, body="sys.exit(0)", name="leaves"))
 
 

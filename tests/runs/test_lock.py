@@ -84,8 +84,8 @@ def test_of_a_distributed_run_only_the_first_process_takes_the_lock(
     tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others work in a directory that is held, and leave the holder's name alone."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with held(tmp_path / "run"):
         found = holder(tmp_path / "run")
         assert found is not None
@@ -98,6 +98,7 @@ def test_of_a_distributed_run_only_the_first_process_takes_the_lock(
         *({"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "1"}, {"RANK": "2", "WORLD_SIZE": "2"}),
         *({"RANK": "abc", "WORLD_SIZE": "2"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "-1", "WORLD_SIZE": "2"}),
         *({"RANK": "1", "WORLD_SIZE": "2.0"}, {"RANK": "1", "WORLD_SIZE": "-2"}),
+        *({"RANK": "1", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "1"}),
     ],
 )
 def test_stray_variables_of_a_cluster_make_no_distributed_run(

@@ -1,8 +1,10 @@
 """Read rows from the Hugging Face hub, or from a local folder in its layout."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from infalign.data.parquet import check_harmless
 from infalign.errors import ConfigError, DataError
 
 
@@ -20,6 +22,8 @@ def hub_rows(
     except ImportError as error:
         raise ConfigError("reading from the hub needs the library datasets; pip install 'infalign[train]'") from error
 
+    for file in sorted(Path(name).rglob("*.parquet")) if Path(name).is_dir() else ():
+        check_harmless(file)
     source = f"{name}/{data_dir}[{split}]" if data_dir else f"{name}[{split}]"
     try:
         rows = datasets.load_dataset(name, data_dir=data_dir, split=split, revision=revision)

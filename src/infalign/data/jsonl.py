@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from infalign.data.examples import kind_of
-from infalign.data.lines import check_once, lines
+from infalign.data.expansion import check_expansion
+from infalign.data.lines import lines, object_once
 from infalign.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -17,17 +18,13 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the object of each line that is not blank."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for where, line in lines(file, path):
+            check_expansion(path, file.tell())
             if not line.strip():
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_object)
+                row = json.loads(line, object_pairs_hook=object_once)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error}); correct the line") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: the line is {kind_of(row)}, not an object with columns; correct the line")
             yield where, row
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    check_once([key for key, _ in pairs])
-    return dict(pairs)

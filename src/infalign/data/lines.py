@@ -4,17 +4,23 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 from infalign.errors import DataError
 
 LONGEST_LINE = 2**26  # bytes
+MOST_BLANK = 1_000_000  # blank lines, where others are less than a tenth of them
 
 
 def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
     """Yield each line of a binary file with its place, as text."""
-    # A binary file splits at \n only; a decompression bomb may have no \n at all.
+    # A binary file splits at \n only; a decompression bomb may have no \n at all, or nothing else.
+    blank = 0
     for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), 1):
         where = f"{path} line {number}"
+        blank += line.isspace()
+        if blank > MOST_BLANK and blank > 0.9 * number:
+            raise DataError(f"{where}: {blank:,} lines up to here are blank; remove blank lines from the file")
         if len(line) > LONGEST_LINE:
             raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes; split the file into lines, or the line")
         try:
@@ -29,3 +35,9 @@ def check_once(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice!r} occurs twice")
+
+
+def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, as an ``object_pairs_hook``. Raises ValueError for a duplicate name."""
+    check_once([key for key, _ in pairs])
+    return dict(pairs)

@@ -30,6 +30,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, is_extreme, of_best
 from infalign.method.transforms import Identity, Log
 from infalign.runs import pipeline
+from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout, records
 from infalign.runs.recipe import Recipe
@@ -86,7 +87,8 @@ def compare_methods(
         _train_and_evaluate(compared, console)
     results = measured_comparison(compared)
     folder = Path(recipe.run_dir) / "compare"
-    folder.mkdir(exist_ok=True)
+    pictures = (f"win-rate-by-kl-{judge}{ending}" for judge in results["judges"] for ending in (".svg", ".png"))
+    claim(folder, ("comparison.json", "comparison.csv", "comparison.md", *pictures))
     write_text(folder / "comparison.json", json.dumps(results, indent=1))
     write_text(folder / "comparison.csv", as_csv(results))
     write_text(folder / "comparison.md", "\n".join(sheet.markdown() for sheet in sheets(results)))

@@ -18,6 +18,7 @@ TEMPLATES = {
     "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\\n\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
 }
+PANIC = "PanicException"  # of tokenizers, on a text that a regular expression cannot decide; nothing exports its class
 AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 
 
@@ -31,7 +32,9 @@ def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_gen
         rendered = tokenizer.apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, return_dict=True, **AS_TEXT
         )
-    except Exception as error:  # a template is a program: it can fail in any way, but it cannot leave jinja's sandbox
+    except BaseException as error:  # a template is a program: it fails in any way, but does not leave jinja's sandbox
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         raise DataError(
             f"prompt {prompt_id(conversation)}: the chat template of {tokenizer.name_or_path} cannot render the "
             f"conversation ({type(error).__name__}: {error}); drop the prompt or change the template"
@@ -200,5 +203,7 @@ def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
     digest = blake2b(digest_size=16)
     for path in sorted(Path(model).iterdir()):
         if path.suffix in MODEL_FILES:
+            if not path.is_file():  # a named pipe would be read for ever
+                raise ConfigError(f"{path} is no file; fetch the model again")
             digest.update(path.name.encode() + bytes.fromhex(of_file(path)))
     return digest.hexdigest()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from infalign.data.examples import Message, prompt_id
+from infalign.data.lines import object_once
 from infalign.errors import ConfigError, DataError, PartialError
 from infalign.http import Post, Servers, api_key, may_pass, quoted
 from infalign.rewards.base import Batch, checked_rewards
@@ -112,7 +113,7 @@ class RemoteReward:
             ) from error
         name = f"{answer.url} {batch}"
         try:
-            rewards = spoken.rewards(json.loads(answer.content))
+            rewards = spoken.rewards(json.loads(answer.content, object_pairs_hook=object_once))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DataError(
                 f"reward {name}: the answer is no {spoken.answers}, it begins {quoted(answer.text, key)!r}"

@@ -11,7 +11,7 @@ from infalign.runs.layout import Layout
 from infalign.runs.reading import YAML_ERRORS, dump_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.units import Unit
-from infalign.storage import read_record, write_text
+from infalign.storage import is_temporary, read_record, write_text
 
 MARKER = ".infalign"
 MARKED = "The directory of a run of infalign, which replaces and removes what it made here.\n"
@@ -84,6 +84,11 @@ def _visible(paths: Iterable[Path]) -> Iterator[Path]:
     return (path for path in paths if not path.name.startswith("."))
 
 
+def _somebodys(path: Path) -> bool:
+    """Return whether a file is not one that a killed process, a desktop or a network file system left."""
+    return not (is_temporary(path) or path.name == ".DS_Store" or path.name.startswith(".nfs"))
+
+
 def _is_record(path: Path) -> bool:
     try:
         return "stage" in read_record(path)
@@ -114,7 +119,7 @@ def _strangers(unit: Unit, layout: Layout) -> Iterator[Path]:
 
 def _files(place: Path) -> list[Path]:
     found = place.rglob("*") if place.is_dir() else [place]
-    return sorted(path for path in _visible(found) if path.is_file() or path.is_symlink())
+    return sorted(path for path in found if (path.is_file() or path.is_symlink()) and _somebodys(path))
 
 
 def _is_recorded(path: Path) -> bool:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from infalign.distributed import is_first, processes
 from infalign.errors import ConfigError
-from infalign.models.gguf import converted, is_gguf
+from infalign.models.gguf import converted, folder_of, is_gguf
+from infalign.models.rehearsal import check_harmless
 from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import STAGES
 from infalign.runs.findings import check_worth, findings, sentences
@@ -63,6 +64,8 @@ def opened(recipe: Recipe) -> Iterator[Run]:
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         for model in filter(is_gguf, recipe.named_models.values()):
+            if not folder_of(model, digests).is_dir():
+                check_harmless(model)
             converted(model)
         if is_first():
             digests.save()
@@ -89,6 +92,8 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if todo:
         run.recipe.compute.check()
+        for model in set(run.recipe.named_models.values()):
+            check_harmless(model)
     for warning in (warning for name in todo for warning in by_name[name].warnings()):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
     key_of, said = keys(wanted), set[str]()

@@ -4,6 +4,7 @@ import json
 import math
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,10 +16,11 @@ from rich.table import Table
 from infalign.data.sources import Source, read_examples
 from infalign.display import heading, plain_table, say
 from infalign.errors import ConfigError
-from infalign.http import api_key
+from infalign.http import api_key, within
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import load_tokenizer
+from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
@@ -96,7 +98,7 @@ def _check_servers(urls: Sequence[str], variable: str | None, console: Console) 
         parts = urlsplit(url)
         address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
         try:
-            socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+            within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
         except OSError as error:
             say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
 
@@ -113,6 +115,7 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
         if is_gguf(path):
             yield f"{name}.model: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
+            check_harmless(path)
             load_tokenizer(path, template=recipe.policy.chat_template if name == "policy" else None)
             if name == "policy":
                 _check_context(recipe, Path(path))

@@ -15,6 +15,7 @@ from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
 from infalign.method.procedures import is_extreme
 from infalign.runs.calibrated import policy_betas, reference_rewards
+from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.findings import findings, sentences
 from infalign.runs.layout import Layout, records
@@ -59,6 +60,8 @@ def write(recipe: Recipe, layout: Layout) -> None:
     }
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
+        names = [picture.name for found in pictures.values() for picture in found]
+        claim(root / "figures", (f"{name}{ending}" for name in names for ending in (".svg", ".png")))
         figures = {
             section: [
                 save_picture(p, root / "figures") | {"png": embedded(root / "figures" / f"{p.name}.png", "image/png")}

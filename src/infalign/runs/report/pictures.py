@@ -308,7 +308,6 @@ def save_picture(picture: Picture, folder: Path) -> Numbers:
     """Write the figure as SVG and PNG; return the template's values, with the SVG stripped for embedding in HTML."""
     from markupsafe import Markup
 
-    folder.mkdir(exist_ok=True)
     path = folder / f"{picture.name}.svg"
     save(picture.figure, path, salt=picture.name)
     save(picture.figure, path.with_suffix(".png"), stamped=True)

@@ -11,6 +11,7 @@ from infalign.distributed import is_first
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served, rewinds
 from infalign.models.pretrained import TRANSFORMATION, guided_by, load_policy, load_tokenizer
+from infalign.models.rehearsal import check_harmless
 from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas
@@ -158,6 +159,8 @@ def _guided(guide: Guide, material: Material, reference: Any, tokenizer: Any) ->
     if guide.lora is not None:
         return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
     of_run = dict(zip(TRUNKS, (material.reference, material.provenance.reward.model), strict=True))
+    if guide.trunk not in of_run:
+        check_harmless(guide.trunk)
     return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
 
 

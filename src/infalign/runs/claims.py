@@ -1,0 +1,24 @@
+"""Folders of a run directory that no unit's record lists, such as figures: what of them is the run's own."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from infalign.errors import ConfigError
+from infalign.storage import read_record, write_record
+
+
+def claim(folder: Path, names: Iterable[str]) -> None:
+    """Make a folder, if it is absent, and list the files that are to be written to it as the run's own, beside it.
+
+    Raises ConfigError if one of them is there and was never listed: somebody else made it.
+    """
+    wanted, listed = set(names), folder.with_name(f".{folder.name}.json")
+    made = set(read_record(listed)["files"]) if listed.is_file() else set[str]()
+    for path in sorted(folder / name for name in wanted - made):
+        if path.exists() or path.is_symlink():
+            raise ConfigError(
+                f"{path} was not made by this run, and it would be replaced; move it elsewhere, and run the same "
+                "command again"
+            )
+    folder.mkdir(exist_ok=True)
+    write_record(listed, {"files": sorted(made | wanted)})
