@@ -52,9 +52,8 @@ def checked_url(url: str) -> str:
         raise ValueError("a URL with a user or a password would be written into the run directory; use api_key_env")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("a URL starts with http:// or https:// and a host")
-    if secret := next(
-        (name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRET.search(name)), None
-    ):
+    given = "&".join((parts.query, parts.fragment)).replace(";", "&")
+    if secret := next((name for name, _ in parse_qsl(given, keep_blank_values=True) if SECRET.search(name)), None):
         raise ValueError(f"a URL with {secret}=… would be written into the run directory; use api_key_env")
     return url
 

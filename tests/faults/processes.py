@@ -13,9 +13,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import micro
+import psutil
 import torch
 from rich.console import Console
 
@@ -29,6 +31,7 @@ from infalign.runs.ownership import MARKER
 from infalign.runs.reading import load_recipe
 from infalign.runs.status import status
 from infalign.runs.workers import Task, run_tasks
+from infalign.storage import remove
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most
@@ -38,8 +41,15 @@ SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die a
 def command(root: Path, name: str = "run") -> Iterator[subprocess.Popen[str]]:
     """Start ``infalign run``, or up to a stage, in a run directory; it and its workers are gone in the end."""
     path = micro.write(root.parent / "recipe.yaml", micro.settings(root))
+    with started([micro.COMMAND, name, path]) as run:
+        yield run
+
+
+@contextmanager
+def started(words: list[Any]) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; it and its workers are gone in the end."""
     run = subprocess.Popen(
-        [micro.COMMAND, name, path],
+        words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -345,7 +355,7 @@ def closed_stdout(lab: Lab) -> Seen:
         run.stdout.close()
         assert run.stderr is not None
         said = run.stderr.read()
-        code = run.wait(timeout=60)
+        code = run.wait(timeout=600)
     assert code == 141
     finishes(root, lab)
     return Seen(code, said.removeprefix("infalign: "))
@@ -360,7 +370,7 @@ def closed_json(lab: Lab) -> Seen:
     assert run.stderr is not None
     run.stdout.close()
     said = run.stderr.read()
-    return Seen(run.wait(timeout=60), said.removeprefix("infalign: "))
+    return Seen(run.wait(timeout=600), said.removeprefix("infalign: "))
 
 
 # The loop
@@ -378,9 +388,12 @@ def at_work(root: Path, run: subprocess.Popen[str], since: float) -> bool:
     return False
 
 
-@fault("SIGKILL of the run and all its workers, again and again")
+@fault("SIGKILL of a run with two worker processes and on-policy training, again and again")
 def kill_loop(lab: Lab) -> Seen:
     """Each time at most a unit or two get done; the end is that of an undisturbed run, bit for bit."""
+    recipe = micro.settings(lab.folder / "run")
+    assert recipe["compute"]["processes"] == 2
+    assert recipe["policies"]["online"]["solver"] == "rloo"
     root, draw = lab.folder / "run", random.Random(SEED)
     took = {name: record["seconds"] for name, record in records(lab.finished).items()}
     hit: set[str] = set()
@@ -404,3 +417,45 @@ def kill_loop(lab: Lab) -> Seen:
     stage = {name: record["stage"] for name, record in records(root).items()}
     stages_hit = [name for name in STAGES if name in {stage[unit] for unit in hit}]
     return Seen(KILLED, f"{kills} kills, of units of {', '.join(stages_hit)}")
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "infalign", "train"]
+
+
+@fault("SIGKILL of an on-policy training by two processes under torchrun, again and again")
+def distributed_kill_loop(lab: Lab) -> Seen:
+    """Whenever both die, the next two go on from a checkpoint or start anew, and end with the same policy."""
+    draw = random.Random(SEED)
+    fit = micro.FIT | {"batch_size": 8}
+    changes = {
+        "compute": {"device": "cpu", "threads": 1},
+        "policies": {"online": {"kl_budget": 0.5, "solver": "rloo", "generations": 4, "fit": fit}},
+    }
+
+    def train(root: Path, most: int) -> int:
+        """Train with at most so many kills, each a while after the training began or was continued."""
+        path, kills = micro.write(root.with_suffix(".yaml"), micro.settings(root) | changes), 0
+        while True:
+            since = time.time()
+            with started([*TORCHRUN, path]) as run:
+                if kills < most and at_work(root, run, since):
+                    time.sleep(draw.uniform(0.0, 4.0))
+                    if run.poll() is None:
+                        for process in (*psutil.Process(run.pid).children(recursive=True), run):
+                            process.kill()  # torchrun's workers are in sessions of their own
+                        kills += 1
+                        continue
+                out, said = run.communicate()
+                assert run.returncode == 0, out + said
+                return kills
+
+    weights = []
+    for name, most in (("undisturbed", 0), ("run", 3)):
+        root = lab.copy(name)
+        undo(root, *TRAINING)
+        remove(root / "models" / "online")
+        kills = train(root, most)
+        weights.append((root / "models" / "online" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert kills
+    return Seen(KILLED, f"{kills} kills")

@@ -1,9 +1,11 @@
 """`infalign serve-reward`: a real server on 127.0.0.1 that trainers ask."""
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,10 @@ import numpy as np
 import pytest
 
 from infalign.data.examples import prompt_id
+from infalign.integrations.server import Batches
 from infalign.method.calibration import calibrate
+from infalign.method.reward import CalibratedReward
+from infalign.method.transforms import Exponential
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.reading import dump_recipe
@@ -52,17 +57,20 @@ def serving(source: Path | str, *words: str, **environment: str) -> Iterator[str
     process = subprocess.Popen([*map(str, command)], env=os.environ | environment)
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
+        while not _answers(url):
             assert process.poll() is None
-            try:
-                httpx2.get(f"{url}/health")
-                break
-            except httpx2.TransportError:
-                time.sleep(0.25)
+            time.sleep(0.25)
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health").is_success
+    except httpx2.TransportError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +158,34 @@ def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
     assert spent["infalign_failed_total"] == 10
 
 
-def test_what_waits_is_scored_together(tmp_path: Path) -> None:
-    """While a slow reward works on the first request, the other 31 become its next batch, or next few."""
-    source = "import time\n\ndef reward(prompts, responses):\n    time.sleep(1)\n    return [1.0] * len(responses)\n"
-    (tmp_path / "sluggish.py").write_text(source)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    with serving("sluggish:reward", PYTHONPATH=path) as url, ThreadPoolExecutor(32) as threads:
-        row = {"response": "No.", "label": LABEL}
-        answers = threads.map(lambda _: httpx2.post(f"{url}/get_reward", json=row, timeout=60.0), range(32))
-        assert [answer.json()["reward"] for answer in answers] == [1.0] * 32
-        assert counts(url)["infalign_batches_total"] <= 8
+def test_what_waits_is_scored_together() -> None:
+    """While a reward works on the first request, the other 31 become its next batch."""
+    asked, go = threading.Event(), threading.Event()
+
+    def sluggish(prompts: list[Any], responses: list[str]) -> list[float]:
+        asked.set()
+        go.wait()
+        return [1.0] * len(responses)
+
+    async def met() -> Batches:
+        batches = Batches(CalibratedReward(sluggish, Exponential(10.0)))
+        work = asyncio.create_task(batches.work())
+        row = (PROMPT, "No.", REFERENCES)
+        scores = [asyncio.create_task(batches.score([row]))]
+        await asyncio.to_thread(asked.wait)
+        scores += [asyncio.create_task(batches.score([row])) for _ in range(31)]
+        await asyncio.sleep(0)  # so that all of them wait
+        go.set()
+        assert [one.reward for (one,) in await asyncio.gather(*scores)] == [1.0] * 32
+        work.cancel()
+        return batches
+
+    assert asyncio.run(met()).counts["batches"] == 2
+
+
+def test_a_query_needs_the_tokenizer_of_the_policy() -> None:
+    """A server that was started without one says what to set."""
+    with serving("infalign.world:gold") as url:
         queries = {"query": ["b a"], "prompts": ["b"], "labels": [LABEL]}
         assert "INFALIGN_TOKENIZER" in httpx2.post(f"{url}/get_reward", json=queries).json()["error"]
 

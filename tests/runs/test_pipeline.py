@@ -265,7 +265,7 @@ def test_a_run_killed_during_rollouts_ends_as_an_undisturbed_one(root: Path, tmp
         assert run.poll() is None, run.communicate()
         time.sleep(0.005)
     run.send_signal(signal.SIGKILL)
-    run.communicate(timeout=30)  # returns when the workers are gone too
+    run.communicate()  # returns when the workers are gone too
     assert len(rollouts(root)) < 68 * 300
     again(root, *changes, until="rollout")
     assert rollouts(root) == rollouts(undisturbed)

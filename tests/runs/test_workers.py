@@ -22,6 +22,14 @@ def give(value: Any, *, on_progress: OnProgress) -> Any:
     return value
 
 
+def meet(folder: Path, name: str, other: str, *, on_progress: OnProgress) -> tuple[float, float]:
+    """Wait for another job, and return when this job began and ended."""
+    begun, _ = stamp(folder, name, 0.0, on_progress=on_progress)
+    while not (folder / other).exists():
+        time.sleep(0.01)
+    return begun, time.monotonic()
+
+
 def stamp(folder: Path, name: str, seconds: float, *, on_progress: OnProgress) -> tuple[float, float]:
     """Return when this job began and ended."""
     begun = time.monotonic()
@@ -85,8 +93,8 @@ def test_a_job_starts_when_what_it_needs_is_done_and_workers_are_used_again(tmp_
     """Of a diamond the two sides overlap, the ends do not, and two processes do it all."""
     diamond = [
         job("end", stamp, tmp_path, "end", 0.0, needs=("left", "right", "done long ago")),
-        job("left", stamp, tmp_path, "left", 0.5, needs=("start",)),
-        job("right", stamp, tmp_path, "right", 0.5, needs=("start",)),
+        job("left", meet, tmp_path, "left", "right", needs=("start",)),
+        job("right", meet, tmp_path, "right", "left", needs=("start",)),
         job("start", stamp, tmp_path, "start", 0.0),
     ]
     times = run(diamond, 2)
@@ -183,9 +191,10 @@ def fail_after(file: Path, *, on_progress: OnProgress) -> None:
 
 
 def test_a_worker_is_stopped_while_a_library_catches_everything(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fingerprint of a data set swallows every exception; the worker ends all the same, and nothing is said."""
+    monkeypatch.setattr("infalign.runs.workers.STOP_WITHIN", 600.0)
     work = [job("map", map_rows, tmp_path), job("fail", fail_after, tmp_path / "hashing")]
     with pytest.raises(ConfigError, match="over"):
         run(work, 2, Console(file=io.StringIO()))
@@ -197,6 +206,7 @@ def test_a_worker_is_stopped_while_a_library_catches_everything(
 def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain line says how much is done, and no line comes before its time."""
     console = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr("infalign.progress.LINE_EVERY", float("inf"))
     assert run([job("quick", count, 5)], 1, console) == {"quick": 5}
     assert console.file.getvalue() == ""
     monkeypatch.setattr("infalign.progress.LINE_EVERY", 0.0)

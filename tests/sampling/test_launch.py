@@ -50,10 +50,8 @@ def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
         assert httpx2.get(f"{url}/v1/models").json() == ["--model", "some/model", "--options", '{"a": {}}']
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert not any(map(ended, pids))
-    deadline = time.monotonic() + 5
-    while not all(map(ended, pids)) and time.monotonic() < deadline:
+    while not all(map(ended, pids)):
         time.sleep(0.05)
-    assert all(map(ended, pids))
 
 
 def test_without_a_command_the_running_server_is_used() -> None:

@@ -32,7 +32,11 @@ from infalign.settings import Count
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
 TOKEN_BYTES = 10_000  # of an answer for each token, at most: its id, text and log-probabilities take some hundred
-SECRET_OPTION = re.compile(r"--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b", re.IGNORECASE)
+SECRET_WORD = re.compile(  # an option, a variable that is set, a header
+    r"(?<![\w-])(--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b|\w*(key|token|secret|password)(?==)"
+    r"|((proxy-)?authorization|x-api-key)(?=:))",
+    re.IGNORECASE,
+)
 
 
 class ServerEngine:
@@ -189,10 +193,10 @@ def _root(url: str) -> str:
 
 def _starts(command: str) -> str:
     words = shlex.split(command)  # raises ValueError for an unclosed quotation
-    if secret := next((word.partition("=")[0] for word in words if SECRET_OPTION.match(word)), None):
+    if secret := next(filter(None, map(SECRET_WORD.search, words)), None):
         raise ValueError(
-            f"a command with {secret} would be written into the run directory; set the variable that the server reads, "
-            "such as VLLM_API_KEY, and api_key_env"
+            f"a command with {secret[0]} would be written into the run directory; set the variable that the server "
+            "reads, such as VLLM_API_KEY, and api_key_env"
         )
     return command
 
