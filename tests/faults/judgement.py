@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from faults.registry import Lab, Seen, again, fault, printed, tables
-from faults.rewards import told
+from faults.rewards import module, told
 from infalign.runs.findings import sentences
 from infalign.runs.status import recorded_recipe, status
 
@@ -45,6 +45,38 @@ for what, (change, until, unit, words) in {
     "a training of one step": ("policies.aware.fit.batch_size=1000", "train", "train-aware", "1 optimiser step"),
     "a reward model learns nothing": ("reward.fit.learning_rate=1e-9", "reward-model", "reward", "than a coin"),
     "fine-tuning makes the loss larger": ("policy.fit.learning_rate=10", "sft", "sft", "the loss rose"),
+    "the judge learns nothing": ("judge.fit.learning_rate=1e-9", "reward-model", "judge", "than a coin"),
+    "fine-tuning has one step": ("policy.fit.batch_size=1000", "sft", "sft", "1 optimiser step"),
     "most prompts are too long": ("data.max_prompt_tokens=36", "data", "data", "too long"),
 }.items():
     fault(what)(partial(finds, change=change, until=until, unit=unit, words=words))
+
+
+def scored_by(lab: Lab, body: str, name: str, words: str) -> Seen:
+    """A run whose reward is a function says below the calibration what speaks against its ranks, and goes on."""
+    with module(lab, f"def reward(prompts, responses):\n    {body}\n", name):
+        lines = printed(lab.copy(), f"reward={{function: '{name}:reward'}}", until="calibrate")
+    below = next(i for i, line in enumerate(lines) if line.startswith("✓ calibrate ")) + 1
+    found = next(line for line in lines[below:] if words in line)
+    assert found.startswith("! calibrate: ")
+    return Seen(0, found)
+
+
+fault("most prompts teach nothing, as their responses have one reward", brief=True)(
+    partial(
+        scored_by,
+        body="return [len(r) * (len(p[-1]['content']) % 4 == 0) for p, r in zip(prompts, responses)]",
+        name="often_constant",
+        words="prompts teach nothing",
+    )
+)
+
+
+@fault("a policy spends many times its KL budget")
+def overspent(lab: Lab) -> Seen:
+    """It says how much, and what to lower."""
+    changes = ("policies.aware.fit.learning_rate=0.1", "policies.aware.fit.epochs=20", "policies.aware.kl_budget=0.01")
+    lines = printed(lab.copy(), *changes, until="evaluate")
+    found = next(line for line in lines if line.startswith("! evaluate-aware") and "the KL is" in line)
+    assert "lower its fit.learning_rate" in found
+    return Seen(0, found)
