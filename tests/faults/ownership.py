@@ -321,7 +321,7 @@ def linked_project(lab: Lab) -> Seen:
     return untouched(lab, folder, ["run", recipe])
 
 
-@fault("a figure of the user has the name of one that the report draws", brief=True)
+@fault("a figure of the user has the name of one that the report draws")
 def figure(lab: Lab) -> Seen:
     """It is named and stays; figures of other names stay too, and the run's own are drawn again."""
     root = lab.copy()
