@@ -58,10 +58,12 @@ def rehearse(work: Callable[[str], Iterator[str]], path: str | Path) -> None:
         raise BombError(f"{last} asks for more than {most_bytes / 1e9:g} GB of memory; if it is to, raise {GIGABYTES}")
     if code == -signal.SIGXCPU:
         raise BombError(f"{last} asks for more than {seconds:.0f} s of processor time; if it is to, raise {SECONDS}")
-    if code < 0:
-        raise BombError(f"{last} ends the process that reads it ({signal.Signals(-code).name})")
+    kinds = {PANIC: BombError, ConfigError.exit_code: ConfigError, DataError.exit_code: DataError}
+    if code in kinds:
+        raise kinds[code](last)
     if code:
-        raise {PANIC: BombError, ConfigError.exit_code: ConfigError, DataError.exit_code: DataError}[code](last)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise BombError(f"{last} ends the process that reads it ({how})")
 
 
 def _limit(variable: str) -> float:
