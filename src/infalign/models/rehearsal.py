@@ -32,10 +32,9 @@ def check_harmless(model: str | Path) -> None:
 def load(model: str) -> Iterator[str]:
     """Do what loading a model does, but for its weights, and render conversations."""
     warnings.simplefilter("ignore")
-    place: Path | str = gguf_file(model) if is_gguf(model) else model
-    options: dict[str, Any] = {"trust_remote_code": False}
-    if is_gguf(model):
-        place, options["gguf_file"] = Path(place).parent, Path(place).name
+    file = gguf_file(model) if is_gguf(model) else None
+    place = model if file is None else str(file.parent)
+    options = {"trust_remote_code": False} | ({} if file is None else {"gguf_file": file.name})
     yield "its tokenizer"
     from transformers import AutoTokenizer
 
@@ -60,7 +59,7 @@ def load(model: str) -> Iterator[str]:
         )
 
 
-def _parameters(place: Path | str, options: dict[str, Any]) -> int:
+def _parameters(place: str, options: dict[str, Any]) -> int:
     """Return how many parameters the model has that a configuration describes; they take no memory."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
