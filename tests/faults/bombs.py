@@ -137,7 +137,7 @@ def no_number(lab: Lab) -> Seen:
 @fault("a model folder needs more than the limit, and the limit is raised", brief=True)
 def raised(lab: Lab) -> Seen:
     """The sentence names the variable, with which the same folder is taken."""
-    folder = lab.finished / "models" / "reference"
+    folder = model(lab, "reference")
     with patch.dict(os.environ, {confined.SECONDS: "1"}):
         seen = told(lambda: check_harmless(folder))
     assert confined.SECONDS in seen.said
