@@ -21,8 +21,6 @@ import pytest
 from infalign.data.examples import prompt_id
 from infalign.integrations.server import Batches
 from infalign.method.calibration import calibrate
-from infalign.method.reward import CalibratedReward
-from infalign.method.transforms import Exponential
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.reading import dump_recipe
@@ -162,21 +160,20 @@ def test_what_waits_is_scored_together() -> None:
     """While a reward works on the first request, the other 31 become its next batch."""
     asked, go = threading.Event(), threading.Event()
 
-    def sluggish(prompts: list[Any], responses: list[str]) -> list[float]:
+    def sluggish(rows: list[int]) -> list[int]:
         asked.set()
         go.wait()
-        return [1.0] * len(responses)
+        return rows
 
-    async def met() -> Batches:
-        batches = Batches(CalibratedReward(sluggish, Exponential(10.0)))
+    async def met() -> Batches[int, int]:
+        batches = Batches(sluggish)
         work = asyncio.create_task(batches.work())
-        row = (PROMPT, "No.", REFERENCES)
-        scores = [asyncio.create_task(batches.score([row]))]
+        found = [asyncio.create_task(batches.done([0]))]
         await asyncio.to_thread(asked.wait)
-        scores += [asyncio.create_task(batches.score([row])) for _ in range(31)]
+        found += [asyncio.create_task(batches.done([row])) for row in range(1, 32)]
         await asyncio.sleep(0)  # so that all of them wait
         go.set()
-        assert [one.reward for (one,) in await asyncio.gather(*scores)] == [1.0] * 32
+        assert await asyncio.gather(*found) == [[row] for row in range(32)]
         work.cancel()
         return batches
 

@@ -124,7 +124,10 @@ def main() -> None:
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        said = str(error).partition(" Available commands:")[0].rstrip(".")  # all of them, and then an empty one
+        said = str(error)
+        if not words or words[0] not in app:  # the list of all commands says nothing
+            said = said.partition(" Available commands:")[0]
+        said = said.rstrip(".")
         _fail(f"{said}{'' if said.endswith('?') else '.'} See `infalign --help`.", 2)
     except KeyboardInterrupt:
         _fail(f"interrupted; {CONTINUES}", 130)

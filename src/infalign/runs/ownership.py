@@ -106,15 +106,14 @@ def _strangers(unit: Unit, layout: Layout) -> Iterator[Path]:
     Records list what finished units made, some of them in another's folder, as a policy's card is. What an unfinished
     one left is the run's: it starts in an empty place.
     """
+    found: list[Path] = []
     if layout.record(unit.name).is_file():
-        finished = map(read_record, layout.root.glob("stages/*.json"))
-        made = {layout.root / name for record in finished for name in record["output"]}
-        for file in _files(unit.output):
-            if file not in made and not (unit.only_adds and file.match(SHARDS)):
-                yield file
+        found = [file for file in _files(unit.output) if not (unit.only_adds and file.match(SHARDS))]
     elif not layout.started(unit.name).is_file():
-        for place in _places(unit):
-            yield from _files(place)
+        found = [file for place in _places(unit) for file in _files(place)]
+    finished = map(read_record, layout.root.glob("stages/*.json"))
+    made = {layout.root / name for record in finished for name in record["output"]} if found else set()
+    return (file for file in found if file not in made)
 
 
 def _files(place: Path) -> list[Path]:
