@@ -35,7 +35,7 @@ QRPO = {"transform": "exp:10", "kl_budget": 0.5, "solver": "qrpo"}
 RLOO = {"transform": "identity", "kl_budget": 0.5, "solver": "rloo"}
 
 
-def make_recipe(root: Path, *, policies: dict, gold: bool = True) -> Recipe:
+def make_recipe(root: Path, *, policies: dict, gold: bool = True, **changes: object) -> Recipe:
     """Return a recipe for a run directory whose tables the test writes."""
     function = {"function": "infalign.world:gold"}
     return Recipe.model_validate(
@@ -50,6 +50,7 @@ def make_recipe(root: Path, *, policies: dict, gold: bool = True) -> Recipe:
             "policies": policies,
             "evaluate": {"prompts": PROMPTS, "samples": SAMPLES, "max_n": 5, "rewind": "rewind:0.85:8"},
         }
+        | changes
     )
 
 
@@ -371,6 +372,19 @@ def test_smaller_runs_have_a_report(tmp_path, policies, gold, levels):
     assert "At the same KL" not in html
     assert ("the gold" in html) == gold
     assert printed(tmp_path, 80).count("theory") == 0
+
+
+@pytest.mark.parametrize(
+    "procedure", ["standard", "2nd-best-of-4", "best-of-poisson:2", "soft-best-of-4:0.5", "0.5*best-of-2+0.5*standard"]
+)
+def test_every_procedure_has_a_report(tmp_path, procedure):
+    """Only Best- and Worst-of-N have an N to choose; the rest of the report is there for every procedure."""
+    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, judge=None, procedure=procedure)
+    finish_run(tmp_path, recipe)
+    write(recipe, Layout(tmp_path))
+    assert f"both served as {procedure}" in html_of(tmp_path)
+    assert not any("largest at N" in paragraph for paragraph in verdict(read_results(tmp_path)))
+    assert procedure in printed(tmp_path, 120) or procedure == "standard"
 
 
 def test_no_two_policies_look_alike():

@@ -15,7 +15,7 @@ from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.runs.evaluated import Evaluated
-from infalign.runs.report.words import SPOKEN, Numbers
+from infalign.runs.report.words import SPOKEN, Numbers, names_by_n
 from infalign.theory.knowledge import knowing_law, usable
 from infalign.theory.law import Law
 from infalign.training.solvers.base import Solver
@@ -148,7 +148,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     ends, others = [], list[Array]()
     for name, policy in results["policies"].items():
         wins = policy["win_rates"][judge]
-        names = {1: "standard"} | {int(p[len(kind) + 4 :]): p for p in wins if p.startswith(f"{kind}-of-")}
+        names = names_by_n(wins, kind)
         mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
         if not looks[name].own:
             others.append(mean)

@@ -1,6 +1,6 @@
 """What a run says in its first ten seconds: what to ship, what the training won, for which N it pays, what next."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from infalign.display import Estimate, amount, gain, share
@@ -124,13 +124,22 @@ def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
 
 
 def _win_rates_by_n(results: Numbers, name: str, judge: str) -> dict[int, Estimate]:
-    """Return the win rates for each N of the recipe's kind of procedure; none if that has no N."""
-    kind, of, _ = results["procedure"].rpartition("-of-")
-    if not of:
+    """Return the win rates for each N of Best- or Worst-of-N, whichever the recipe's procedure is; none for another."""
+    kind, of, n = results["procedure"].partition("-of-")
+    if not (kind in ("best", "worst") and of and n.isdecimal()):
         return {}
     wins: Mapping[str, Estimate] = results["policies"][name]["win_rates"][judge]
-    start = f"{kind}-of-"
-    return {1: wins["standard"]} | {int(p.removeprefix(start)): e for p, e in wins.items() if p.startswith(start)}
+    return {n: wins[procedure] for n, procedure in names_by_n(wins, kind).items()}
+
+
+def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
+    """Return the procedures ``kind``-of-N by N, with one plain sample as the first.
+
+    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "best-of-poisson:2"], "best")
+    {1: 'standard', 2: 'best-of-2'}
+    """
+    numbers = {procedure: procedure.removeprefix(f"{kind}-of-") for procedure in procedures}
+    return {1: "standard"} | {int(n): procedure for procedure, n in numbers.items() if n.isdecimal()}
 
 
 def _gone_from(by_n: Mapping[int, Estimate]) -> int | None:
