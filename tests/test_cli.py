@@ -135,6 +135,9 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["run"], "RECIPE requires an argument"),
         (["run", "x.yaml", "--set"], "--set requires an argument"),
         (["run", "absent.yaml"], "the recipe absent.yaml cannot be read"),
+        (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
+        (["push", "absent", "--policy", "a", "--to", "me/a"], "absent is not the directory of a run"),
+        (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not the directory of a"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_a_suggestion(main: Any, words: list[str], said: str) -> None:

@@ -130,6 +130,14 @@ def test_a_public_set_is_fetched_first(main: Any, project: Path) -> None:
     ]
 
 
+def test_any_file_name_makes_a_recipe(main: Any, project: Path) -> None:
+    """Signs of YAML and of the shell in the name of the file are quoted, in the recipe and in the commands."""
+    code, out, err = main("init", "--data", "world", "--policy", "scratch", "--out", "my: #1.yaml")
+    assert (code, err) == (0, "")
+    assert "infalign run 'my: #1.yaml'\n" in out
+    assert load_recipe("my: #1.yaml").run_dir == "runs/my: #1"
+
+
 def test_a_model_without_a_template_gets_one_and_is_tuned_first(main: Any, project: Path) -> None:
     """A base model has to learn what a conversation is."""
     tokenizer = AutoTokenizer.from_pretrained("model")

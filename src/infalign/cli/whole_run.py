@@ -30,7 +30,7 @@ up; a run in progress may be looked at.
 
 EVALUATE_EPILOGUE = """\
 Examples:
-  infalign evaluate recipes/demo.yaml
+  infalign evaluate demo
   infalign evaluate runs/demo --policy ~/models/dpo
   infalign evaluate runs/demo --policy org/name
 

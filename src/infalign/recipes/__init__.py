@@ -36,6 +36,12 @@ def find(recipe: str | Path) -> Path:
     return path if path.suffix in ENDINGS or str(recipe) != path.name else named(path.name)
 
 
+def meant(path: Path) -> str:
+    """Return how to name the recipe that the name of a missing file suggests."""
+    names = [found.name for found in built_in()]
+    return f"did you mean {path.stem}?" if path.stem in names else "`infalign recipes` lists those that come along"
+
+
 def named(name: str) -> Path:
     """Return the file of a recipe that comes along. Raises ConfigError if none has that name."""
     names = [found.name for found in built_in()]

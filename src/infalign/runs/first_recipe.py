@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from textwrap import indent
 
 from infalign.data.examples import parse_example
@@ -83,7 +84,7 @@ def first_recipe(answers: Answers, path: Path) -> str:
     parts = [
         f"# {answers.data}, served as {answers.procedure}: written by `infalign init`.",
         "# Every key, with its meaning: infalign recipe --explain KEY, such as policies.NAME.kl_budget.",
-        f"run_dir: runs/{path.stem}",
+        f"run_dir: {_quoted(f'runs/{path.stem}')}",
         f"procedure: {answers.procedure}   # how the policy will be served",
         "",
         *_data(answers.data),
@@ -123,7 +124,7 @@ def _best_transform(procedure: Served, kl: float, k: int) -> str:
 
 def _called(path: Path) -> str:
     """Return how a command calls the recipe at ``path``: a word would be one that comes along."""
-    return str(path) if path.suffix in (".yaml", ".yml") or path.name != str(path) else f"./{path}"
+    return quote(str(path) if path.suffix in (".yaml", ".yml") or path.name != str(path) else f"./{path}")
 
 
 def _has_pairs(data: str) -> bool:

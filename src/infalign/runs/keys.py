@@ -3,7 +3,6 @@
 ``python -m infalign.runs.keys`` prints the page `docs/recipe.md`.
 """
 
-import difflib
 import inspect
 import json
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pydantic import PlainValidator
 from pydantic.fields import FieldInfo
 
 from infalign.errors import ConfigError
+from infalign.runs.reading import nearest
 from infalign.runs.recipe import Recipe
 from infalign.settings import OneOf, Settings
 
@@ -69,9 +69,11 @@ def explained(key: str) -> list[Key]:
     found = [known for known in keys if _matches(wanted, known.path)]
     found += [known for known in keys if _matches(wanted, known.path[:-1])]
     if not found:
-        near = difflib.get_close_matches(key, [known.name for known in keys], n=1, cutoff=0.4)
-        last = [known.name for known in keys if known.path[-1] == wanted[-1]]
-        hint = next(iter([*last, *near]), None)
+        *around, last = wanted
+        anywhere = {known.path[-1]: known.name for known in reversed(keys)}
+        beside = {known.path[-1]: known.name for known in keys if _matches(around, known.path[:-1])}
+        near = [names[word] for names in (beside, anywhere) if (word := nearest(last, list(names)))]
+        hint = next(iter([anywhere[last]] if last in anywhere else near), None)
         said = f"did you mean {hint}?" if hint else "`infalign recipe` lists the sections"
         raise ConfigError(f"no recipe has the key {key}; {said}")
     return found

@@ -16,7 +16,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from infalign.errors import ConfigError
-from infalign.recipes import find
+from infalign.recipes import find, meant
 from infalign.rewards.function import is_file
 from infalign.runs.recipe import Recipe
 from infalign.settings import NOT_IN_TEXT, OneOf, shown
@@ -40,9 +40,7 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
             content = file.read(LONGEST_RECIPE + 1)
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"the recipe {path} cannot be read: {said}; `infalign recipes` lists those that come along"
-        ) from error
+        raise ConfigError(f"the recipe {path} cannot be read: {said}; {meant(path)}") from error
     if len(content) > LONGEST_RECIPE:
         raise ConfigError(f"{path} is no recipe: it has more than {LONGEST_RECIPE:,} bytes")
     return recipe_of(content, path, overrides)
@@ -172,7 +170,7 @@ def _explain(error: ErrorDetails) -> str:
     match error["type"]:
         case "extra_forbidden":
             known = _keys_at(error["loc"][:-1])
-            near = _nearest(str(error["loc"][-1]), known)
+            near = nearest(str(error["loc"][-1]), known)
             hint = f"did you mean `{near}`?" if near else f"known here: {', '.join(known)}"
             return f"unknown key `{location}`; {hint}"
         case "missing":
@@ -193,7 +191,7 @@ def _explain(error: ErrorDetails) -> str:
             return f"`{location}`: {error['msg']}{_found(error)}"
 
 
-def _nearest(word: str, known: Sequence[str]) -> str | None:
+def nearest(word: str, known: Sequence[str]) -> str | None:
     """Return the key that a word probably means: by its initials (lr), its beginning (kl), or its letters."""
     short = [key for key in known if "_" in key and ("".join(part[0] for part in key.split("_")) == word)]
     begun = [key for key in known if key.startswith(f"{word}_")]

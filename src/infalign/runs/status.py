@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from infalign.display import listed_names, plain_table, say
+from infalign.errors import ConfigError
 from infalign.runs.findings import Finding, findings, sentences
 from infalign.runs.layout import records
 from infalign.runs.lock import describe, holder
@@ -69,7 +70,12 @@ def status(recipe: Recipe) -> Status:
 
 
 def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
-    """Return the recipe of the last run in a run directory, with overrides, and that directory as its ``run_dir``."""
+    """Return the recipe of the last run in a run directory, with overrides, and that directory as its ``run_dir``.
+
+    Raises ConfigError for a folder that is no run's.
+    """
+    if not (root / "recipe.yaml").is_file():
+        raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
     return load_recipe(root / "recipe.yaml", overrides).model_copy(update={"run_dir": str(root)})
 
 

@@ -42,8 +42,6 @@ def opened(
     by an OpenAI-compatible server at ``engine_url`` that has the policy under the name ``engine_model`` (by default its
     path). Raises ConfigError for what is not there.
     """
-    if not (root / "recipe.yaml").is_file():
-        raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
     run = Run.of(recorded_recipe(root))
     recipe = run.recipe
     name = policy or next(iter(recipe.policies))
