@@ -1,5 +1,6 @@
 """The pages: their code runs and prints what they show; theory's commands run, and its table is what they say."""
 
+import ast
 import re
 import shlex
 import signal
@@ -93,3 +94,37 @@ def test_all_of_the_table_is_what_choose_says(row: list[str]) -> None:
     """So are all cells of all rows."""
     found = [computed(*row[:2], rollouts) for rollouts in ROLLOUTS]
     assert row[2:] == [*(cells[0] for cells in found), *found[1][1:]]
+
+
+def said_by_the_code() -> str:
+    """Return all texts of the source; what is filled into one is …."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    filled = [
+        "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+    return "\n".join(filled + [str(node.value) for node in nodes if isinstance(node, ast.Constant)])
+
+
+def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
+    """Every part of every sentence of its tables, between what is filled in, stands in the source."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    sentences = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    code = said_by_the_code()
+    assert len(sentences) == page.count("\n| ") - page.count("| what it says |")
+    assert [part for said in sentences for part in said.split("…") if part.strip() not in code] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link is to a file that is there, and to a heading or anchor of it."""
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        name, _, heading = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), target
+        if heading:
+            text = file.read_text(encoding="utf-8")
+            titles = [re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+            assert heading in [title.replace(" ", "-") for title in titles] or f'<a id="{heading}">' in text, target
