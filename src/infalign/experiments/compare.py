@@ -34,6 +34,7 @@ from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout, records
 from infalign.runs.recipe import Recipe
+from infalign.runs.results import FARTHEST
 from infalign.runs.run import rollout_parts
 from infalign.runs.stages.evaluate import evaluations_on
 from infalign.sampling.prompts import Prompts
@@ -285,7 +286,7 @@ def _matched(
 
     def at_kl(method: str, judge: str, procedure: Served) -> Matched:
         def theory_gain(nats: float) -> float:
-            known = law(method, nats) or law_at_kl(Identity(), kl=max(nats, 1e-6))
+            known = law(method, nats) or law_at_kl(Identity(), kl=float(np.clip(nats, 1e-6, FARTHEST)))
             return known.win_rate(procedure) - 0.5
 
         return matched([(kls[name], wins[name][judge][procedure.name]) for name in names[method]], kl, theory_gain)

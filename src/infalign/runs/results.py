@@ -1,7 +1,7 @@
 """All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.training.solvers.base import Solver
 
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
+FARTHEST = 300.0  # nats; beyond it the identity wins all that there is to win
 
 
 def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_progress: OnProgress) -> dict[str, Any]:
@@ -234,11 +235,18 @@ def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | 
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
 
 
-def _theoretical_gain(policy: Solver, procedure: Served, kl: float) -> float:
-    """Return theory's gain at a KL. A method without a law uses the identity's, which only shapes the interpolation."""
-    nats = max(kl, 1e-6)
-    law = policy.law_at(procedure, nats) or law_at_kl(Identity(), kl=nats)
-    return law.win_rate(procedure) - 0.5
+def _theoretical_gain(policy: Solver, procedure: Served, most: float) -> Callable[[float], float]:
+    """Return theory's gain as a function of the KL, up to ``most`` nats.
+
+    A method without a law at that KL uses the identity's, which only shapes the interpolation.
+    """
+    lawful = policy.law_at(procedure, max(most, LEAST_KL)) is not None
+
+    def gain(kl: float) -> float:
+        law = policy.law_at(procedure, max(kl, 1e-6)) if lawful else None
+        return (law or law_at_kl(Identity(), kl=float(np.clip(kl, 1e-6, FARTHEST)))).win_rate(procedure) - 0.5
+
+    return gain
 
 
 def _matched(
@@ -264,7 +272,7 @@ def _matched(
         return None
     kl = min(max(own) for method, own in spent.items() if method not in low)
     near = {method: methods[method] for method, own in spent.items() if comparable(own, kl)}
-    gains = {method: partial(_theoretical_gain, solvers[names[0]], aim) for method, names in near.items()}
+    gains = {method: _theoretical_gain(solvers[names[0]], aim, max(spent[method])) for method, names in near.items()}
     first = next(iter(methods))
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:

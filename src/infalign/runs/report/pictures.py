@@ -24,6 +24,7 @@ STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.faceco
 SHOWN_PROMPTS = 10  # number of curves in the calibration figure
 CHANCE_DRAWS = 200
 LEGEND_ROW = 0.2  # inches
+CURVED = 20.0  # nats: theory's curves end there, where a win rate is within 1e-8 of the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,16 @@ def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: M
     policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
     if judges == ["reward"]:
-        most = 1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values()))
+        most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values())), CURVED)
         kls = most * np.linspace(0.01, 1, 60) ** 2  # points are denser near 0, where the curves bend
         drawn: set[str] = set()
         for look in looks.values():
             aim = look.solver.aim
-            laws = [law for kl in kls if aim not in drawn and (law := look.law(kl)) is not None]
+            laws = {kl: law for kl in kls if aim not in drawn and (law := look.law(kl)) is not None}
             if laws:
                 drawn.add(aim)
-                expected = [100 * law.win_rate(served) for law in laws]
-                axes.plot([0, *kls], [50, *expected], "--", color=look.color, label=f"theory, {aim}")
+                expected = [100 * law.win_rate(served) for law in laws.values()]
+                axes.plot([0, *laws], [50, *expected], "--", color=look.color, label=f"theory, {aim}")
         known = {name: found for name, found in results["knowledge"].items() if name in looks and looks[name].own}
         for name, found in known.items():
             law, rho = looks[name].law(found["kl"]), usable(found["rho"]["mean"])

@@ -135,9 +135,16 @@ class Solver(Kind):
         return law.kl if law is not None else self.budget
 
     def law_at(self, procedure: Served, kl: float) -> Law | None:
-        """Return the law that theory gives for the same method at a KL of ``kl`` nats; None where there is none."""
+        """Return the law that theory gives for the same method at a KL of ``kl`` nats.
+
+        None where there is none: for rewards that are not shaped by rank, and for a KL that the transformation cannot
+        spend, as a policy that ran away has it.
+        """
         transform = rank_transform(self.shaping)
-        return None if transform is None else law_at_kl(transform, kl=kl)
+        try:
+            return None if transform is None else law_at_kl(transform, kl=kl)
+        except ConfigError:
+            return None
 
     @abstractmethod
     def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:

@@ -70,9 +70,12 @@ class Settings(OnPolicy):
         """Return the law of the procedure's optimum at the budget or β."""
         return optimal(procedure, kl=self.kl_budget, beta=self.beta).law
 
-    def law_at(self, procedure: Served, kl: float) -> Law:
-        """Return the law of the procedure's optimum."""
-        return optimal(procedure, kl=kl).law
+    def law_at(self, procedure: Served, kl: float) -> Law | None:
+        """Return the law of the procedure's optimum; None for a KL that it cannot spend."""
+        try:
+            return optimal(procedure, kl=kl).law
+        except ConfigError:
+            return None
 
     def check(self, around: Surroundings) -> None:
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
