@@ -54,10 +54,10 @@ def make_recipe(root: Path, *, policies: dict, gold: bool = True, **changes: obj
     )
 
 
-def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None:
+def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: float = 0.5) -> None:
     """Write what a finished evaluation leaves: every policy follows the theory's law at KL 0.5, judges hear noise.
 
-    With ``levels`` the reward takes only so many values.
+    With ``levels`` the reward takes only so many values; ``kl`` is what the first policy is said to have spent.
     """
     layout, rng = Layout(root), np.random.default_rng(0)
     layout.data.mkdir(parents=True)
@@ -88,7 +88,8 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None) -> None
         noisy = {source: (ranks + rng.normal(size=ranks.shape)).ravel() for source in recipe.rewards}
         scores = noisy | {"reward": rewards(ranks).ravel(), "length": rng.integers(1, 9, PROMPTS * SAMPLES)}
         if name != "reference":
-            scores["kl"] = rng.gamma(5, 0.1, PROMPTS * SAMPLES)
+            spent = kl if name == next(iter(recipe.policies)) else 0.5
+            scores["kl"] = spent / 5 * rng.gamma(5, 1.0, PROMPTS * SAMPLES)
         write_table(layout.evaluation(name) / "scores.parquet", pa.table(columns | scores))
     write_results(Evaluated.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
 
@@ -320,6 +321,25 @@ def test_served_example_is_the_best_of_the_first_n(run):
         assert sorted(model["order"] for model in example["models"]) == [0, 1, 2]
 
 
+def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_path):
+    """Of a model's samples in their order the first that reaches the reference's quantile, else the best."""
+    name = "rewind:0.85:8:best"
+    evaluate = {"prompts": PROMPTS, "samples": SAMPLES, "max_n": 2, "rewind": name}
+    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, procedure=name, evaluate=evaluate)
+    finish_run(tmp_path, recipe)
+    evaluated = Evaluated.of(recipe, Layout(tmp_path))
+    base, places = evaluated.column("reference", "reward"), set()
+    for p, example in enumerate(examples(evaluated, recipe.policies)):
+        for model in example["models"]:
+            drawn = evaluated.column(model["name"], "reward")[p, :8]
+            above = np.flatnonzero(drawn >= np.quantile(base[p], 0.85))
+            places.add(place := above[0] if above.size else drawn.argmax())
+            assert model["responses"][0]["rewards"]["reward"] == drawn[place]
+    assert len(places) > 2
+    write(recipe, Layout(tmp_path))
+    assert "8 draws at most, and serve it, or the best where none does." in html_of(tmp_path)
+
+
 def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
     """Fresh base samples beat all K calibrating ones with probability 1/(K + 1), which the interval covers."""
     recipe, root = run
@@ -385,6 +405,17 @@ def test_every_procedure_has_a_report(tmp_path, procedure):
     assert f"both served as {procedure}" in html_of(tmp_path)
     assert not any("largest at N" in paragraph for paragraph in verdict(read_results(tmp_path)))
     assert procedure in printed(tmp_path, 120) or procedure == "standard"
+
+
+def test_a_policy_that_ran_away_has_a_report(tmp_path):
+    """Beyond what its transformation can spend there is no theory for a policy, and all that was measured is there."""
+    recipe = make_recipe(tmp_path, policies={"far": RLOO, "plain": QRPO}, gold=False, judge=None)
+    finish_run(tmp_path, recipe, kl=5000.0)
+    write(recipe, Layout(tmp_path))
+    policies = read_results(tmp_path)["policies"]
+    assert policies["far"]["theory"] is None
+    assert policies["plain"]["theory"] is not None
+    assert amount(policies["far"]["kl"]) in re.sub(r"<[^>]+>", "", html_of(tmp_path))
 
 
 def test_no_two_policies_look_alike():

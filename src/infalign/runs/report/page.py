@@ -13,7 +13,7 @@ from infalign.errors import ConfigError
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
-from infalign.method.procedures import is_extreme
+from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.runs.calibrated import policy_betas, reference_rewards
 from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
@@ -151,12 +151,12 @@ def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[s
 
 
 def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
-    """Return the first test prompts, each with what every model would serve from its first N samples, and its first.
+    """Return the first test prompts, each with what every model serves if it draws its samples in order, and its first.
 
     ``order`` is a random order of the models, for readers who do not want to know which is which.
     """
     procedure, layout = evaluated.procedure, evaluated.layout
-    n, sign = (procedure.n, procedure.sign) if is_extreme(procedure) else (1, 1.0)
+    base_PM = evaluated.column("reference", "reward")
     table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
     shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in table["prompt"].to_pylist()]
@@ -166,14 +166,30 @@ def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
         rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
         said = _responses(layout.evaluation(name) / "samples", prompt_ids)
         for p, example in enumerate(shown):
-            best = int(np.argmax(sign * rewards["reward"][p, :n]))
             responses = []
-            for way, index in {procedure.name: best, "standard": 0}.items():
+            served = _served(procedure, rewards["reward"][p], base_PM[p], np.random.default_rng(p))
+            for way, index in {procedure.name: served, "standard": 0}.items():
                 text, finish = said[prompt_ids[p], index]
                 scores = {source: float(values[p, index]) for source, values in rewards.items()}
                 responses.append({"way": way, "text": text, "cut_off": finish == "length", "rewards": scores})
             example["models"].append({"name": name, "order": int(orders[p][m]), "responses": responses})
     return shown
+
+
+def _served(procedure: Served, rewards_M: Array, base_M: Array, rng: np.random.Generator) -> int:
+    """Return which sample ``procedure`` serves if it draws them in order, with the base's quantile from its samples."""
+    serving, drawn = procedure.serving(rng), 0
+    try:
+        ask = next(serving)
+        while True:
+            match ask:
+                case Draws(number):
+                    ask = serving.send(rewards_M[drawn : drawn + number].tolist())
+                    drawn += number
+                case BaseQuantile(quantile):
+                    ask = serving.send([float(np.quantile(base_M, quantile))])
+    except StopIteration as ended:
+        return int(ended.value)
 
 
 def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tuple[str, str]]:
