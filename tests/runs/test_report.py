@@ -282,6 +282,7 @@ def test_verdict_says_for_which_n_it_pays(run, wins, said):
         (0.5, 0.9, "a better reward model than this, whose ranks within prompts agree with the gold at"),
         (0.6, 0.7, "more rollout.prompts: by the reward it wins 70.0% (68.0–72.0) where theory promises 85.0%"),
         (0.6, 0.84, "a larger kl_budget"),
+        (0.5, 0.51, "more rollout.prompts: by the reward it wins 51.0% (49.0–53.0) where theory promises 85.0%"),
     ],
 )
 def test_verdict_names_what_limits_the_policy(run, by_gold, by_reward, cure):
@@ -292,6 +293,18 @@ def test_verdict_names_what_limits_the_policy(run, by_gold, by_reward, cure):
         for judge, share_won in (("reward", by_reward), ("judge", 0.7), ("gold", by_gold)):
             policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(share_won))
     assert f"Next: {cure}" in verdict(results)[-1]
+
+
+@pytest.mark.parametrize(("wins", "cure"), [(0.7, "a larger kl_budget"), (0.51, "more rollout.prompts")])
+def test_without_a_theory_nothing_is_said_of_it(run, wins, cure):
+    """Rewards that are not shaped by rank have no law, so the advice is about what was measured."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        policy["theory"] = None
+        for judge in policy["win_rates"]:
+            policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(wins))
+    assert f"Next: {cure}" in verdict(results)[-1]
+    assert "theory" not in verdict(results)[-1]
 
 
 def around(mean: float) -> dict[str, float]:

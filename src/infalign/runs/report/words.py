@@ -151,7 +151,9 @@ def _gone_from(by_n: Mapping[int, Estimate]) -> int | None:
 def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
     """Return what most limits the policy: the reward, what the training kept of theory, or the budget."""
     policy, procedure = results["policies"][best], results["procedure"]
-    for judge in judges:
+    wins = policy["win_rates"]["reward"][procedure]
+    learnt = wins["low"] > 0.5  # else no reward model is to blame
+    for judge in judges if learnt else []:
         at_its_n = policy["win_rates"][judge][procedure]["low"] > 0.5
         if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
             known = results["base"]["agreement"].get(judge)
@@ -159,14 +161,12 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
                 f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
             )
             return f"Next: a better reward model{agrees}, or a smaller kl_budget."
-    wins = policy["win_rates"]["reward"][procedure]
-    if policy["theory"] is not None:
-        promised = policy["theory"][procedure]
-        if promised - wins["high"] > SHORT * (promised - 0.5):
-            return (
-                f"Next: more rollout.prompts: by the reward it wins {_percent(wins)} where theory promises "
-                f"{100 * promised:.1f}% at this KL."
-            )
+    more = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}"
+    if policy["theory"] is None:
+        return "Next: a larger kl_budget, with the same rollouts." if learnt else f"{more}."
+    promised = policy["theory"][procedure]
+    if promised - wins["high"] > SHORT * (promised - 0.5):
+        return f"{more} where theory promises {100 * promised:.1f}% at this KL."
     return "Next: a larger kl_budget, with the same rollouts: what theory promises at this KL has nearly arrived."
 
 
