@@ -101,6 +101,14 @@ def test_equal_rows_are_an_equal_file(tmp_path: Path, hub: Path) -> None:
     assert json.loads(gzip.decompress(files[0]).split(b"\n")[0]) == comparison("helpful-base test 0 of é\u2028?")
 
 
+def test_a_set_without_rows_is_refused(tmp_path: Path, hub: Path) -> None:
+    """A copy whose file is empty is said to hold no rows, and nothing is left behind."""
+    write_gzip(hub / "hh-rlhf" / "helpful-base" / "train.jsonl.gz", [])
+    with pytest.raises(DataError, match=r"hh-rlhf/helpful-base\[train\] holds no rows"):
+        fetch("hh-helpful", "train", tmp_path / "data", source=str(hub), on_progress=quiet)
+    assert not part_file(tmp_path / "data", "hh-helpful", "train").exists()
+
+
 def test_a_set_that_no_run_could_use_is_refused(tmp_path: Path, hub: Path) -> None:
     """Rows of another form are named, and no file appears."""
     for split in ("train", "test"):

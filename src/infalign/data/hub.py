@@ -27,6 +27,8 @@ def hub_rows(
     source = f"{name}/{data_dir}[{split}]" if data_dir else f"{name}[{split}]"
     try:
         rows = datasets.load_dataset(name, data_dir=data_dir, split=split, revision=revision)
+    except StopIteration as error:  # of datasets, where a file has no first row
+        raise DataError(f"{source} holds no rows") from error
     except datasets.exceptions.DatasetGenerationError as error:
         raise DataError(f"{source}: the files cannot be read ({_first_line(error.__cause__ or error)})") from error
     except (OSError, ValueError, RuntimeError) as error:
