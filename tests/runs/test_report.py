@@ -210,9 +210,11 @@ def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
     for judge, found in results["judged"].items():
         for name, expected in found["at_kl"].items():
             measured = results["policies"][name]["win_rates"][judge]["best-of-4"]
-            assert measured["low"] - 0.02 < expected["expected"] < measured["high"] + 0.02
-            assert 0.5 < expected["expected"] < expected["optimum"]
-            assert f"{100 * expected['optimum']:.1f}" in html_of(run[1])
+            assert measured["low"] - 0.02 < expected["expected"]["mean"] < measured["high"] + 0.02
+            assert 0.5 < expected["expected"]["mean"] < expected["optimum"]["mean"]
+            for e in expected.values():
+                assert e["low"] < e["mean"] < e["high"]
+                assert share(e) in re.sub(r"<[^>]+>", "", html_of(run[1]))
 
 
 def test_best_of_n_by_the_judge_is_said_to_fall_only_where_it_does(run):

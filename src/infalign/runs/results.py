@@ -17,6 +17,7 @@ from infalign.evaluation.matched import FAR, LEAST_KL, comparable, matched, smal
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
+from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
 from infalign.method.transforms import Identity
 from infalign.progress import OnProgress
@@ -26,7 +27,7 @@ from infalign.runs.layout import Layout
 from infalign.storage import write_text
 from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
-from infalign.theory.law import judged_win_rate, law_at_kl
+from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.training.solvers.base import Solver
 
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
@@ -192,7 +193,7 @@ def _judged(
     """Return what theory expects by a judge who is not the reward, from the reference's samples that both scored.
 
     ``best_of_n`` has the reference's own win rates, and from which N they fall; ``at_kl`` for each policy what its Φ
-    and what the best Φ for this judge win at the policy's KL. ``none`` is the reason why there is no ``at_kl``.
+    and what the best Φ for this judge win at the policy's KL, with intervals. ``none`` is why there is no ``at_kl``.
     """
     aim, samples = evaluated.procedure, evaluated.judged_by(judge, "reference")
     sizes, won_NP = best_of_n_by_judge(samples, MOST_OF_N)
@@ -205,14 +206,24 @@ def _judged(
         seen = estimated_judge(samples, aim, seed=evaluated.intervals.seed)
         kls = {name: max(policies[name]["kl"]["mean"], LEAST_KL) for name in solvers}
         laws = {name: policy.law_at(aim, kls[name]) for name, policy in solvers.items()}
-        own = {
-            name: {"expected": judged_win_rate(law, aim, seen.judge)} for name, law in laws.items() if law is not None
+        best = {name: optimal_by(seen.judge, aim, kl=kl).law for name, kl in kls.items()}
+        level = evaluated.intervals.level
+        found["at_kl"] = {
+            name: {
+                "expected": None if law is None else _expected(law, aim, seen, level),
+                "optimum": _expected(best[name], aim, seen, level),
+            }
+            for name, law in laws.items()
         }
-        best = {name: {"optimum": optimal_by(seen.judge, aim, kl=kl).win_rate} for name, kl in kls.items()}
-        found["at_kl"] = {name: own.get(name, {"expected": None}) | best[name] for name in solvers}
     except InfalignError as error:
         found["none"] = str(error)
     return found
+
+
+def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -> dict[str, float]:
+    """Return what a policy wins by an estimated judge, with the interval of what is known of him, over prompts."""
+    low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), [0.5 - level / 2, 0.5 + level / 2])
+    return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
 
 
 def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:

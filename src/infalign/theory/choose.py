@@ -16,12 +16,12 @@ from scipy.optimize import minimize_scalar
 
 from infalign.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
-from infalign.method.judge import EstimatedJudge, normal_scores
+from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, rewinds
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
 from infalign.theory.finite_rollouts import simulated_rollouts
 from infalign.theory.judged import optimal_by
-from infalign.theory.law import Law, judged_win_rate, law_at_kl
+from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.theory.optimum import optimal
 from infalign.theory.tabulation import smoothed
 
@@ -131,7 +131,7 @@ class _Setting:
         """Return the win rates by each of the resampled judges; a single 0 without a judge, who then adds no error."""
         if self.judge is None:
             return np.zeros(1)
-        return self.judge.resampled.chance(normal_scores(law.u, law.v)) @ (law.weight * law.served(self.procedure))
+        return resampled_win_rates(law, self.procedure, self.judge.resampled)
 
     def outcome(self, transform: Transformation) -> _Outcome:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""

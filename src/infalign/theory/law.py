@@ -143,6 +143,12 @@ def judged_win_rate(law: Law, procedure: Served, judge: Judge) -> float:
     return float(np.sum(resolved.weight * integrand(resolved)))
 
 
+def resampled_win_rates(law: Law, procedure: Served, judges: Judge) -> Array:
+    """Return W by each of many judges at once, such as the ``resampled`` ones of an estimated judge, (B,)."""
+    chances: Array = judges.chance(normal_scores(law.u, law.v))
+    return np.asarray(chances @ (law.weight * law.served(procedure)))
+
+
 def curve(transform: Transformation, procedure: Served, kls: Array) -> tuple[Array, Array]:
     """Return the win rates (procedure's, standard) of the aligned policies at each of ``kls``, both of its shape."""
     laws = [law_at_kl(transform, kl=float(kl)) for kl in kls]
