@@ -15,7 +15,7 @@ from rich.console import Console
 
 from infalign.data.examples import MESSAGES, prompt_id
 from infalign.display import LOOKS, QUIET, amount, gain, share
-from infalign.errors import ConfigError
+from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.runs.evaluated import Evaluated
@@ -407,6 +407,17 @@ def test_smaller_runs_have_a_report(tmp_path, policies, gold, levels):
     assert "At the same KL" not in html
     assert ("the gold" in html) == gold
     assert printed(tmp_path, 80).count("theory") == 0
+
+
+def test_results_of_another_version_are_refused(tmp_path):
+    """Numbers in another form are named with the cure, not read as far as they go."""
+    for content in ({"policies": {}}, {"format": 0}):
+        (tmp_path / "results.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=r"results\.json was written by another version"):
+            read_results(tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(DataError, match=r"results\.json is damaged"):
+        read_results(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.training.solvers.base import Solver
 
+FORMAT = 2  # of the numbers; increase it when they change their form, and they are computed anew
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 FARTHEST = 300.0  # nats; beyond it the identity wins all that there is to win
 
@@ -54,6 +55,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
     half = selected.shape[1] // 2
     check = calibrate(selected[:, half:], np.sort(selected[:, :half], axis=1))
     results = {
+        "format": FORMAT,
         "procedure": aim.name,
         "confidence": evaluated.intervals.level,
         "prompts": len(selected),
@@ -311,5 +313,14 @@ def _matched(
 
 
 def read_results(root: Path) -> dict[str, Any]:
-    """Return the numbers that `write_results` wrote."""
-    return dict(json.loads(Layout(root).results.read_text()))
+    """Return the numbers that `write_results` wrote. Raises DataError for a damaged file and for another format."""
+    path = Layout(root).results
+    try:
+        found = dict(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and run the recipe again") from error
+    if found.get("format") != FORMAT:
+        raise DataError(
+            f"{path} was written by another version of infalign; run the recipe again, which writes it anew"
+        )
+    return found

@@ -17,7 +17,7 @@ from infalign.rewards.sources import Scorer
 from infalign.runs.card import write_card
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Summary
-from infalign.runs.results import read_results, write_results
+from infalign.runs.results import FORMAT, read_results, write_results
 from infalign.runs.rollouts import cut_off
 from infalign.runs.run import Run
 from infalign.runs.trackers import track
@@ -39,7 +39,7 @@ def units(run: Run) -> Iterator[Unit]:
         "evaluate",
         "results",
         inputs=tuple(unit.output for unit in evaluations),
-        settings=run.key("evaluate", "procedure"),
+        settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
         work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
     )
