@@ -18,7 +18,8 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.fingerprints import Digests, settings_of
 from infalign.runs.recipe import Recipe
-from infalign.sampling.engine import Sampling
+from infalign.sampling.continuous import ContinuousBatch
+from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
@@ -131,6 +132,21 @@ def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, form: str, tmp_p
             assert torch.equal(read(ids).logits, model(ids).logits)
         kl = rao_blackwell_kl(read, reference, [PROMPT], [[9, 10, 11]], pad_id=0, batch_tokens=100)
         assert (kl.rao_blackwell[0] > 0.01) == (strength > 0)
+
+
+@FORMS
+def test_a_saved_guide_is_drawn_from_in_half_precision(folder: Path, form: str, tmp_path: Path) -> None:
+    """All of it is loaded as `compute.dtype` says, up to rounding the same policy, and both samplers take it."""
+    model, _, tokenizer = policy(folder, form, strength=0.5)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    read, _ = load_policy(tmp_path, dtype="bfloat16")
+    assert {weight.dtype for weight in read.parameters()} == {torch.bfloat16}
+    ids = torch.tensor([[*PROMPT, 9, 10]])
+    with torch.no_grad():
+        torch.testing.assert_close(read(ids).logits.float(), model(ids).logits, rtol=0.05, atol=0.05)
+    SharedPrefixEngine(read, tokenizer, Sampling(8)).sample(PROMPT, "p", range(3))
+    ContinuousBatch(read, tokenizer).join([(Prompt("p", PROMPT), 0, Sampling(8))])
 
 
 def test_a_trunk_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:

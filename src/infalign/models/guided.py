@@ -77,15 +77,18 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> None:
         super().__init__(config)
         attention = config._attn_implementation
+        dtype = torch.get_default_dtype()  # that of loading; a part's own configuration has that of its training
         for given in (reference, trunk):
             for part in given.modules() if given is not None else ():
                 part._is_hf_initialized = True  # `post_init` would draw its weights anew
         if reference is None:
             reference = AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(**config.reference, attn_implementation=attention)
+                AutoConfig.for_model(**config.reference, attn_implementation=attention), dtype=dtype
             )
         if trunk is None and config.trunk is not None:
-            trunk = AutoModel.from_config(AutoConfig.for_model(**config.trunk, attn_implementation=attention))
+            trunk = AutoModel.from_config(
+                AutoConfig.for_model(**config.trunk, attn_implementation=attention), dtype=dtype
+            )
         self.reference, self.trunk, self.narrow, self.vocabulary = reference, trunk, None, None
         width = reference.config.hidden_size
         if trunk is not None:
