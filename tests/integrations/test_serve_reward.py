@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from infalign.data.examples import prompt_id
-from infalign.integrations.server import Batches
+from infalign.integrations.server import MOST_BYTES, Batches
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
@@ -125,7 +125,21 @@ def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str
     found = httpx2.post(f"{url}/get_reward", json=body)
     assert found.status_code == 422
     assert said in found.json()["error"]
-    assert httpx2.post(f"{url}/get_reward", content=b"{").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        (b"{", 422, "no JSON"),
+        (b"[" * 100_000, 422, "no JSON"),
+        (b" " * (MOST_BYTES + 1), 413, "more than 64,000,000 bytes"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(url: str, content: bytes, status: int, said: str) -> None:
+    """Broken, nested without end, or without end itself."""
+    found = httpx2.post(f"{url}/get_reward", content=content)
+    assert found.status_code == status
+    assert said in found.json()["error"]
 
 
 def counts(url: str) -> dict[str, float]:

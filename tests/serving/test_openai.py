@@ -27,6 +27,7 @@ from infalign.models.pretrained import load_policy
 from infalign.serving.answers import Answer, ServedPolicy
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
+from infalign.serving.openai import MOST_BYTES
 from infalign.serving.opened import opened
 from infalign.storage import listed, read_table
 
@@ -259,6 +260,18 @@ def test_other_bodies_are_refused(url: str) -> None:
         found = httpx2.post(f"{url}/chat/completions", content=content)
         assert found.status_code == 400
         assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_body_that_no_context_holds_is_not_read_to_its_end(url: str, told: bool) -> None:
+    """A client cannot fill the server's memory, whether or not it tells the length first; the next one is served."""
+    content = iter([b" " * MOST_BYTES, json.dumps(asked()).encode()])
+    found = httpx2.post(f"{url}/chat/completions", content=b"".join(content) if told else content)
+    assert found.status_code == 413
+    assert found.json()["error"]["type"] == "invalid_request_error"
+    assert "more than 4,000,000 bytes" in found.json()["error"]["message"]
+    whole = json.dumps(asked(model="aware:standard")).encode().ljust(MOST_BYTES)
+    assert httpx2.post(f"{url}/chat/completions", content=whole, timeout=60).status_code == 200
 
 
 def test_the_server_says_what_it_has(client: OpenAI, url: str) -> None:

@@ -19,12 +19,15 @@ from infalign.integrations.configured import conversation
 from infalign.integrations.openrlhf import labelled, response
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
-from infalign.serving.web import allowed, prometheus
+from infalign.serving.web import TooLargeError, allowed, body_of, prometheus
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+
+MOST_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
 
 
 class Row(NamedTuple):
@@ -59,7 +62,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         if not allowed(request, token):
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         try:
-            body = json.loads(await request.body())
+            body = _json(await body_of(request, most_bytes=MOST_BYTES))
             if isinstance(body, dict) and "query" in body:
                 if words is None:
                     raise DataError("start the server with INFALIGN_TOKENIZER to read queries of the policy")
@@ -72,10 +75,9 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
                 answer = one._asdict()
             else:
                 raise DataError("the body has neither query, prompts and labels nor prompt, response and label")
-        except ValueError as error:
-            return JSONResponse({"error": f"the body is no JSON: {error}"}, 422)
         except InfalignError as error:
-            return JSONResponse({"error": str(error)}, 422 if isinstance(error, DataError) else 500)
+            status = 413 if isinstance(error, TooLargeError) else 422 if isinstance(error, DataError) else 500
+            return JSONResponse({"error": str(error)}, status)
         return JSONResponse(answer)
 
     async def health(request: Request) -> Response:
@@ -94,6 +96,13 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         Route("/metrics", metrics),
     ]
     return Starlette(routes=routes, lifespan=working)
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the body is no JSON: {error}") from error
 
 
 def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:

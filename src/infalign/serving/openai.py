@@ -26,7 +26,7 @@ from infalign.data.examples import parse_prompt
 from infalign.errors import ConfigError, DataError, InfalignError, PartialError
 from infalign.method.procedures import Served, parse_procedure
 from infalign.serving.answers import Answer, Asked, RefusedError, ServedPolicy
-from infalign.serving.web import allowed, prometheus
+from infalign.serving.web import TooLargeError, allowed, body_of, prometheus
 from infalign.settings import shown
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.types import Send
 
 LOGGER = logging.getLogger(__name__)
+MOST_BYTES = 4_000_000  # of a request: several times the text that the longest context holds
 NOBODY = 499  # the status of an answer that nobody reads any more
 NO_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 AS_IT_IS: dict[str, Any] = {  # values of further fields that ask for nothing: the policy is served as it was trained
@@ -204,7 +205,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
-        body = _body(await request.body())
+        body = _body(await body_of(request, most_bytes=MOST_BYTES))
         procedure, seed = desk.procedure(body.model), body.seed
         if seed is None:
             seed = secrets.randbelow(2**32)
@@ -310,6 +311,8 @@ def _as_error(error: Exception) -> _ApiError:
     """Return what an exception says to the client."""
     if isinstance(error, _ApiError):
         return error
+    if isinstance(error, TooLargeError):
+        return _ApiError(413, str(error))
     if isinstance(error, RefusedError):
         return _ApiError(400, str(error), param="model")
     if isinstance(error, PartialError):

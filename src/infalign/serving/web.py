@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from infalign.errors import ConfigError, StoppedError
+from infalign.errors import ConfigError, InfalignError, StoppedError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 TOKEN = "INFALIGN_SERVE_TOKEN"
+
+
+class TooLargeError(InfalignError):
+    """The body of a request has more bytes than the server reads."""
 
 
 def token_for(host: str) -> str | None:
@@ -30,6 +34,16 @@ def allowed(request: Request, token: str | None) -> bool:
     """Return whether a request carries the token, if there is one, as ``Authorization: Bearer``."""
     given = request.headers.get("Authorization", "")
     return token is None or secrets.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+
+async def body_of(request: Request, *, most_bytes: int) -> bytes:
+    """Return the body of a request. Raises TooLargeError once it has more than ``most_bytes``, which are not kept."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most_bytes:
+            raise TooLargeError(f"the body has more than {most_bytes:,} bytes; send less in one request")
+    return bytes(body)
 
 
 def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> Response:
