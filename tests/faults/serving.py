@@ -1,9 +1,18 @@
 """What is said when a run's policy cannot be served."""
 
+import os
 import shutil
+from unittest.mock import patch
 
+import micro
+
+from faults.artefacts import model
+from faults.bombs import MOST, configured, template
 from faults.data import infalign
 from faults.registry import Lab, Seen, fault
+from infalign.models.scratch import train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.runs.reading import dump_recipe, load_recipe
 
 
 @fault("the policy that is to be served is not trained", brief=True)
@@ -22,4 +31,52 @@ def too_long(lab: Lab) -> Seen:
     (lab.folder / "prompts.txt").write_text(f"Hello\n{'word ' * 300}\n")
     code, out, said = infalign("generate", lab.finished, "--input", lab.folder / "prompts.txt")
     assert (code, out) == (3, "")
+    return Seen(code, said)
+
+
+@fault("the recipe of a run has changed since the policy was trained that is to be served", brief=True)
+def of_another_recipe(lab: Lab) -> Seen:
+    """It is served, with a warning that says what has changed."""
+    root = lab.copy()
+    changed = load_recipe(root / "recipe.yaml", ["policies.aware.kl_budget=2.5"])
+    (root / "recipe.yaml").write_text(dump_recipe(changed), encoding="utf-8")
+    code, out, said = infalign("generate", root, "--prompt", "Hello", "--policy", "plain")
+    assert (code, said) == (0, "")
+    code, out, said = infalign("generate", root, "--prompt", "Hello")
+    assert code == 0
+    assert out
+    return Seen(code, said)
+
+
+@fault("a policy from elsewhere that is to be served has another tokenizer", brief=True)
+def other_tokenizer(lab: Lab) -> Seen:
+    """It would answer another prompt than it is asked."""
+    folder = model(lab, "aware")
+    words = train_tokenizer(["Quite another text, with other words!"] * 9, Scratch(**micro.SCRATCH))
+    words.save_pretrained(folder)
+    code, out, said = infalign("generate", lab.finished, "--prompt", "Hello", "--policy", folder)
+    assert (code, out) == (2, "")
+    return Seen(code, said)
+
+
+@fault("a policy from elsewhere that is to be served is a bomb", brief=True)
+def served_bomb(lab: Lab) -> Seen:
+    """It is refused before anything of it is used here."""
+    folder = model(lab, "aware")
+    template("{{ 'x' * 5000000000 }}")(folder)
+    with patch.dict(os.environ, MOST):
+        code, out, said = infalign("generate", lab.finished, "--prompt", "Hello", "--policy", folder)
+    assert (code, out) == (2, "")
+    return Seen(code, said)
+
+
+@fault("a policy from elsewhere that is to be measured is a bomb")
+def measured_bomb(lab: Lab) -> Seen:
+    """Nothing is drawn."""
+    folder, root = model(lab, "aware"), lab.copy()
+    configured(vocab_size=10**9)(folder)
+    with patch.dict(os.environ, MOST):
+        code, out, said = infalign("evaluate", root, "--policy", folder)
+    assert (code, out) == (2, "")
+    assert not list((root / "evaluation").glob("*.*"))
     return Seen(code, said)

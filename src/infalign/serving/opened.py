@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from infalign.http import checked_url
 from infalign.method.procedures import parse_procedure
 from infalign.models.pretrained import adapted, conversation_ids, load_policy, load_tokenizer
 from infalign.rewards.base import RewardFunction, score
+from infalign.runs.guest import check_fits
+from infalign.runs.pending import pending
+from infalign.runs.pipeline import units
 from infalign.runs.run import Run
 from infalign.runs.status import recorded_recipe
 from infalign.sampling.engine import Sampling
@@ -21,6 +25,7 @@ from infalign.serving.answers import BaseRewards, ServedPolicy
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
 
+LOGGER = logging.getLogger(__name__)
 KEY = "INFALIGN_ENGINE_KEY"
 AWAY = 10.0  # seconds that an engine at a URL may be, before a request fails
 ROWS = 64  # draws at once; of an engine at a URL, requests
@@ -40,13 +45,16 @@ def opened(
     The policy is one of the recipe's (the first by default), ``reference``, or the folder of a model with the same
     tokenizer or of a LoRA adapter on the reference; the procedure is the recipe's by default. Draws are made here, or
     by an OpenAI-compatible server at ``engine_url`` that has the policy under the name ``engine_model`` (by default its
-    path). Raises ConfigError for what is not there.
+    path). A model that the recipe would make anew is used as it is, with a warning. Raises ConfigError for what is not
+    there, and for a folder with another tokenizer or vocabulary.
     """
     run = Run.of(recorded_recipe(root))
     recipe = run.recipe
     name = policy or next(iter(recipe.policies))
     served_by = recipe.procedure if procedure is None else parse_procedure(procedure)
-    path, tokenizer = _model(run, name), load_tokenizer(run.layout.tokenizer)
+    path = _model(run, name)
+    _warn_of_others(run, {path, run.reference, *map(str, run.reward_inputs("reward"))})
+    tokenizer = load_tokenizer(run.layout.tokenizer)
     if recipe.compute.threads is not None:
         import torch
 
@@ -64,6 +72,8 @@ def _model(run: Run, name: str) -> str:
     policies = run.recipe.policies
     if name != "reference" and name not in policies:
         if Path(name).is_dir():
+            if not _is_adapter(name):
+                check_fits(name, run)
             return name
         known = ", ".join(["reference", *policies])
         raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
@@ -75,10 +85,29 @@ def _model(run: Run, name: str) -> str:
     return path
 
 
+def _warn_of_others(run: Run, paths: Collection[str]) -> None:
+    """Warn of models of the run that were made by another recipe than the recorded one, with what differs."""
+    wanted = units(run, until="train")
+    left = pending(wanted, run.layout)
+    for unit in wanted:
+        if str(unit.output) in paths and unit.name in left:
+            LOGGER.warning(
+                "! %s is used as it is, but the recipe has changed since (%s); `infalign train %s/recipe.yaml` makes "
+                "it again",
+                unit.output,
+                left[unit.name].because,
+                run.layout.root,
+            )
+
+
+def _is_adapter(path: str) -> bool:
+    return (Path(path) / "adapter_config.json").is_file()
+
+
 def _local(run: Run, path: str) -> DrawSource:
     """Return the draws of a model, or of a LoRA adapter on the reference."""
     load = partial(load_policy, device=run.recipe.compute.torch_device(), dtype=run.recipe.compute.dtype)
-    if not (Path(path) / "adapter_config.json").is_file():
+    if not _is_adapter(path):
         return LocalDraws(*load(path), rows=ROWS)
     model, tokenizer = load(run.reference)
     return LocalDraws(adapted(model, path), tokenizer, rows=ROWS)
