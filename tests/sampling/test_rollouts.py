@@ -547,6 +547,9 @@ def test_passing_faults_are_repeated(server: RolloutServer) -> None:
     assert [body["n"] for body in server.bodies] == [10, 10, 5]
 
 
+ENDED = {"finish_reason": "stop", "token_ids": [4, EOS]}
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -558,6 +561,21 @@ def test_passing_faults_are_repeated(server: RolloutServer) -> None:
         ('{"finish_reason": "stop", "token_ids": [4, 5]}', "after token 5, but .* EOS, 3"),
         ('{"finish_reason": "abort"}', "'abort'"),
         ('{"prompt_token_ids": [9]}', "another prompt"),
+        ('{"finish_reason": "length", "token_ids": [4, 5]}', "cut a response off after 2 tokens where 12"),
+        (
+            '{"finish_reason": "length", "token_ids": [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]}',
+            "after 13 tokens where 12",
+        ),
+        (
+            '{"logprobs": {"token_logprobs": [-1.0]}, "token_ids": [4, 3], "finish_reason": "stop"}',
+            "1 log-prob.* for 2",
+        ),
+        ((200, {"choices": None}), "no OpenAI-compatible server"),
+        ((200, {"choices": [3]}), "no OpenAI-compatible server"),
+        ((200, b"[" * 100_000), "no OpenAI-compatible server"),
+        ('{"token_ids": ["4", "3"]}', "no OpenAI-compatible server"),
+        ('{"token_ids": [-1, 3]}', "no OpenAI-compatible server"),
+        ('{"logprobs": {"token_logprobs": [null, null]}}', "no OpenAI-compatible server"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_refused_at_once(server: RolloutServer, fault: Any, message: str) -> None:
@@ -566,6 +584,13 @@ def test_a_server_that_cannot_be_used_is_refused_at_once(server: RolloutServer, 
     with pytest.raises(ConfigError, match=message):
         served(server).sample([5, 2], "p", range(8))
     assert len(server.bodies) == 1
+
+
+def test_a_policy_that_is_sure_may_answer_the_same(server: RolloutServer) -> None:
+    """Eight equal responses are no fault where the policy's own probability makes them likely."""
+    sure = {"token_ids": [4, 5, 6, 7, EOS], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.01] * 5}}
+    server.script = [json.dumps(sure)]
+    assert {response.finish for response in served(server).sample(PROMPT, "p", range(8))} == {"stop"}
 
 
 def test_a_server_that_stays_away_stops_the_run_resumably(server: RolloutServer) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from infalign.errors import ConfigError, PartialError, first_line
 from infalign.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quoted, urls
@@ -31,12 +31,37 @@ from infalign.settings import Count
 
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
+NO_CHANCE = math.log(1e-9)  # of equal responses, below which the server does not sample
 TOKEN_BYTES = 10_000  # of an answer for each token, at most: its id, text and log-probabilities take some hundred
 SECRET_WORD = re.compile(  # an option, a variable that is set, a header
     r"(?<![\w-])(--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b|\w*(key|token|secret|password)(?==)"
     r"|((proxy-)?authorization|x-api-key)(?=:))",
     re.IGNORECASE,
 )
+
+
+Tokens = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class _Logprobs(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    token_logprobs: list[float] | None = None
+
+
+class _Choice(BaseModel):
+    """A response as servers give it; other fields are not read."""
+
+    model_config = ConfigDict(strict=True)
+
+    finish_reason: str | None = None
+    token_ids: Tokens | None = None
+    prompt_token_ids: Tokens | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice]
 
 
 class ServerEngine:
@@ -133,14 +158,15 @@ class ServerEngine:
                 raise ConfigError(f"{url} returned {len(choices)} responses where {len(missing)} were asked for")
             responses += [self._response(url, choice, prompt.token_ids, sampling) for choice in choices]
         ids = [response.token_ids for response in responses]
-        if len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4:
+        equal = len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4
+        if equal and not (len(ids) - 1) * responses[0].logprob > NO_CHANCE:  # unless the policy is as sure as that
             raise ConfigError(
                 f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature "
                 f"{sampling.temperature}; make it sample, for vLLM with --generation-config vllm"
             )
         return responses
 
-    async def _choices(self, post: Post, body: dict[str, Any], most_bytes: int) -> tuple[str, list[dict[str, Any]]]:
+    async def _choices(self, post: Post, body: dict[str, Any], most_bytes: int) -> tuple[str, list[_Choice]]:
         """Return the URL of the server that answered, and the choices in its answer."""
         import httpx2
 
@@ -158,28 +184,35 @@ class ServerEngine:
             raise ConfigError(f"{error.request.url} refused the request: {quoted(said, key)}") from error
         url = str(answer.url)
         try:
-            return url, answer.json()["choices"]
-        except (ValueError, KeyError, TypeError) as error:
+            return url, _Completion.model_validate(answer.json()).choices
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{url} is no OpenAI-compatible server; it answered {quoted(answer.text, key)}"
             ) from error
 
-    def _response(self, url: str, choice: dict[str, Any], prompt_ids: Sequence[int], sampling: Sampling) -> Response:
-        ids, finish = choice.get("token_ids"), choice.get("finish_reason")
+    def _response(self, url: str, choice: _Choice, prompt_ids: Sequence[int], sampling: Sampling) -> Response:
+        ids, finish, most = choice.token_ids, choice.finish_reason, sampling.max_new_tokens
         if not ids:
             raise ConfigError(
                 f"{url} returns no token ids, and text does not encode back to them; use a server that knows "
                 "return_token_ids, such as vLLM 0.10.2 or later"
             )
-        if list(choice.get("prompt_token_ids") or prompt_ids) != list(prompt_ids):
+        if (choice.prompt_token_ids or list(prompt_ids)) != list(prompt_ids):
             raise ConfigError(f"{url} answered another prompt than it was asked; switch its prompt rewriting off")
         if finish not in ("stop", "length") or (finish == "stop") != (ids[-1] == self.eos):
             raise ConfigError(
                 f"{url} ended a response with {finish!r} after token {ids[-1]}, but responses end with the "
                 f"tokenizer's EOS, {self.eos}; for vLLM, start it with --generation-config vllm"
             )
+        if len(ids) > most or (finish == "length" and len(ids) < most):
+            raise ConfigError(
+                f"{url} cut a response off after {len(ids)} tokens where {most} were asked for; let it have as many, "
+                "for vLLM with a larger --max-model-len"
+            )
         # Servers report log-probabilities of the model; these apply to the samples only if nothing modifies them.
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+        if logprobs is not None and len(logprobs) != len(ids):
+            raise ConfigError(f"{url} returns {len(logprobs)} log-probabilities for {len(ids)} tokens")
         sampled = logprobs if sampling.temperature == 1 and sampling.top_p == 1 else None
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Response(tuple(ids), text, finish, math.fsum(sampled) if sampled else math.nan)
