@@ -142,14 +142,18 @@ def test_a_finished_run_writes_no_card_again(run: Path, environment: dict[str, s
 class Hub:
     """The part of the hub's HTTP interface that an upload asks, on 127.0.0.1; it keeps what is committed."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status: int = 200, *, private: bool = True) -> None:
+        self.private = private
         self.files: dict[str, bytes] = {}
         self.made: dict[str, Any] = {}
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.do_POST()
+
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 data = json.dumps(outer.answer(self.path, body) if status == 200 else {"error": "no rights"}).encode()
@@ -170,6 +174,8 @@ class Hub:
             case "repos/create":
                 self.made = json.loads(body)
                 return {"url": f"{self.url}/me/adapted"}
+            case "models/me/adapted":
+                return {"id": "me/adapted", "private": self.private}
             case "validate-yaml":
                 return {"errors": [], "warnings": []}
             case "models/me/adapted/preupload/main":
@@ -191,7 +197,10 @@ class Hub:
 
 
 def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
-    """The real client of the hub uploads adapter and card to a private repository; a refusal is one sentence."""
+    """The real client of the hub uploads adapter and card to a private repository; a refusal is one sentence.
+
+    A repository that was there and public is not private because it was asked to be: it gets nothing.
+    """
     words = ("push", run, "--policy", "adapted", "--to", "me/adapted", "--private")
     online = environment | {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
     with Hub() as hub:
@@ -205,6 +214,11 @@ def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
     adapter = run / "models" / "adapted" / "adapter" / "adapter_model.safetensors"
     assert hub.files["adapter_model.safetensors"] == adapter.read_bytes()
     assert ModelCard(hub.files["README.md"].decode()).data.library_name == "peft"
+    with Hub(private=False) as hub:
+        public = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
+    assert public.returncode == 2
+    assert "me/adapted is there already, and public" in public.stderr
+    assert not hub.files
     with Hub(status=403) as hub:
         refused = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
     assert refused.returncode == 2

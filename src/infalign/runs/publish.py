@@ -57,7 +57,8 @@ def publication(root: Path, name: str, *, merged: bool) -> Publication:
 def push(found: Publication, to: str, *, private: bool) -> str:
     """Upload the files to the repository ``to`` of the hub, which is made if it is not there; return its URL.
 
-    Raises ConfigError if the hub refuses, PartialError if it does not answer.
+    Raises ConfigError if the hub refuses, or if the repository is there and public though it is to be ``private``, and
+    PartialError if the hub does not answer.
     """
     from httpx2 import HTTPError
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -66,6 +67,10 @@ def push(found: Publication, to: str, *, private: bool) -> str:
     api = HfApi()
     try:
         url = api.create_repo(to, private=private, exist_ok=True)
+        if private and not api.model_info(to).private:  # one that was there is as it was
+            raise ConfigError(
+                f"{to} is there already, and public; make it private in its settings on the hub, or leave --private out"
+            )
         additions = [CommitOperationAdd(name, file) for name, file in sorted(found.files.items())]
         api.create_commit(to, additions, commit_message="Upload by infalign")
     except (HfHubHTTPError, HFValidationError) as error:
