@@ -48,6 +48,29 @@ def served(models: tuple[Enumerable, Enumerable]) -> tuple[ServedPolicy, Law]:
     return policy, lambda name: base.finite()[PLACE].served(law / law.sum(), parse_procedure(name))
 
 
+def test_draws_of_a_request_that_failed_are_not_made(models: tuple[Enumerable, Enumerable]) -> None:
+    """What fails with the first rows fails the request, and its other draws are abandoned; the next is answered."""
+    model, tokenizer = load_policy(models[1].folder)
+    draws = LocalDraws(model, tokenizer, rows=2)
+
+    def fails(*_: object) -> None:
+        hook.remove()
+        raise RuntimeError("no memory")
+
+    hook = model.register_forward_pre_hook(fails)
+    prompt = Prompt("p", [4, 5, 6])
+
+    async def ask() -> None:
+        work = asyncio.create_task(draws.work())
+        with pytest.raises(RuntimeError, match="no memory"):
+            await draws.draw(prompt, range(6), Sampling(2))
+        await draws.draw(prompt, [0], Sampling(2))
+        work.cancel()
+
+    asyncio.run(ask())
+    assert (draws.counts["draws"], draws.counts["abandoned"], draws.in_progress) == (1, 4, 0)
+
+
 @pytest.mark.parametrize(
     ("procedure", "near"),
     [

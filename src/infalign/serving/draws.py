@@ -87,7 +87,9 @@ class LocalDraws:
         self._asked.set()
         try:
             return await asyncio.gather(*(draw.answer for draw in draws))
-        except asyncio.CancelledError:
+        except BaseException:
+            for draw in draws:  # nobody waits for the others of one that failed
+                draw.answer.cancel()
             self._waiting = deque(draw for draw in self._waiting if not self._abandoned(draw))
             raise
 
