@@ -21,14 +21,16 @@ import pytest
 from faults.server import RolloutServer
 from openai import AsyncOpenAI, OpenAI
 
+from infalign.errors import ConfigError
 from infalign.evaluation.intervals import estimate
 from infalign.method.procedures import BestOfN, parse_procedure
-from infalign.models.pretrained import load_policy
+from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
 from infalign.serving.answers import Answer, ServedPolicy
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
-from infalign.serving.openai import MOST_BYTES
+from infalign.serving.openai import MOST_BYTES, Desk
 from infalign.serving.opened import opened
+from infalign.serving.web import TOKEN, token_for
 from infalign.storage import listed, read_table
 
 PROMPT = "How do I bake bread?"
@@ -214,6 +216,8 @@ TURN = {"role": "user", "content": PROMPT}
         ({"model": "gpt-4"}, 404, "model", "this server has aware"),
         ({"model": "aware:best-of-none"}, 404, "model", "unknown procedure 'best-of-none'"),
         ({"model": "aware:best-of-2000"}, 400, "model", "1,024 are the most"),
+        ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
+        ({"model": "aware:soft-best-of-1000000000:0.2"}, 404, "model", "of at most 100,000 draws"),
         ({"model": "aware:rewind:0.99:2"}, 400, "model", "do not show the quantile 0.99"),
         ({"temperature": 0.7}, 400, "temperature", "leave it out or set it to 1"),
         ({"top_p": 0.9}, 400, "top_p", "is not served"),
@@ -227,6 +231,7 @@ TURN = {"role": "user", "content": PROMPT}
         ({"messages": [TURN | {"role": "assistant"}]}, 400, "messages", "does not end with a user turn"),
         ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "exceeds the model's context"),
         ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "with a text"),
+        ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "with a text"),
         ({"messages": [3]}, 400, "messages", "not an object with role and content"),
     ],
 )
@@ -241,6 +246,17 @@ def test_what_is_not_served_is_refused_with_the_field(
     assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
     assert said in refused.value.message
+
+
+def test_a_prompt_that_is_too_long_for_the_base_is_refused(evaluated_run: Path, client: OpenAI) -> None:
+    """A short answer of the policy fits beside it, but the threshold takes draws of the base of the run's length."""
+    tokenizer, talk = load_tokenizer(evaluated_run / "data" / "tokenizer"), dict(TURN)
+    while len(conversation_ids(tokenizer, [talk], add_generation_prompt=True)) < 182:
+        talk["content"] += "."
+    short = {"messages": [talk], "max_tokens": 1}
+    assert client.chat.completions.create(**asked() | short).choices
+    with pytest.raises(openai.BadRequestError, match="the base policy cannot show the quantile"):
+        client.chat.completions.create(**asked(model="aware:rewind:0.75:4") | short)
 
 
 def test_what_asks_for_nothing_is_no_reason_to_refuse(client: OpenAI) -> None:
@@ -280,6 +296,24 @@ def test_the_server_says_what_it_has(client: OpenAI, url: str) -> None:
     assert client.chat.completions.create(**asked()).model == "aware:best-of-4"
     health = httpx2.get(url.replace("/v1", "/health")).json()
     assert health == {"status": "ok", "policy": "aware", "procedure": "best-of-4"}
+
+
+@pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])
+def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, token: str, expected: str | None) -> None:
+    """One that no header can carry is refused, and not shown."""
+    monkeypatch.setenv(TOKEN, token)
+    assert token_for(host) == expected
+    monkeypatch.setenv(TOKEN, "s3cret\n")
+    with pytest.raises(ConfigError, match="holds a line break") as refused:
+        token_for(host)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_folder_may_have_a_colon_in_its_name(evaluated_run: Path) -> None:
+    """What follows the whole name is the procedure."""
+    desk = Desk(policy(evaluated_run, name="mine:2"), most=1)
+    assert desk.procedure("mine:2").name == "best-of-4"
+    assert desk.procedure("mine:2:rewind:0.75:6").name == "rewind:0.75:6"
 
 
 def test_the_page_shows_what_works(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,6 +468,7 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(
         assert about["rewards"][about["served"]] == micro.brightness([], [answer.choices[0].message.content])[0]
         assert engine.bodies[-1]["n"] == 4
         assert engine.bodies[-1]["model"] == "policy"
+        assert answer.model_extra == {}  # it may not give the same again
         cut = client.chat.completions.create(**asked(model="aware:standard", max_tokens=2, stream=True))
         assert [piece.choices[0].finish_reason for piece in cut][-1] == "length"
         with pytest.raises(openai.BadRequestError, match="leave seed out"):

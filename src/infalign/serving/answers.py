@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from infalign.data.examples import Message, prompt_id
-from infalign.errors import ConfigError
+from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.models.pretrained import conversation_ids
@@ -125,7 +125,10 @@ class BaseRewards:
             if self._source is None:
                 self._source = await asyncio.to_thread(self._load)
                 self._work = asyncio.create_task(self._source.work())
-        self._source.check(asked.prompt, self._sampling)
+        try:
+            self._source.check(asked.prompt, self._sampling)
+        except DataError as error:  # its draws have the run's own length, also where those of the policy are shorter
+            raise RefusedError(f"the base policy cannot show the quantile: {error}") from error
         drawn = await self._source.draw(asked.prompt, range(self._k), self._sampling)
         rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
         return np.array(rewards), drawn

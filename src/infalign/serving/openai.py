@@ -134,17 +134,18 @@ class Desk:
 
     def procedure(self, model: str) -> Served:
         """Return the procedure of a model's name. Raises `_ApiError`."""
-        name, _, spelled = model.partition(":")
-        if name != self.policy.name:
+        name = self.policy.name  # that of a folder may have a colon
+        spelled = model.removeprefix(name)
+        if spelled == model or spelled[:1] not in ("", ":"):
             raise _ApiError(
                 404,
-                f"the model {shown(model)} does not exist; this server has {self.policy.name}, which can be followed "
-                f"by a procedure: {self.policy.name}:{self.policy.procedure.name}",
+                f"the model {shown(model)} does not exist; this server has {name}, which can be followed by a "
+                f"procedure: {name}:{self.policy.procedure.name}",
                 param="model",
                 code="model_not_found",
             )
         try:
-            return parse_procedure(spelled) if spelled else self.policy.procedure
+            return parse_procedure(spelled[1:]) if spelled else self.policy.procedure
         except ConfigError as error:
             raise _ApiError(404, str(error), param="model", code="model_not_found") from error
 
@@ -220,7 +221,8 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
             ]
         except DataError as error:
             raise _ApiError(400, str(error), param="messages") from error
-        head = _Head(f"{policy.name}:{procedure.name}", seed, len(asked[0].prompt.token_ids))
+        told = seed if policy.draws.seeded else None
+        head = _Head(f"{policy.name}:{procedure.name}", told, len(asked[0].prompt.token_ids))
         events = desk.events(asked, stream=bool(body.stream))
         if not body.stream:
             return JSONResponse(head.completion(await _unless_gone(request, _whole(events))))
@@ -298,9 +300,9 @@ def _messages(body: _Body) -> list[dict[str, str]]:
     for place, turn in enumerate(turns):
         if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
             texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-            if None in texts:
+            if not all(isinstance(text, str) for text in texts):
                 raise _ApiError(400, "only parts with a text are read", param=f"messages.{place}.content")
-            turn["content"] = "".join(map(str, texts))
+            turn["content"] = "".join(texts)
     try:
         return list(parse_prompt({"prompt": turns}, "messages"))
     except DataError as error:
@@ -353,7 +355,7 @@ class _Head:
     """What all parts of the answer to one request share."""
 
     model: str
-    seed: int
+    seed: int | None  # with which the same request gives the same answer
     prompt_tokens: int
     identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -389,7 +391,8 @@ class _Head:
 
     def _part(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         about = {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
-        return about | {"choices": choices, "infalign": {"seed": self.seed}}
+        seed = {} if self.seed is None else {"infalign": {"seed": self.seed}}
+        return about | {"choices": choices} | seed
 
     def _choice(self, place: int, answer: Answer | None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": place, "logprobs": None}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from infalign.errors import ConfigError, InfalignError, StoppedError
+from infalign.http import api_key
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -23,8 +24,11 @@ class TooLargeError(InfalignError):
 
 
 def token_for(host: str) -> str | None:
-    """Return the token that requests must carry, if the environment has one. Raises ConfigError where one is needed."""
-    token = os.environ.get(TOKEN)
+    """Return the token that requests must carry, if the environment has one.
+
+    Raises ConfigError where one is needed, and for one that no request can carry.
+    """
+    token = api_key(TOKEN) if os.environ.get(TOKEN) else None
     if host not in ("127.0.0.1", "::1", "localhost") and not token:
         raise ConfigError(f"{host} can be reached by others; set {TOKEN} to a secret that requests carry")
     return token

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import Serving, check_n
-from infalign.method.procedures.order_statistics import OrderStatistics
+from infalign.method.procedures.order_statistics import MOST_DRAWS, OrderStatistics
 
 SPELLINGS = "soft-best-of-N:T"
 SHARPEST = 0.01  # the smallest |temperature|: e^{1/T} is a number
@@ -34,6 +34,8 @@ class SoftBestOfN:
                 f"soft Best-of-N has N of at least 2 and a finite temperature of at least {SHARPEST} or at most "
                 f"−{SHARPEST}, found N = {self.n} and {self.temperature:g}"
             )
+        if self.n > MOST_DRAWS:
+            raise ConfigError(f"soft Best-of-N is of at most {MOST_DRAWS:,} draws, found N = {self.n}")
 
     @property
     def name(self) -> str:
