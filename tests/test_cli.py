@@ -276,3 +276,18 @@ def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signa
     _, err = run.communicate()  # returns when no process holds the pipes any more
     assert (run.returncode, one_sentence(err)) == (code, True), err
     assert "the same command continues where this one stopped" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "run", "--port", 70000], '"70000" for --port. Must be <= 65535.'),
+        (["serve-reward", "run", "--transform", "exp:1", "--port", 0], '"0" for --port. Must be >= 1.'),
+        (["serve", "run", "--most", 0], '"0" for --most. Must be >= 1.'),
+    ],
+)
+def test_a_server_that_nobody_could_ask_is_not_started(main: Any, words: list[object], said: str) -> None:
+    """A port is one, and at least one answer is given at a time."""
+    code, out, err = main(*words)
+    assert (code, out) == (2, "")
+    assert said in err

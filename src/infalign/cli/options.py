@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from infalign.errors import ConfigError
 
@@ -22,6 +23,8 @@ SkipInvalid = Annotated[
     Parameter(help="Leave out invalid rows, count and list them.", negative=(), show_default=False),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
+Host = Annotated[str, Parameter(help="The address to listen at.")]
+Port = Annotated[int, Parameter(help="The port to listen at.", validator=Number(gte=1, lte=65535))]
 BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.", show_default=False)]
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infalign.cli.options import Host, Port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,9 +111,9 @@ def serve(
     *,
     policy: PolicyName = None,
     procedure: ProcedureName = None,
-    host: Annotated[str, Parameter(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port to listen at.")] = 8080,
-    most: Annotated[int, Parameter(help="Answers at a time; further requests get 503.")] = 256,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    most: Annotated[int, Parameter(help="Answers at a time; further requests get 503.", validator=Number(gte=1))] = 256,
     engine_url: EngineUrl = None,
     engine_model: EngineModel = None,
 ) -> None:

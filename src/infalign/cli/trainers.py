@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from infalign.cli.options import Host, Port
+
 SERVE_EPILOGUE = """\
 Example:
   infalign serve-reward runs/demo --transform exp:10
@@ -53,8 +55,8 @@ def serve_reward(
     /,
     *,
     transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],
-    host: Annotated[str, Parameter(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port to listen at.")] = 5000,
+    host: Host = "127.0.0.1",
+    port: Port = 5000,
 ) -> None:
     """Serve the calibrated and transformed reward over HTTP, for trainers that ask a server."""
     from infalign.integrations.configured import calibrated, has_tokenizer, tokenizer
