@@ -341,6 +341,18 @@ def figure(lab: Lab) -> Seen:
     return Seen(said.exit_code, str(said))
 
 
+@fault("a file of the user is where the report's figures go", brief=True)
+def figures_file(lab: Lab) -> Seen:
+    """It is named and stays."""
+    root = lab.copy()
+    shutil.rmtree(root / "figures")
+    (root / "figures").write_text("mine")
+    (root / "report.html").unlink()
+    said = refused(lambda: again(root))
+    assert (root / "figures").read_text() == "mine"
+    return Seen(said.exit_code, str(said))
+
+
 @fault("a comparison of the user lies in the folder of comparisons", brief=True)
 def comparison(lab: Lab) -> Seen:
     """It is named and stays."""

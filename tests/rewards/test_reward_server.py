@@ -442,6 +442,8 @@ def test_a_server_must_still_give_the_rewards_it_gave(
         ({"url": "http://host/x?access_token=secret"}, "access_token=….*use api_key_env"),
         ({"url": "http://host/x", "api_key_env": "sk-secret"}, "not the key itself"),
         ({"url": "http://host", "function": "a:b"}, "not both"),
+        ({"url": ["http://a/classify", "http://b/get_reward"]}, "asked alike"),
+        ({"url": ["http://a/classify", "http://b/pooling"]}, "asked alike"),
         ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
         ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env is for a `url`"),
     ],

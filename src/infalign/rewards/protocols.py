@@ -31,12 +31,16 @@ class RewardProtocol(Protocol):
         """Return what should be one reward for each row. Raises KeyError, TypeError or IndexError for another shape."""
 
 
+def of_vllm(url: str) -> type[Classify | Pooling] | None:
+    """Return the protocol of vLLM that a server speaks, None for a server that speaks OpenRLHF's."""
+    path = urlsplit(url).path.rstrip("/")
+    return next((spoken for ending, spoken in VLLM.items() if path.endswith(ending)), None)
+
+
 def protocol(url: str, tokenizer: PreTrainedTokenizerBase, rows: int) -> RewardProtocol:
     """Return the protocol of a server: vLLM's at a path that ends with /classify or /pooling, else OpenRLHF's."""
-    path = urlsplit(url).path.rstrip("/")
-    if path.endswith("/classify"):
-        return Classify()
-    return Pooling() if path.endswith("/pooling") else OpenRLHF(tokenizer, rows)
+    spoken = of_vllm(url)
+    return OpenRLHF(tokenizer, rows) if spoken is None else spoken()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ class Pooling(Conversation):
         """Return the output at the last token."""
         values = _only(answer)["data"]
         return values[-1] if isinstance(values[-1], list) else values
+
+
+VLLM: dict[str, type[Classify | Pooling]] = {"/classify": Classify, "/pooling": Pooling}
 
 
 def _only(answer: Any) -> Any:

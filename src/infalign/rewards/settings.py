@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from infalign.http import checked_url, checked_variable, urls
 from infalign.models.settings import Model
+from infalign.rewards.protocols import of_vllm
 from infalign.settings import Count, Settings
 
 
@@ -57,6 +58,8 @@ class RewardSource(Model):
             raise ValueError("api_key_env is for a `url`")
         if self.in_flight is not None and self.url is None:
             raise ValueError("in_flight is for a `url`")
+        if len({*map(of_vllm, self.url or ())}) > 1:
+            raise ValueError("the servers of one reward are asked alike: all at /classify, all at /pooling, or none")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
             raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch, fit and head")

@@ -299,8 +299,8 @@ def _messages(body: _Body) -> list[dict[str, str]]:
     turns = [dict(turn) if isinstance(turn, dict) else turn for turn in body.messages]
     for place, turn in enumerate(turns):
         if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
-            texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-            if not all(isinstance(text, str) for text in texts):
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            if len(texts) < len(parts):
                 raise _ApiError(400, "only parts with a text are read", param=f"messages.{place}.content")
             turn["content"] = "".join(texts)
     try:
