@@ -1,7 +1,9 @@
 """Answers of a model that can be listed follow the exact law of the procedure that serves them."""
 
 import asyncio
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +71,37 @@ def test_draws_of_a_request_that_failed_are_not_made(models: tuple[Enumerable, E
 
     asyncio.run(ask())
     assert (draws.counts["draws"], draws.counts["abandoned"], draws.in_progress) == (1, 4, 0)
+
+
+def test_the_base_is_loaded_once(models: tuple[Enumerable, Enumerable], served: tuple[ServedPolicy, Law]) -> None:
+    """Also if who asked first goes while it is loaded: a second one beside it would not fit."""
+    loads, gate = list[int](), threading.Event()
+
+    def load() -> LocalDraws:
+        loads.append(1)
+        gate.wait(60)
+        return LocalDraws(*load_policy(models[0].folder), rows=512)
+
+    base = BaseRewards(load, served[0].scores, 9, Sampling(2, seed=1))
+    policy = replace(served[0], base=base)
+
+    async def ask() -> None:
+        one = Asked([], Prompt(PROMPTS[PLACE], models[0].prompt_ids[PLACE]), policy.procedure, Sampling(2))
+        async with policy.working():
+            first = asyncio.create_task(base.quantile(one, 0.5))
+            while not loads:
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+            second = asyncio.create_task(base.quantile(one, 0.5))
+            for _ in range(9):  # it has begun
+                await asyncio.sleep(0)
+            gate.set()
+            _, drawn = await second
+            assert len(drawn) == 9
+
+    asyncio.run(ask())
+    assert len(loads) == 1
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,8 @@ class BaseRewards:
 
     def __init__(self, load: Callable[[], DrawSource], scores: Scores, k: int, sampling: Sampling) -> None:
         self._load, self._scores, self._k, self._sampling = load, scores, k, sampling
-        self._source: DrawSource | None = None
+        self._loaded: asyncio.Task[DrawSource] | None = None
         self._work: asyncio.Task[None] | None = None
-        self._loading = asyncio.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def quantile(self, asked: Asked, quantile: float) -> tuple[float, list[Response]]:
@@ -116,22 +115,34 @@ class BaseRewards:
 
     def close(self) -> None:
         """Stop drawing."""
-        for task in (self._work, *(known.made for known in self._known.values())):
+        for task in (self._loaded, self._work, *(known.made for known in self._known.values())):
             if task is not None:
                 task.cancel()
 
     async def _drawn(self, asked: Asked) -> tuple[Array, list[Response]]:
-        async with self._loading:
-            if self._source is None:
-                self._source = await asyncio.to_thread(self._load)
-                self._work = asyncio.create_task(self._source.work())
+        source = await self._source()
         try:
-            self._source.check(asked.prompt, self._sampling)
+            source.check(asked.prompt, self._sampling)
         except DataError as error:  # its draws have the run's own length, also where those of the policy are shorter
             raise RefusedError(f"the base policy cannot show the quantile: {error}") from error
-        drawn = await self._source.draw(asked.prompt, range(self._k), self._sampling)
+        drawn = await source.draw(asked.prompt, range(self._k), self._sampling)
         rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
         return np.array(rewards), drawn
+
+    async def _source(self) -> DrawSource:
+        """Return where the base's draws come from, loaded once, also if who asked first has gone meanwhile."""
+        if self._loaded is None:
+            self._loaded = asyncio.create_task(self._begun())
+        return await asyncio.shield(self._loaded)
+
+    async def _begun(self) -> DrawSource:
+        try:
+            source = await asyncio.to_thread(self._load)
+        except Exception:
+            self._loaded = None  # the next one tries again
+            raise
+        self._work = asyncio.create_task(source.work())
+        return source
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:
