@@ -213,7 +213,7 @@ def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
     }
     adapter = run / "models" / "adapted" / "adapter" / "adapter_model.safetensors"
     assert hub.files["adapter_model.safetensors"] == adapter.read_bytes()
-    assert ModelCard(hub.files["README.md"].decode()).data.library_name == "peft"
+    assert ModelCard(hub.files["README.md"].decode()).data["library_name"] == "peft"
     with Hub(private=False) as hub:
         public = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
     assert public.returncode == 2

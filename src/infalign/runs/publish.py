@@ -49,7 +49,7 @@ def publication(root: Path, name: str, *, merged: bool) -> Publication:
     if merged or base is None or recipe.policy.fit is not None or not (folder / ADAPTER).is_dir():
         return Publication(whole, "a whole model")
     card = ModelCard.load(run.layout.card(name))
-    card.data.library_name = "peft"
+    card.data["library_name"] = "peft"
     own = {"README.md": str(card).encode(), "generation_config.json": whole["generation_config.json"]}
     return Publication(_files(folder / ADAPTER) | own, f"an adapter of {base}")
 
