@@ -13,7 +13,7 @@ from infalign.method.judge import EstimatedJudge, Judge, ProbitSpline, normal_sc
 from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, Standard, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log
 from infalign.theory.choose import rank
-from infalign.theory.finite_rollouts import finite_rollouts, simulated_rollouts
+from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.theory.judged import JudgedOptimum, optimal_by
 from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.theory.optimum import optimal
@@ -119,17 +119,11 @@ def test_a_memorised_rank_wins_by_the_judge_what_simulation_says() -> None:
     """By A = h₀ the simulated win rates are those by the reward, prompt by prompt, to the exactness of a judge's."""
     for transform in (Identity(), Exponential(10)):
         known = finite_rollouts(transform, BestOfN(4), rollouts=20, kl=0.5, prompts=200)
-        found = simulated_rollouts(
-            transform,
-            BestOfN(4),
-            rollouts=20,
-            kl=0.5,
-            base=BestOfN(4),
-            judge=RewardAsJudge(BestOfN(4)),
-            prompts=200,
-        )
+        judge = RewardAsJudge(BestOfN(4))
+        found = finite_rollouts(transform, BestOfN(4), rollouts=20, kl=0.5, judge=judge, prompts=200)
         assert np.abs(found.win_rates - known.win_rates).max() < 2e-3
-        assert found.win_rates.mean() == pytest.approx(known.win_rate, abs=1e-4)
+        assert found.win_rate == pytest.approx(known.win_rate, abs=1e-4)
+        assert found.limit == pytest.approx(known.limit, abs=1e-6)
 
 
 def test_what_cannot_be_solved_is_said() -> None:

@@ -19,7 +19,7 @@ from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, rewinds
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
-from infalign.theory.finite_rollouts import simulated_rollouts
+from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.theory.judged import optimal_by
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.theory.optimum import optimal
@@ -137,7 +137,7 @@ class _Setting:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
         memorising = np.empty(0)
         if not (rewinds(self.procedure) or rewinds(self.base)):
-            memorising = simulated_rollouts(
+            memorising = finite_rollouts(
                 transform,
                 self.procedure,
                 rollouts=self.rollouts,

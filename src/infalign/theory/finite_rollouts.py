@@ -12,7 +12,7 @@ from infalign.method.calibration import Array
 from infalign.method.judge import Judge
 from infalign.method.procedures import RankProcedure, rewinds
 from infalign.method.transforms import Transformation, at_ranks
-from infalign.theory.law import law_at_kl
+from infalign.theory.law import judged_win_rate, law_at_kl
 
 LOG_BETAS = (-60.0, 40.0)  # log β for the normalised Φ: from all mass on the best interval to a KL below 1e-30
 ROUGH = 1e-6  # share of the loss that an interval may be uncertain by without nodes of its own
@@ -33,12 +33,14 @@ class FiniteRollouts:
     transformations has the standard error of the difference of their ``win_rates``.
     """
 
-    transform: str
+    transform: Transformation
+    procedure: RankProcedure
+    base: RankProcedure
+    judge: Judge | None
     rollouts: int
     beta: float  # the weight of the KL for the paper's raw Φ
     kl: float  # nats, the mean over prompts
     win_rates: Array = field(repr=False)  # (P,)
-    limit: float  # the win rate with exact calibration at the same KL
 
     @property
     def win_rate(self) -> float:
@@ -49,6 +51,14 @@ class FiniteRollouts:
     def standard_error(self) -> float:
         """The standard error of ``win_rate`` and of ``lost``, over the simulated prompts."""
         return float(self.win_rates.std(ddof=1) / np.sqrt(len(self.win_rates)))
+
+    @property
+    def limit(self) -> float:
+        """The win rate with exact calibration at the same KL."""
+        law = law_at_kl(self.transform, kl=self.kl)
+        if self.judge is None:
+            return law.win_rate(self.procedure, self.base)
+        return judged_win_rate(law, self.procedure, self.judge)
 
     @property
     def lost(self) -> float:
@@ -63,6 +73,7 @@ def finite_rollouts(
     rollouts: int,
     kl: float,
     base: RankProcedure | None = None,
+    judge: Judge | None = None,
     prompts: int = 1000,
     seed: int = 0,
 ) -> FiniteRollouts:
@@ -70,47 +81,11 @@ def finite_rollouts(
 
     The references of a prompt cut [0, 1] into K + 1 intervals of lengths D ~ Dirichlet(1, …, 1), inside which Ĉ = c/K
     cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves all the
-    simulated ``prompts`` and spends ``kl`` nats on average; the win rate is the true one, for continuous rewards.
-    Raises ConfigError for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
+    simulated ``prompts`` and spends ``kl`` nats on average; the win rate is the true one, for continuous rewards,
+    against the base served by ``base``, or by a ``judge``, who knows himself how the base is served. Raises ConfigError
+    for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
     """
     base = base or procedure
-    simulated = simulated_rollouts(
-        transform, procedure, rollouts=rollouts, kl=kl, base=base, prompts=prompts, seed=seed
-    )
-    return FiniteRollouts(
-        transform.name,
-        rollouts,
-        simulated.beta,
-        simulated.kl,
-        simulated.win_rates,
-        law_at_kl(transform, kl=kl).win_rate(procedure, base),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """The policy of `finite_rollouts` on simulated prompts, its fields as there."""
-
-    beta: float
-    kl: float
-    win_rates: Array  # (P,)
-
-
-def simulated_rollouts(
-    transform: Transformation,
-    procedure: RankProcedure,
-    *,
-    rollouts: int,
-    kl: float,
-    base: RankProcedure,
-    judge: Judge | None = None,
-    prompts: int = 1000,
-    seed: int = 0,
-) -> Simulated:
-    """Return the policy of `finite_rollouts` on simulated prompts, which raises as this does.
-
-    Win rates are against the base served by ``base``, or by ``judge``, who knows himself how the base is served.
-    """
     for given in (procedure, base):
         if rewinds(given):
             raise ConfigError(f"the loss from finite rollouts is known for rank procedures only, not for {given.name}")
@@ -150,7 +125,9 @@ def simulated_rollouts(
         [win_rates(lengths_PC[start : start + rows], log_beta, nodes) for start in range(0, prompts, rows)]
     )
     kls_P = kls(log_beta)
-    return Simulated(float(np.exp(log_beta)) * transform.scale, float(kls_P.mean()), win_rates_P - price * (kls_P - kl))
+    beta = float(np.exp(log_beta)) * transform.scale
+    priced_P = win_rates_P - price * (kls_P - kl)
+    return FiniteRollouts(transform, procedure, base, judge, rollouts, beta, float(kls_P.mean()), priced_P)
 
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
