@@ -1,9 +1,10 @@
 """What calibration on a finite number of rollouts costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
@@ -22,6 +23,7 @@ SCORES = np.linspace(-8.0, 8.0, 4001)  # between which a judge's chances are int
 MOST_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
 PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
+Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +150,12 @@ def _step_win_rates(
     On an interval the integral lies between the two ends' h(F) times the rise of h₀. Where these are as good as equal
     their mean is taken, elsewhere Gauss's rule with ``nodes``.
     """
-    u_PE, cdf_PE = (_edges(values) for values in (lengths_PC, masses_PC))
+    u_PE, cdf_PE = _edges(lengths_PC), _edges(masses_PC)
     served_PE, rise_PC = procedure.distortion(cdf_PE), np.diff(base.distortion(u_PE), axis=1)
     lost_PC = (served_PE[:, 1:] + served_PE[:, :-1]) / 2.0 * rise_PC
     unsure_PC = np.diff(served_PE, axis=1) * rise_PC
-    p, c = np.nonzero(unsure_PC > ROUGH * lost_PC.sum(axis=1, keepdims=True))
-    x, weight = np.polynomial.legendre.leggauss(nodes)
-    x, weight = (x + 1.0) / 2.0, weight / 2.0
-    for start in range(0, p.size, CHUNK // nodes):
-        at = p[start : start + CHUNK // nodes], c[start : start + CHUNK // nodes]
-        u, cdf = (
-            np.minimum(edges[at][:, None] + values[at][:, None] * x, 1.0)
-            for edges, values in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
-        )
+    rough_PC = unsure_PC > ROUGH * lost_PC.sum(axis=1, keepdims=True)
+    for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
         lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
     win_rates_P: Array = 1.0 - lost_PC.sum(axis=1)
     return win_rates_P
@@ -179,21 +174,30 @@ def _step_win_rates_by(
     def chance(u: Array) -> Array:
         return np.interp(u, ranks, chances)
 
-    u_PE, cdf_PE = (_edges(values) for values in (lengths_PC, masses_PC))
+    u_PE, cdf_PE = _edges(lengths_PC), _edges(masses_PC)
     chance_PE, rise_PC = chance(u_PE), np.diff(procedure.distortion(cdf_PE), axis=1)
     won_PC = (chance_PE[:, 1:] + chance_PE[:, :-1]) / 2.0 * rise_PC
-    p, c = np.nonzero(np.abs(np.diff(chance_PE, axis=1)) * rise_PC > JUDGED)
-    x, weight = np.polynomial.legendre.leggauss(nodes)
-    x, weight = (x + 1.0) / 2.0, weight / 2.0
-    for start in range(0, p.size, CHUNK // nodes):
-        at = p[start : start + CHUNK // nodes], c[start : start + CHUNK // nodes]
-        u, cdf = (
-            np.minimum(edges[at][:, None] + values[at][:, None] * x, 1.0)
-            for edges, values in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
-        )
+    rough_PC = np.abs(np.diff(chance_PE, axis=1)) * rise_PC > JUDGED
+    for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
         won_PC[at] = masses_PC[at] * ((procedure.density(cdf) * chance(u)) @ weight)
     win_rates_P: Array = won_PC.sum(axis=1)
     return win_rates_P
+
+
+def _inside(
+    u_PE: Array, lengths_PC: Array, cdf_PE: Array, masses_PC: Array, chosen_PC: NDArray[np.bool_], nodes: int
+) -> Iterator[tuple[tuple[Places, Places], Array, Array, Array]]:
+    """Yield the chosen intervals I, some at a time: places, u and F(u) at Gauss's nodes (I, G), and weights (G,)."""
+    x, weight = np.polynomial.legendre.leggauss(nodes)
+    x, weight = (x + 1.0) / 2.0, weight / 2.0
+    p, c = np.nonzero(chosen_PC)
+    for start in range(0, p.size, CHUNK // nodes):
+        at = p[start : start + CHUNK // nodes], c[start : start + CHUNK // nodes]
+        u, cdf = (
+            np.minimum(edges[at][:, None] + steps[at][:, None] * x, 1.0)
+            for edges, steps in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
+        )
+        yield at, u, cdf, weight
 
 
 def _edges(values_PC: Array) -> Array:
