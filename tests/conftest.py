@@ -4,11 +4,14 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
+import micro
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from infalign import cli
@@ -42,6 +45,18 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return the directory of a whole run from data to report, done once for all workers; tests only read it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "finished"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "run" / "report.html").exists():
+            folder.mkdir(exist_ok=True)
+            micro.finish(folder)
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,14 @@ def infalign(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
 
 
+def finish(folder: Path) -> Path:
+    """Do a whole run with the command line, with two worker processes, and return its directory."""
+    ended = infalign("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    assert f"Report: {folder / 'run' / 'report.html'}" in ended.stdout
+    return folder / "run"
+
+
 def write_gguf(policy: Any, tokenizer: Any, path: Path, *, architecture: str = "llama", kind: str = "gpt2") -> Path:
     """Write a Llama with tied embeddings as llama.cpp's converter does."""
     import gguf

@@ -3,16 +3,10 @@
 from pathlib import Path
 
 import pytest
-from faults.registry import Case, cases, finish, inject
+from faults.registry import Case, cases, inject
 from faults.storage import KILLED
 
 TABLE = Path(__file__).parents[1] / "docs" / "faults.md"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a whole run."""
-    return finish(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.fault) for case in cases() if case.brief])

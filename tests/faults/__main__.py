@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from micro import finish
 
-from faults.registry import Case, Seen, cases, finish, inject
+from faults.registry import Case, Seen, cases, inject
 
 HEAD = """\
 # Faults and what a user sees of them

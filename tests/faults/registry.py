@@ -72,14 +72,6 @@ def cases() -> list[Case]:
     return sorted(CASES, key=lambda case: case.inject.__module__)
 
 
-def finish(folder: Path) -> Path:
-    """Do a whole run with the command line and return its directory."""
-    path = micro.write(folder / "recipe.yaml", micro.settings(folder / "run"))
-    ended = micro.infalign("run", path, "--debug")
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
-    return folder / "run"
-
-
 def inject(case: Case, folder: Path, finished: Path) -> Seen:
     """Inject a fault in an empty folder and return what is seen, in words that are the same every time."""
     folder.mkdir()

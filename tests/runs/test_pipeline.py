@@ -34,17 +34,6 @@ POLICIES = ["aware", "plain", "online"]
 CARDS = [f"card-{name}" for name in sorted(POLICIES)]  # as in the recipe on disk
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a run that the command line did from data to report, with two worker processes."""
-    folder = tmp_path_factory.mktemp("finished")
-    path = micro.write(folder / "recipe.yaml", micro.settings(folder / "run"))
-    ended = micro.infalign("run", path, "--debug")
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
-    assert f"Report: {folder / 'run' / 'report.html'}" in ended.stdout
-    return folder / "run"
-
-
 @pytest.fixture
 def root(finished: Path, tmp_path: Path) -> Path:
     """Return a copy of the finished run."""
