@@ -5,7 +5,9 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,25 @@ def test_a_worker_that_is_killed_is_named(tmp_path: Path) -> None:
     if (sleeper := tmp_path / "sleeper").exists():
         with pytest.raises(ProcessLookupError):
             os.kill(int(sleeper.read_text()), 0)
+
+
+def test_ctrl_c_while_a_worker_starts_is_left_to_this_process() -> None:
+    """A worker that is interrupted before it has imported anything does its work and says nothing."""
+    done = threading.Event()
+
+    def interrupt() -> None:
+        while not done.wait(0.001):
+            for worker in active_children():
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert run([job("a", give, 1), job("b", give, 2)], 2) == {"a": 1, "b": 2}
+    finally:
+        done.set()
+        thread.join()
 
 
 class SlowToHash:

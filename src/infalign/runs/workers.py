@@ -9,6 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from multiprocessing import get_context, parent_process
@@ -127,7 +128,8 @@ class _Workers:
         context = get_context("spawn")  # a fork would copy locks that torch's threads hold
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._threads), daemon=True)
-        process.start()
+        with _held_back(signal.SIGINT):  # Ctrl-C reaches the whole process group; a worker that starts leaves it to us
+            process.start()
         theirs.close()  # only the worker keeps this end open, so its death closes the pipe
         self._processes[ours] = process
         return ours
@@ -159,6 +161,16 @@ class _Workers:
         )
 
 
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Hold a signal back inside the block, and in processes that are started there until they let it through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _ending(process: BaseProcess) -> str:
     code = process.exitcode
     return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
@@ -166,7 +178,8 @@ def _ending(process: BaseProcess) -> str:
 
 def _work(connection: Connection, threads: int | None) -> None:
     """Run tasks one after the other until the parent closes the pipe, dies or stops this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which was held back so far; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     last = 0.0
