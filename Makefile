@@ -25,7 +25,7 @@ env: .venv/.complete
 
 # lock.txt from pyproject.toml and constraints.txt, for every platform: versions, and the hashes of all their files.
 lock: .venv-lock/bin/uv
-	.venv-lock/bin/uv pip compile pyproject.toml --all-extras --group dev --constraint constraints.txt --universal \
+	.venv-lock/bin/uv pip compile pyproject.toml --extra all --group dev --constraint constraints.txt --universal \
 	    --python-version 3.11 --generate-hashes --no-annotate --quiet --custom-compile-command "make lock" \
 	    $(patsubst %,--no-emit-package %,$(OF_TORCH)) --output-file lock.txt
 
@@ -50,7 +50,7 @@ test-slow: env
 test-faults: env
 	HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONPATH=tests $(BIN)/python -m faults --write docs/faults.md
 
-# The adapters inside verl's and OpenRLHF's own code, on CPU. Their trainers want other versions of torch and transformers,
+# The adapters inside verl's and OpenRLHF's own code, and lm-evaluation-harness on models of ours, on CPU. Their trainers want other versions of torch and transformers,
 # but the parts that call a reward run beside ours.
 test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/pytest -m frameworks tests/integrations

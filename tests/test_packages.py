@@ -16,12 +16,12 @@ OF_TORCH = {"torch"}  # whose build is the user's choice, and what only it requi
 
 
 def asked() -> list[str]:
-    """Return what the project asks for, with all extras and its tools."""
+    """Return what the project asks for, with the extras of `all` and its tools."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     return [
         *project["project"]["dependencies"],
-        *(line for name, lines in extras.items() if name != "all" for line in lines),
+        *(line for name in Requirement(extras["all"][0]).extras for line in extras[name]),
         *project["dependency-groups"]["dev"],
         *project["build-system"]["requires"],
     ]

@@ -59,9 +59,9 @@ def percent(share: float) -> str:
     return f"100 − {100 * (1 - share):.1e}" if rounded == "100.00" and share < 1 else rounded
 
 
-def ratio(e: Estimate) -> str:
+def ratio(e: Estimate, digits: int = 2) -> str:
     """Return an estimate that can be negative with its interval: ``0.12 (−0.05 to 0.29)``."""
-    return _with_interval(e, lambda value: f"{value:.2f}".replace("-", "−"), " to ")
+    return _with_interval(e, lambda value: f"{value:.{digits}f}".replace("-", "−"), " to ")
 
 
 def gain(e: Estimate) -> str:

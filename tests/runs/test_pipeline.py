@@ -18,15 +18,18 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from infalign.errors import DataError
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.models.pretrained import load_policy
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs import pipeline
+from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
+from infalign.runs.results import write_results
 from infalign.runs.run import rollout_parts
 from infalign.theory.optimum import optimal
 
@@ -161,6 +164,26 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     assert again(root, f"policies.plain.transform={elsewhere}") == []
     elsewhere.write_text(optimal(BestOfN(4), kl=0.4).transform.to_json())
     assert again(root, f"policies.plain.transform={elsewhere}") == expected
+
+
+def test_benchmarks_add_their_own_numbers_and_redo_nothing_else(root: Path) -> None:
+    """Each model is asked once; a difference to the reference is paired, and of the same documents or an error."""
+    asked = [f"benchmark-{name}.held-out" for name in ("reference", *POLICIES)]
+    done = again(root, "benchmarks={}")
+    assert sorted(done[:4]) == sorted(asked)
+    assert done[4:] == ["results", "report", *CARDS]
+    assert again(root, "benchmarks={}") == []
+    found = json.loads((root / "results.json").read_text())["benchmarks"]["held-out"]["log-likelihood a token"]
+    own, base = (pq.read_table(root / "benchmarks" / name / "held-out.parquet") for name in ("plain", "reference"))
+    differences = own["value"].to_numpy() - base["value"].to_numpy()
+    assert found["policies"]["plain"]["difference"]["mean"] == pytest.approx(differences.mean())
+    assert found["documents"] == len(differences) > 2
+    assert 'id="elsewhere"' in (root / "report.html").read_text()
+    pq.write_table(base.slice(1), root / "benchmarks" / "reference" / "held-out.parquet")
+    with pytest.raises(DataError, match="about other documents of held-out than the reference's"):
+        write_results(
+            Evaluated.of(load_recipe(root / "recipe.yaml"), Layout(root)), recipe_of(root).policies, on_progress=print
+        )
 
 
 def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:

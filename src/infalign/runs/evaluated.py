@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infalign.evaluation.samples import Samples
+from infalign.evaluation.settings import task_label
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
@@ -24,6 +25,7 @@ class Evaluated:
     procedure: Served  # the procedure that policies are trained for
     rewind: RewindAndRepeat
     max_n: int
+    tasks: tuple[str, ...]  # the benchmarks
 
     @classmethod
     def of(cls, recipe: Recipe, layout: Layout) -> "Evaluated":
@@ -37,6 +39,7 @@ class Evaluated:
             recipe.procedure,
             evaluate.rewind,
             evaluate.max_n,
+            () if recipe.benchmarks is None else tuple(map(task_label, recipe.benchmarks.tasks)),
         )
 
     def column(self, model: str, column: str, split: str = "test") -> Array:

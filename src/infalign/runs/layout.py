@@ -66,6 +66,10 @@ class Layout:
         """Return the folder of a model's samples, scores and KL on the prompts of a split."""
         return self.root / ("evaluation" if split == "test" else f"evaluation-{split}") / name
 
+    def benchmark(self, name: str, task: str) -> Path:
+        """Return the table of what a model achieves on each document of a task."""
+        return self.root / "benchmarks" / name / f"{task}.parquet"
+
     @property
     def results(self) -> Path:
         """All numbers of the evaluation."""

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from infalign.distributed import is_first, processes
 from infalign.errors import ConfigError
+from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.models.gguf import converted, folder_of, is_gguf
 from infalign.models.rehearsal import check_harmless
 from infalign.progress import OnProgress, ProgressDisplay
@@ -94,6 +95,8 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         run.recipe.compute.check()
         for model in set(run.recipe.named_models.values()):
             check_harmless(model)
+        if run.recipe.benchmarks is not None:
+            check_benchmarks(run.recipe.benchmarks)
     for warning in (warning for name in todo for warning in by_name[name].warnings()):
         console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
     key_of, said = keys(wanted), set[str]()

@@ -16,6 +16,7 @@ from rich.table import Table
 from infalign.data.sources import Source, read_examples
 from infalign.display import heading, plain_table, say
 from infalign.errors import ConfigError
+from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.http import api_key, within
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
@@ -61,6 +62,8 @@ def print_plan(recipe: Recipe, console: Console) -> None:
             function_reward(source.function)
         _check_servers(source.url or (), source.api_key_env, console)
     _check_servers(*recipe.rollout.engine.asks, console)
+    if recipe.benchmarks is not None:
+        check_benchmarks(recipe.benchmarks)
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_work(run, console)

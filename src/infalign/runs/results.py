@@ -1,7 +1,7 @@
 """All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from infalign.errors import ConfigError, DataError, InfalignError
+from infalign.evaluation.benchmarks import by_metric
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
@@ -24,7 +25,7 @@ from infalign.progress import OnProgress
 from infalign.runs.calibrated import reference_rewards
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
-from infalign.storage import write_text
+from infalign.storage import read_table, write_text
 from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
@@ -81,6 +82,8 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
             },
         },
     }
+    if evaluated.tasks:
+        results["benchmarks"] = _benchmarks(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
@@ -226,6 +229,35 @@ def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -
     """Return what a policy wins by an estimated judge, with the interval of what is known of him, over prompts."""
     low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), [0.5 - level / 2, 0.5 + level / 2])
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
+
+
+def _benchmarks(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, Any]:
+    """Return by task and metric what the reference achieves, and each policy's difference, paired by document."""
+    found: dict[str, Any] = {}
+    for label in evaluated.tasks:
+        base = by_metric(read_table(evaluated.layout.benchmark("reference", label)))
+        for (task, metric), of_reference in base.items():
+            found.setdefault(task, {})[metric] = {
+                "documents": len(of_reference.values),
+                "higher_is_better": of_reference.higher_is_better,
+                "reference": evaluated.estimated(of_reference.values),
+                "policies": {},
+            }
+        for name in policies:
+            path = evaluated.layout.benchmark(name, label)
+            own = by_metric(read_table(path))
+            for (task, metric), of_reference in base.items():
+                of_policy = own.get((task, metric))
+                if of_policy is None or of_policy.documents != of_reference.documents:
+                    raise DataError(
+                        f"{path} is about other documents of {task} than the reference's: the task changed between "
+                        f"them; delete {path.parent.parent} and run the same command again"
+                    )
+                found[task][metric]["policies"][name] = {
+                    "value": evaluated.estimated(of_policy.values),
+                    "difference": evaluated.estimated(of_policy.values - of_reference.values),
+                }
+    return found
 
 
 def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.display import LOOKS, QUIET, amount, gain, share
+from infalign.display import LOOKS, QUIET, amount, gain, ratio, share
 from infalign.errors import ConfigError
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
@@ -33,7 +33,7 @@ from infalign.runs.report.pictures import (
     win_rate_by_n,
 )
 from infalign.runs.report.tables import comparison_rows
-from infalign.runs.report.words import SPOKEN, Numbers, judged_in_words, verdict
+from infalign.runs.report.words import SPOKEN, Numbers, elsewhere, judged_in_words, verdict
 from infalign.runs.results import read_results, unseen
 from infalign.storage import read_table, write_text
 
@@ -76,7 +76,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": share, "amount": amount, "gain": gain}
+    environment.filters |= {"share": share, "amount": amount, "gain": gain, "ratio": ratio}
     html = environment.get_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -89,6 +89,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         verdict=verdict(results),
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
+        elsewhere=elsewhere(results),
         figures=figures,
         results_json=embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in recipe.policies.items()},
@@ -239,6 +240,8 @@ def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
         work, _, model = name.partition("-")
         if work in ("train", "evaluate"):
             return model in models
+        if work == "benchmark":
+            return model.partition(".")[0] in models
         if work in ("rollout", "score"):
             return model in numbers
         return work in fitted if stage == "reward-model" else name != "report"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infalign.display import Estimate, amount, gain, share
+from infalign.display import Estimate, amount, gain, ratio, share
 from infalign.runs.results import unseen
 
 Numbers = dict[str, Any]
@@ -26,6 +26,7 @@ def verdict(results: Numbers) -> list[str]:
         [_what_to_ship(results, best, judges)],
         _against_others(results, judges),
         _by_n(results, best, judges),
+        elsewhere(results),
         [_what_next(results, best, judges), spread],
     )
     return [text for paragraph in said if (text := " ".join(paragraph))]
@@ -55,6 +56,21 @@ def judged_in_words(results: Numbers) -> list[str]:
                 f"{_percent(last)} against one plain draw."
             )
     return sentences
+
+
+def elsewhere(results: Numbers) -> list[str]:
+    """Return a sentence on the benchmarks of a run: where which policy is surely worse than the reference."""
+    benchmarks = results.get("benchmarks", {})
+    worse = dict[str, list[str]]()
+    for task, metrics in benchmarks.items():
+        for metric, found in metrics.items():
+            for name, own in found["policies"].items():
+                change = own["difference"]
+                if change["high"] < 0 if found["higher_is_better"] else change["low"] > 0:
+                    worse.setdefault(name, []).append(f"{task} {metric} by {ratio(change, 3)}")
+    if worse:
+        return [f"Elsewhere {name} is worse than the reference: {_listed(where)}." for name, where in worse.items()]
+    return [f"On {_listed(list(benchmarks))} no policy is surely worse than the reference."] if benchmarks else []
 
 
 def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from infalign.runs.layout import Summary
 from infalign.runs.results import FORMAT, read_results, write_results
 from infalign.runs.rollouts import cut_off
 from infalign.runs.run import Run
+from infalign.runs.stages import benchmarks
 from infalign.runs.trackers import track
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far, numbered
@@ -32,13 +33,14 @@ BATCH_TOKENS = 16384  # tokens per forward pass
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the evaluation of the reference and of each policy on test prompts, and the numbers of all."""
+    """Yield the evaluation of the reference and of each policy, on test prompts and benchmarks, and all numbers."""
     evaluations = list(evaluations_on(run, "test"))
-    yield from evaluations
+    asked = [*evaluations, *benchmarks.units(run)]
+    yield from asked
     yield Unit(
         "evaluate",
         "results",
-        inputs=tuple(unit.output for unit in evaluations),
+        inputs=tuple(unit.output for unit in asked),
         settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
         work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
