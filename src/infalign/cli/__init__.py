@@ -13,6 +13,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Group
 
 from infalign.cli import (
+    cluster,
     data,
     explorer,
     methods,
@@ -81,6 +82,7 @@ for _place, (_stage, _about) in enumerate(STAGES.items()):
         app.command(whole_run.evaluate, group=_group, sort_key=_place, help_epilogue=whole_run.EVALUATE_EPILOGUE)
     else:
         app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
+app.command(cluster.ray, group=_group, sort_key=len(STAGES), help_epilogue=cluster.RAY_EPILOGUE)
 app["data"].command(data.get, group="Public data", help_epilogue=data.GET_EPILOGUE)
 app["data"].help_epilogue = data.DATA_EPILOGUE
 

@@ -72,20 +72,46 @@ def score_to(
     with closing(score_each(reward, asked(), name=name)) as scored:
         for number, given in scored:
             chosen, ids, conversations, said = under_way.pop(number)
-            columns = {
-                "prompt_id": pa.array(ids, pa.string()),
-                "prompt": pa.array(conversations, MESSAGES),
-                "response": pa.array(said, pa.string()),
-                "reward": pa.array(given, pa.float64()),
-            }
-            table = pa.table(columns, metadata={MADE_BY: made_by.encode()})
-            write_table(directory / f"part-{first + number:05d}.parquet", table)
+            _write(directory / f"part-{first + number:05d}.parquet", ids, conversations, said, given, made_by)
             new = dict(zip(zip(ids, said, strict=True), given, strict=True))
             for identity, by_row in chosen:
                 rewards[list(by_row)] = [new[identity, text] for text in by_row.values()]
             done += len(said)
             on_progress(done, total)
     return rewards
+
+
+def score_shard(
+    path: Path,
+    reward: RewardFunction,
+    prompts: Sequence[list[Message]],
+    responses: Sequence[str],
+    *,
+    name: str,
+    made_by: str,
+) -> None:
+    """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
+    rows = {(prompt_id(prompt), text): prompt for prompt, text in zip(prompts, responses, strict=True)}
+    conversations, said = list(rows.values()), [text for _, text in rows]
+    ((_, given),) = score_each(reward, [(conversations, said)], name=name)
+    _write(path, [identity for identity, _ in rows], conversations, said, given, made_by)
+
+
+def _write(
+    path: Path,
+    ids: Sequence[str],
+    prompts: Sequence[list[Message]],
+    responses: Sequence[str],
+    given: Sequence[float],
+    made_by: str,
+) -> None:
+    columns = {
+        "prompt_id": pa.array(ids, pa.string()),
+        "prompt": pa.array(prompts, MESSAGES),
+        "response": pa.array(responses, pa.string()),
+        "reward": pa.array(given, pa.float64()),
+    }
+    write_table(path, pa.table(columns, metadata={MADE_BY: made_by.encode()}))
 
 
 ByRow = dict[int, str]  # responses to one prompt, by row

@@ -122,7 +122,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     stages = list(STAGES)
     tasks = [
-        Task(name, partial(_begin, layout, by_name[name], base_of[name]), frozenset(needed[name]))
+        Task(name, partial(_work, layout, by_name[name], base_of[name]), frozenset(needed[name]))
         for name in sorted(todo, key=lambda name: -stages.index(by_name[name].stage))
     ]
     with ProgressDisplay(console) as display:
@@ -149,8 +149,15 @@ def _record(
     }
 
 
-def _begin(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
+def _work(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
     """Do a unit; the output of an earlier attempt with another ``base`` is removed first."""
+    begin(layout, unit, base)
+    summary: Summary = unit.work(on_progress=on_progress)
+    return summary
+
+
+def begin(layout: Layout, unit: Unit, base: str) -> None:
+    """Make the place of a unit's output ready: what an attempt with another ``base`` left is removed."""
     started = layout.started(unit.name)
     if not is_first():
         while not holds(started, base):  # the first process removes the old output
@@ -169,8 +176,6 @@ def _begin(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) ->
             write_text(started, base)
     with writing(unit.output.parent):
         unit.output.parent.mkdir(parents=True, exist_ok=True)
-    summary: Summary = unit.work(on_progress=on_progress)
-    return summary
 
 
 def versions() -> dict[str, str]:

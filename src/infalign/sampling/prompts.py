@@ -67,20 +67,31 @@ class Sampler:
         return self.engine.opened(self.model, sampling, self.compute.torch_device, probe)
 
     def draw(self, prompts: Prompts, k: int, folder: Path, *, seed: int, on_progress: OnProgress) -> None:
-        """Draw those of ``k`` responses to each prompt that are missing in ``folder`` into it."""
-        asked = prompts.asked()
+        """Draw those of ``k`` responses to each prompt that are missing in ``folder`` into it.
+
+        Where none is missing, the engine is not opened.
+        """
+        asked, total = prompts.asked(), len(prompts.prompt_ids) * k
+        if _drawn(prompts, k, folder) == total:
+            on_progress(total, total, "responses")
+            return
         with self.opened(asked[0], seed=seed) as engine:
             draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
 
 
 def drawn_so_far(prompts: Prompts, k: int, folder: Path) -> str:
     """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``, "" for none."""
+    drawn = _drawn(prompts, k, folder)
+    return f"{drawn:,} of {len(prompts.prompt_ids) * k:,} responses" if drawn else ""
+
+
+def _drawn(prompts: Prompts, k: int, folder: Path) -> int:
     wanted, drawn = set(prompts.prompt_ids), 0
     for shard in folder.glob("part-*.parquet"):
         table = read_table(shard, ["prompt_id", "index"])
         rows = zip(listed(table, "prompt_id"), listed(table, "index"), strict=True)
         drawn += sum(prompt_id in wanted and index < k for prompt_id, index in rows)
-    return f"{drawn:,} of {len(wanted) * k:,} responses" if drawn else ""
+    return drawn
 
 
 def numbered(prompt_ids: list[str], k: int) -> pa.Table:

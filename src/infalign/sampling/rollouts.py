@@ -59,24 +59,20 @@ def draw(
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
     on_progress(drawn, total)
     asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
-    finished = engine.sample_each(asked) if isinstance(engine, ConcurrentEngine) else _one_by_one(engine, asked, k)
+    finished = _answered(engine, asked, k)
     shards = deque(todo[start : start + shard_prompts] for start in range(0, len(todo), shard_prompts))
     rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
-    said = [field.name for field in fields(Response)]
 
     def write(chosen: Sequence[int]) -> None:
         nonlocal number
         table = pa.Table.from_pylist([row for i in chosen for row in rows.pop(i)], schema=SCHEMA)
-        write_table(directory / f"part-{number:05d}.parquet", table)
+        write_table(shard_path(directory, number), table)
         number += 1
 
     try:
         with closing(finished):
             for (prompt, missing), responses in finished:
-                rows[place[prompt.prompt_id]] = [
-                    {"prompt_id": prompt.prompt_id, "index": index} | {name: getattr(response, name) for name in said}
-                    for index, response in zip(missing, responses, strict=True)
-                ]
+                rows[place[prompt.prompt_id]] = _rows(prompt, missing, responses)
                 drawn += len(missing)
                 on_progress(drawn, total)
                 while shards and rows.keys() >= set(shards[0]):
@@ -84,6 +80,33 @@ def draw(
     finally:
         if rows:
             write(sorted(rows))
+
+
+def draw_shard(engine: Engine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
+    """Draw rollouts 0 … k-1 of each prompt into one shard, which is written whole, prompt by prompt, or not at all."""
+    rows = dict[str, list[dict[str, Any]]]()
+    with closing(_answered(engine, ((prompt, range(k)) for prompt in prompts), k)) as finished:
+        for (prompt, indices), responses in finished:
+            rows[prompt.prompt_id] = _rows(prompt, indices, responses)
+    ordered = [row for prompt in prompts for row in rows[prompt.prompt_id]]
+    write_table(path, pa.Table.from_pylist(ordered, schema=SCHEMA))
+
+
+def shard_path(directory: Path, number: int) -> Path:
+    """Return the path of a shard."""
+    return directory / f"part-{number:05d}.parquet"
+
+
+def _answered(engine: Engine, asked: Iterable[Asked], k: int) -> Generator[tuple[Asked, list[Response]]]:
+    return engine.sample_each(asked) if isinstance(engine, ConcurrentEngine) else _one_by_one(engine, asked, k)
+
+
+def _rows(prompt: Prompt, indices: Sequence[int], responses: Sequence[Response]) -> list[dict[str, Any]]:
+    said = [field.name for field in fields(Response)]
+    return [
+        {"prompt_id": prompt.prompt_id, "index": index} | {name: getattr(response, name) for name in said}
+        for index, response in zip(indices, responses, strict=True)
+    ]
 
 
 def _one_by_one(engine: Engine, asked: Iterable[Asked], k: int) -> Generator[tuple[Asked, list[Response]]]:

@@ -1,0 +1,219 @@
+"""Rollouts and rewards of a run on a Ray cluster, as a job of Ray Data (the ``ray`` extra).
+
+Each actor holds the recipe's engine and reward and does one shard after another: some prompts with all of their
+rollouts, and their rewards, each file whole or not there. Shards have the names and the form that the run itself would
+give them, so a killed job goes on with those that are missing, and `infalign run` takes all as its own. What a killed
+node still writes is the same shard under the same name. All nodes see the run directory under one path.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from infalign.display import listed_names, say
+from infalign.errors import ConfigError, InfalignError, first_line
+from infalign.progress import ProgressDisplay
+from infalign.rewards.scores import score_shard
+from infalign.rewards.sources import Scorer
+from infalign.runs.pending import pending
+from infalign.runs.pipeline import begin, do, opened, units
+from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
+from infalign.runs.units import bases
+from infalign.runs.workers import prepare
+from infalign.sampling.prompts import PromptTable, Sampler
+from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
+from infalign.storage import listed, read_table
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the training prompts, and the folders of its rollouts and of their rewards."""
+
+    table: PromptTable
+    rollouts: Path
+    scores: Path
+
+    def missing(self, k: int) -> list[int]:
+        """Return the numbers of the shards whose rollouts or rewards are to be made.
+
+        Where another command drew some prompts of a shard, it stays theirs: `infalign run` draws the others. Raises
+        ConfigError if prompts have fewer than ``k`` rollouts.
+        """
+        prompt_ids, shards = self.table.read().prompt_ids, sorted(self.rollouts.glob("part-*.parquet"))
+        drawn = Counter(
+            identity for shard in shards for identity in listed(read_table(shard, ["prompt_id"]), "prompt_id")
+        )
+        if drawn and (fewer := min(drawn.values())) < k:
+            raise ConfigError(
+                f"{self.rollouts} has {fewer} rollouts of a prompt, and rollout.k is {k}; a cluster draws whole "
+                "shards, so add to them with `infalign rollout`, or choose another run_dir"
+            )
+        names, missing = {shard.name for shard in shards}, list[int]()
+        for number, start in enumerate(range(0, len(prompt_ids), SHARD_PROMPTS)):
+            if shard_path(self.rollouts, number).name in names:
+                to_do = not shard_path(self.scores, number).exists()
+            else:
+                to_do = drawn.keys().isdisjoint(prompt_ids[start : start + SHARD_PROMPTS])
+            missing += [number] * to_do
+        return missing
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an actor is sent."""
+
+    folder: str  # in which paths of the recipe start
+    threads: int | None
+    parts: tuple[Part, ...]
+    sampler: Sampler
+    scorer: Scorer
+    k: int
+    seed: int
+
+
+class Actor:
+    """One engine and one reward, which draw and score shards until there are none left."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.kept = work, ExitStack()
+        os.chdir(work.folder)
+        prepare(work.threads)
+        self.prompts = cache(lambda part: work.parts[part].table.read())
+        self.reward = work.scorer.load()
+        self.engine = self.kept.enter_context(work.sampler.opened(self.prompts(0).asked()[0], seed=work.seed))
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Do the shards of a batch and return how many prompts they hold."""
+        return {"prompts": np.array([self.do(*place) for place in zip(batch["part"], batch["shard"], strict=True)])}
+
+    def __del__(self) -> None:
+        """Stop a server that the engine started."""
+        self.kept.close()
+
+    def do(self, number: int, shard: int) -> int:
+        """Draw and score what of a shard is not there, and return its number of prompts."""
+        work, part, prompts = self.work, self.work.parts[number], self.prompts(int(number))
+        rows = range(len(prompts.prompt_ids))[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
+        drawn, scored = (shard_path(folder, shard) for folder in (part.rollouts, part.scores))
+        if not drawn.exists():
+            asked = prompts.asked()
+            draw_shard(self.engine, [asked[row] for row in rows], work.k, drawn)
+        if not scored.exists():
+            conversation_of = {prompts.prompt_ids[row]: prompts.conversations[row] for row in rows}
+            table = read_table(drawn, ["prompt_id", "text"])
+            conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
+            names = {"name": work.scorer.name, "made_by": work.scorer.made_by}
+            score_shard(scored, self.reward, conversations, listed(table, "text"), **names)
+        return len(rows)
+
+
+def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
+    """Draw and score the rollouts of a recipe by ``actors`` with so many GPUs each, and return the run directory.
+
+    Ray is a cluster that it finds, as by RAY_ADDRESS, or one that is started here with ``cpus`` logical CPUs. Raises
+    ConfigError if what rollouts need is not done, or the cluster is too small.
+    """
+    with opened(recipe) as run:
+        wanted = units(run, until="score")
+        by_name, base_of, todo = {unit.name: unit for unit in wanted}, bases(wanted), pending(wanted, run.layout)
+        if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
+            raise ConfigError(
+                f"{listed_names(before)} must be done before rollouts are drawn on a cluster; run "
+                "`infalign reward-model RECIPE` first"
+            )
+        if todo:
+            with _cluster(actors, gpus, cpus):
+                for name in todo:
+                    begin(run.layout, by_name[name], base_of[name])
+                _draw(_work(run), actors, gpus, console)
+        do(run, wanted, until="score", console=console)
+    return run.layout.root
+
+
+def _draw(work: Work, actors: int, gpus: float, console: Console) -> None:
+    """Do all shards that are missing."""
+    for part in work.parts:
+        part.rollouts.mkdir(parents=True, exist_ok=True)
+        part.scores.mkdir(parents=True, exist_ok=True)
+    shards = [{"part": i, "shard": number} for i, part in enumerate(work.parts) for number in part.missing(work.k)]
+    say(console, f"{len(shards):,} shards of {SHARD_PROMPTS} prompts × {work.k} rollouts to do")
+    with ProgressDisplay(console) as display:
+        display.start("shards")
+        for done, _ in enumerate(_done(work, shards, actors, gpus), 1):
+            display.update("shards", done, len(shards))
+        display.finish("shards")
+
+
+def _work(run: Run) -> Work:
+    """Return what an actor needs to know of a run."""
+    layout, recipe = run.layout, run.recipe
+    parts = tuple(
+        Part(table, layout.rollouts(number), layout.scores(number).with_suffix(""))
+        for number, table in enumerate(run.rollout_parts)
+    )
+    sampler, scorer = run.sampler(run.reference), run.scorer("reward")
+    return Work(str(Path.cwd()), recipe.compute.threads, parts, sampler, scorer, recipe.rollout.k, recipe.seed)
+
+
+@contextmanager
+def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
+    """Connect to Ray for as long as the block runs. Raises ConfigError without Ray, or with too small a cluster."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError(f"rollouts on a cluster need Ray ({error}); pip install 'infalign[ray]'") from error
+    ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    try:
+        there = ray.cluster_resources()
+        # Without a CPU for what reads the list of shards, Ray Data would wait for ever.
+        for what, needed in (("CPU", actors + 1.0), ("GPU", actors * gpus)):
+            if there.get(what, 0.0) < needed:
+                raise ConfigError(
+                    f"{actors} actors need {needed:g} {what}s, and Ray has {there.get(what, 0.0):g}; give fewer "
+                    "--actors, or a larger cluster"
+                )
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _done(work: Work, shards: Sequence[Mapping[str, int]], actors: int, gpus: float) -> Iterator[int]:
+    """Do shards on the cluster, and yield the number of prompts of each as it is done."""
+    import ray
+
+    if not shards:
+        return
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    done = ray.data.from_items(list(shards), override_num_blocks=len(shards)).map_batches(
+        Actor,
+        fn_constructor_args=(work,),
+        compute=ray.data.ActorPoolStrategy(size=min(actors, len(shards))),
+        batch_size=1,
+        num_cpus=1,
+        num_gpus=gpus,
+    )
+    try:
+        for row in done.iter_rows():
+            yield int(row["prompts"])
+    except ray.exceptions.RayError as error:
+        raise _ours(error) from error
+
+
+def _ours(error: BaseException) -> InfalignError:
+    """Return the error of this library that an actor met, or one that says what Ray says."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, InfalignError):
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    return cause or InfalignError(f"Ray stopped ({first_line(error)}); the same command continues")

@@ -1,0 +1,140 @@
+"""A real Ray on this machine: what its actors draw is what the run itself would draw, also after a kill.
+
+``make test-frameworks`` runs these; the cluster has four logical CPUs, on however many cores.
+"""
+
+import io
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import micro
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from infalign.runs import pipeline
+from infalign.runs.reading import load_recipe
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+
+HELD = '''
+import time
+from pathlib import Path
+
+def reward(prompts, responses):
+    """Return the number of vowels, once fewer than three shards are scored or nobody holds the job up."""
+    while Path("hold").exists() and len(list(Path("cluster/scores").glob("part-*/part-*.parquet"))) >= 3:
+        time.sleep(0.05)
+    return [float(sum(letter in "aeiou" for letter in text)) for text in responses]
+'''
+RAY = ("--actors", "2", "--cpus", "4")
+
+
+@pytest.fixture
+def folder(calibrated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the same recipe for a run on a cluster and for one here: eight shards of prompts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.py").write_text(HELD, encoding="utf-8")
+    for name in ("cluster", "here"):
+        recipe = micro.given(Path(name), str(calibrated_run.parent / "policy"))
+        recipe |= {"reward": {"function": "held.py:reward"}, "rollout": {"prompts": 100, "k": 6, "max_new_tokens": 12}}
+        micro.write(tmp_path / f"{name}.yaml", recipe)
+    return tmp_path
+
+
+def shards(root: Path, kind: str) -> dict[str, tuple[int, int]]:
+    """Return inode and time of change of each shard of rollouts or scores."""
+    found = sorted(root.glob(f"{kind}/part-*/part-*.parquet"))
+    return {path.relative_to(root).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+def wait_for(happened: Callable[[], Any], process: subprocess.Popen[bytes]) -> None:
+    """Wait until something happened in a process that goes on."""
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def rows(root: Path) -> list[dict[str, Any]]:
+    """Return all rollouts of a run, in an order that does not depend on their shards."""
+    tables = [pq.read_table(path) for path in sorted(root.glob("rollouts/part-*/part-*.parquet"))]
+    return pa.concat_tables(tables).sort_by([("prompt_id", "ascending"), ("index", "ascending")]).to_pylist()
+
+
+def calibrate(recipe: str) -> list[str]:
+    """Run a recipe up to its calibrated prompts here, and return the names of the units that were done."""
+    console = Console(file=io.StringIO(), width=200)
+    pipeline.run(load_recipe(recipe), until="calibrate", console=console)
+    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+
+
+def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -> None:
+    """Its actors go with it, no finished shard is touched again, and the run takes all shards as its own."""
+    assert micro.infalign("data", "cluster.yaml").returncode == 0
+    (folder / "hold").touch()
+    root, command = folder / "cluster", [micro.COMMAND, "ray", "cluster.yaml", *RAY]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: len(shards(root, "scores")) >= 3 and len(shards(root, "rollouts")) >= 4, job)
+    workers = psutil.Process(job.pid).children(recursive=True)
+    os.kill(job.pid, signal.SIGKILL)
+    job.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=120)
+    assert not alive
+    before = shards(root, "rollouts") | shards(root, "scores")
+    assert 7 <= len(before) < 16
+    (folder / "hold").unlink()
+
+    ended = micro.infalign("ray", "cluster.yaml", *RAY)
+    assert ended.returncode == 0, ended.stderr
+    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts to do" in ended.stdout
+    after = shards(root, "rollouts") | shards(root, "scores")
+    assert before.items() <= after.items()
+    assert len(after) == 16
+
+    assert calibrate("cluster.yaml") == ["calibrate"]
+    calibrate("here.yaml")
+    assert rows(root) == rows(folder / "here")
+    assert pq.read_table(root / "calibrated.parquet").equals(pq.read_table(folder / "here" / "calibrated.parquet"))
+
+
+def shards_done(made: dict[str, Any]) -> list[str]:
+    """Return the shards of which both rollouts and rewards were made."""
+    return [name for name in made if name.startswith("scores") and name.replace("scores", "rollouts") in made]
+
+
+def test_what_another_command_drew_stays(folder: Path) -> None:
+    """Of a shard that was begun here, nothing is drawn on the cluster, and nothing twice."""
+    calibrate("here.yaml")
+    assert micro.infalign("data", "cluster.yaml").returncode == 0
+    ended = micro.infalign("rollout", "cluster.yaml", "--set", "rollout.prompts=40")
+    assert ended.returncode == 0, ended.stderr
+    before = shards(folder / "cluster", "rollouts")
+    ended = micro.infalign("ray", "cluster.yaml", *RAY)
+    assert ended.returncode == 0, ended.stderr
+    assert before.items() <= shards(folder / "cluster", "rollouts").items()
+    assert rows(folder / "cluster") == rows(folder / "here")
+
+
+def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None:
+    """Stages that rollouts need, a cluster without a CPU to spare or a GPU, and more rollouts of old prompts."""
+    needs_data = micro.infalign("ray", "cluster.yaml", *RAY)
+    assert needs_data.returncode == 2
+    assert "data must be done before rollouts are drawn on a cluster" in needs_data.stderr
+    assert micro.infalign("data", "cluster.yaml").returncode == 0
+    for words, said in (
+        (("--actors", "2", "--cpus", "2"), "2 actors need 3 CPUs, and Ray has 2"),
+        (("--actors", "2", "--cpus", "4", "--gpus", "64"), "2 actors need 128 GPUs"),
+    ):
+        ended = micro.infalign("ray", "cluster.yaml", *words)
+        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+    assert micro.infalign("rollout", "cluster.yaml").returncode == 0
+    more = micro.infalign("ray", "cluster.yaml", *RAY, "--set", "rollout.k=8")
+    assert more.returncode == 2
+    assert "has 6 rollouts of a prompt, and rollout.k is 8" in more.stderr
