@@ -50,8 +50,8 @@ test-slow: env
 test-faults: env
 	HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONPATH=tests $(BIN)/python -m faults --write docs/faults.md
 
-# The adapters inside verl's and OpenRLHF's own code, and lm-evaluation-harness on models of ours, on CPU. Their trainers want other versions of torch and transformers,
-# but the parts that call a reward run beside ours.
+# The adapters inside verl's and OpenRLHF's own code, lm-evaluation-harness on models of ours, and a real Ray, all on CPU.
+# verl and OpenRLHF want other versions of torch and transformers, but the parts that call a reward run beside ours.
 test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/pytest -m frameworks tests/integrations
 

@@ -16,7 +16,7 @@ from infalign.theory.choose import rank
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md")}
 PAGE = PAGES["theory.md"]
-SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+TYPED = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("serving.md", "scale.md"))
 ROLLOUTS = 16, 100, 400
 
 
@@ -74,9 +74,9 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert not ended.value.code
 
 
-@pytest.mark.parametrize("command", re.findall(r"^infalign ([^#<>\n]*)", SERVING, re.MULTILINE))
-def test_the_commands_of_serving_are_understood(command: str) -> None:
-    """What that page says to type has the options of the command line."""
+@pytest.mark.parametrize("command", re.findall(r"^infalign ([^#<>\n]*)", TYPED, re.MULTILINE))
+def test_the_commands_of_serving_and_scale_are_understood(command: str) -> None:
+    """What these pages say to type has the options of the command line."""
     parsed, _, _ = cli.app.parse_args(shlex.split(command), exit_on_error=False, print_error=False)
     assert parsed.__name__ in ("generate", "serve")
 

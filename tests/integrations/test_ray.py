@@ -1,12 +1,14 @@
-"""A real Ray on this machine: what its actors draw is what the run itself would draw, also after a kill.
+"""What actors on a cluster draw is what the run itself would draw, also after a kill.
 
-``make test-frameworks`` runs these; the cluster has four logical CPUs, on however many cores.
+``make test-frameworks`` runs those with a real Ray on this machine, of four logical CPUs on however many cores.
 """
 
 import io
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +21,19 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from infalign.errors import ConfigError
+from infalign.integrations.ray import Actor, Part, on_cluster, work_of
+from infalign.rewards.scores import score_shard
 from infalign.runs import pipeline
 from infalign.runs.reading import load_recipe
+from infalign.runs.run import Run
+from infalign.sampling.engine import Response
+from infalign.sampling.prompts import PromptTable
+from infalign.sampling.rollouts import draw_shard, shard_path
+from infalign.world import gold
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+on_ray = pytest.mark.frameworks
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 HELD = '''
 import time
@@ -75,6 +86,7 @@ def calibrate(recipe: str) -> list[str]:
     return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
 
 
+@on_ray
 def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -> None:
     """Its actors go with it, no finished shard is touched again, and the run takes all shards as its own."""
     assert micro.infalign("data", "cluster.yaml").returncode == 0
@@ -109,6 +121,7 @@ def shards_done(made: dict[str, Any]) -> list[str]:
     return [name for name in made if name.startswith("scores") and name.replace("scores", "rollouts") in made]
 
 
+@on_ray
 def test_what_another_command_drew_stays(folder: Path) -> None:
     """Of a shard that was begun here, nothing is drawn on the cluster, and nothing twice."""
     calibrate("here.yaml")
@@ -122,6 +135,7 @@ def test_what_another_command_drew_stays(folder: Path) -> None:
     assert rows(folder / "cluster") == rows(folder / "here")
 
 
+@on_ray
 def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None:
     """Stages that rollouts need, a cluster without a CPU to spare or a GPU, and more rollouts of old prompts."""
     needs_data = micro.infalign("ray", "cluster.yaml", *RAY)
@@ -138,3 +152,74 @@ def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None
     more = micro.infalign("ray", "cluster.yaml", *RAY, "--set", "rollout.k=8")
     assert more.returncode == 2
     assert "has 6 rollouts of a prompt, and rollout.k is 8" in more.stderr
+
+
+@on_ray
+def test_an_error_of_an_actor_is_said_as_elsewhere(folder: Path) -> None:
+    """A reward that fails there is named, and the exit code is the same as without a cluster."""
+    (folder / "held.py").write_text("def reward(prompts, responses):\n    raise OSError('down')\n", encoding="utf-8")
+    assert micro.infalign("data", "cluster.yaml").returncode == 0
+    ended = micro.infalign("ray", "cluster.yaml", *RAY)
+    assert (ended.returncode, "raised OSError in held.py, line 2: down" in ended.stderr) == (1, True), ended.stderr
+
+
+@pytest.fixture
+def copied(calibrated_run: Path, tmp_path: Path) -> Run:
+    """Return a copy of a run whose rollouts are drawn and scored, three prompts in each of four parts."""
+    root = shutil.copytree(calibrated_run, tmp_path / "run")
+    recipe = load_recipe(root / "recipe.yaml").model_copy(update={"run_dir": str(root)})
+    return Run.of(recipe)
+
+
+def test_an_actor_draws_and_scores_what_the_run_did(copied: Run) -> None:
+    """A shard that is missing comes back the same, and one without rewards keeps its rollouts."""
+    work = work_of(copied)
+    for number, part in enumerate(work.parts[:2]):
+        drawn, scored = (shard_path(folder, 0) for folder in (part.rollouts, part.scores))
+        before = [pq.read_table(path) for path in (drawn, scored)]
+        assert part.missing(work.k) == []
+        scored.unlink()
+        if number == 0:
+            drawn.unlink()
+        assert part.missing(work.k) == [0]
+        assert Actor(work)({"part": [number], "shard": [0]}) == {"kind": [""], "said": [""]}
+        assert [pq.read_table(path) for path in (drawn, scored)] == before
+
+
+class Parrot:
+    """An engine that says the number of each rollout."""
+
+    def sample(self, prompt_ids: Any, prompt_id: str, indices: Any) -> list[Response]:
+        """Return a response of one token to each index."""
+        return [Response((index,), str(index), "length", 0.0) for index in indices]
+
+
+def test_a_shard_of_which_another_command_drew_prompts_is_left_to_it(tmp_path: Path) -> None:
+    """So is one that is there with its rewards; more rollouts of old prompts are refused by name."""
+    rows = [
+        {"prompt_id": str(i), "prompt": [{"role": "user", "content": f"Say {i}."}], "token_ids": [i]} for i in range(80)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
+    part = Part(PromptTable(tmp_path / "prompts.parquet", 72), tmp_path / "rollouts", tmp_path / "scores")
+    part.rollouts.mkdir()
+    part.scores.mkdir()
+    assert part.missing(2) == [0, 1, 2, 3, 4]
+    prompts = list(part.table.read().asked())
+    draw_shard(Parrot(), prompts[:16], 2, shard_path(part.rollouts, 0))
+    asked = [row["prompt"] for row in rows[:16] for _ in range(2)]
+    score_shard(shard_path(part.scores, 0), gold, asked, ["0", "1"] * 16, name="gold", made_by="gold")
+    draw_shard(Parrot(), prompts[16:32], 2, shard_path(part.rollouts, 1))
+    draw_shard(Parrot(), prompts[40:43], 2, shard_path(part.rollouts, 9))
+    assert part.missing(2) == [1, 3, 4]
+    with pytest.raises(ConfigError, match=r"has 2 rollouts of a prompt, and rollout\.k is 3"):
+        part.missing(3)
+
+
+def test_without_ray_the_extra_is_named(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the run is touched."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    recipe = copied.recipe.model_copy(update={"rollout": copied.recipe.rollout.model_copy(update={"k": 8})})
+    before = {path: path.stat().st_mtime_ns for path in (copied.layout.root / "stages").iterdir()}
+    with pytest.raises(ConfigError, match=r"pip install 'infalign\[ray\]'"):
+        on_cluster(recipe, actors=1, gpus=0, cpus=None, console=Console(file=io.StringIO()))
+    assert {path: path.stat().st_mtime_ns for path in (copied.layout.root / "stages").iterdir()} == before

@@ -12,16 +12,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from infalign import errors
 from infalign.display import listed_names, say
 from infalign.errors import ConfigError, InfalignError, first_line
 from infalign.progress import ProgressDisplay
+from infalign.rewards.base import RewardFunction
 from infalign.rewards.scores import score_shard
 from infalign.rewards.sources import Scorer
 from infalign.runs.pending import pending
@@ -29,7 +31,8 @@ from infalign.runs.pipeline import begin, do, opened, units
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import bases
-from infalign.runs.workers import prepare
+from infalign.runs.workers import Task, call
+from infalign.sampling.engine import Engine
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
 from infalign.storage import listed, read_table
@@ -86,23 +89,42 @@ class Actor:
 
     def __init__(self, work: Work) -> None:
         self.work, self.kept = work, ExitStack()
-        os.chdir(work.folder)
-        prepare(work.threads)
         self.prompts = cache(lambda part: work.parts[part].table.read())
-        self.reward = work.scorer.load()
-        self.engine = self.kept.enter_context(work.sampler.opened(self.prompts(0).asked()[0], seed=work.seed))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Do the shards of a batch and return how many prompts they hold."""
-        return {"prompts": np.array([self.do(*place) for place in zip(batch["part"], batch["shard"], strict=True)])}
+        """Do the shards of a batch; return what was wrong with each: the class of an error and what it says, or ""."""
+        found = [self.attempt(*place) for place in zip(batch["part"], batch["shard"], strict=True)]
+        kinds, said = zip(*found, strict=True)
+        return {"kind": np.array(kinds), "said": np.array(said)}
+
+    def attempt(self, number: int, shard: int) -> tuple[str, str]:
+        """Do a shard; an error is returned, because Ray would raise another one, without its cause."""
+        os.chdir(self.work.folder)
+        name = f"shard {shard} of part {number}"
+        try:
+            call(Task(name, lambda **_: self.do(int(number), int(shard))), print, self.work.threads)
+        except InfalignError as error:
+            return type(error).__name__, str(error)
+        return "", ""
 
     def __del__(self) -> None:
         """Stop a server that the engine started."""
         self.kept.close()
 
-    def do(self, number: int, shard: int) -> int:
-        """Draw and score what of a shard is not there, and return its number of prompts."""
-        work, part, prompts = self.work, self.work.parts[number], self.prompts(int(number))
+    @cached_property
+    def reward(self) -> RewardFunction:
+        """The reward, loaded when it is first needed."""
+        return self.work.scorer.load()
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine, opened when it is first needed."""
+        opened = self.work.sampler.opened(self.prompts(0).asked()[0], seed=self.work.seed)
+        return self.kept.enter_context(opened)
+
+    def do(self, number: int, shard: int) -> None:
+        """Draw and score what of a shard is not there."""
+        work, part, prompts = self.work, self.work.parts[number], self.prompts(number)
         rows = range(len(prompts.prompt_ids))[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
         drawn, scored = (shard_path(folder, shard) for folder in (part.rollouts, part.scores))
         if not drawn.exists():
@@ -114,7 +136,6 @@ class Actor:
             conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
             names = {"name": work.scorer.name, "made_by": work.scorer.made_by}
             score_shard(scored, self.reward, conversations, listed(table, "text"), **names)
-        return len(rows)
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
@@ -135,7 +156,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
             with _cluster(actors, gpus, cpus):
                 for name in todo:
                     begin(run.layout, by_name[name], base_of[name])
-                _draw(_work(run), actors, gpus, console)
+                _draw(work_of(run), actors, gpus, console)
         do(run, wanted, until="score", console=console)
     return run.layout.root
 
@@ -154,7 +175,7 @@ def _draw(work: Work, actors: int, gpus: float, console: Console) -> None:
         display.finish("shards")
 
 
-def _work(run: Run) -> Work:
+def work_of(run: Run) -> Work:
     """Return what an actor needs to know of a run."""
     layout, recipe = run.layout, run.recipe
     parts = tuple(
@@ -188,8 +209,8 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _done(work: Work, shards: Sequence[Mapping[str, int]], actors: int, gpus: float) -> Iterator[int]:
-    """Do shards on the cluster, and yield the number of prompts of each as it is done."""
+def _done(work: Work, shards: Sequence[Mapping[str, int]], actors: int, gpus: float) -> Iterator[None]:
+    """Do shards on the cluster, and yield after each of them."""
     import ray
 
     if not shards:
@@ -206,14 +227,8 @@ def _done(work: Work, shards: Sequence[Mapping[str, int]], actors: int, gpus: fl
     )
     try:
         for row in done.iter_rows():
-            yield int(row["prompts"])
+            if row["kind"]:
+                raise getattr(errors, row["kind"])(row["said"])
+            yield
     except ray.exceptions.RayError as error:
-        raise _ours(error) from error
-
-
-def _ours(error: BaseException) -> InfalignError:
-    """Return the error of this library that an actor met, or one that says what Ray says."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, InfalignError):
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    return cause or InfalignError(f"Ray stopped ({first_line(error)}); the same command continues")
+        raise InfalignError(f"Ray stopped ({first_line(error)}); the same command continues") from error

@@ -71,7 +71,7 @@ def run_tasks(
             def on_progress(done: int, total: int, note: str = "", name: str = name) -> None:
                 display.update(name, done, total, note)
 
-            done(name, *_call(by_name[name], on_progress, threads))
+            done(name, *call(by_name[name], on_progress, threads))
             order.done(name)
         return
     with _Workers(threads) as workers:
@@ -202,7 +202,7 @@ def _work(connection: Connection, threads: int | None) -> None:
         except (EOFError, ConnectionResetError):
             return
         try:
-            send("done", *_call(task, on_progress, threads))
+            send("done", *call(task, on_progress, threads))
         except InfalignError as error:
             # Sent as text: exceptions with several arguments, or with references to local objects, cannot be pickled.
             kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
@@ -222,7 +222,7 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
+def call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
     """Return the task's result and the seconds it took; raises only InfalignError."""
     started = time.monotonic()
     try:
