@@ -78,7 +78,7 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_commands_of_serving_and_scale_are_understood(command: str) -> None:
     """What these pages say to type has the options of the command line."""
     parsed, _, _ = cli.app.parse_args(shlex.split(command), exit_on_error=False, print_error=False)
-    assert parsed.__name__ in ("generate", "serve")
+    assert parsed.__name__ in ("generate", "serve", "run", "command", "ray")
 
 
 @pytest.mark.parametrize(("served", "kl"), [(row[0], row[1]) for row in rows() if row[1] == "0.5"])

@@ -82,9 +82,10 @@ for _place, (_stage, _about) in enumerate(STAGES.items()):
         app.command(whole_run.evaluate, group=_group, sort_key=_place, help_epilogue=whole_run.EVALUATE_EPILOGUE)
     else:
         app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
-app.command(cluster.ray, group=_group, sort_key=len(STAGES), help_epilogue=cluster.RAY_EPILOGUE)
 app["data"].command(data.get, group="Public data", help_epilogue=data.GET_EPILOGUE)
 app["data"].help_epilogue = data.DATA_EPILOGUE
+
+app.command(cluster.ray, group=Group("Many machines", sort_key=3), help_epilogue=cluster.RAY_EPILOGUE)
 
 _group = Group("After a run: what was aligned, served", sort_key=3)
 app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GENERATE_EPILOGUE)
