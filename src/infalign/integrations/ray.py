@@ -194,7 +194,10 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
         import ray.data
     except ImportError as error:
         raise ConfigError(f"rollouts on a cluster need Ray ({error}); pip install 'infalign[ray]'") from error
-    ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    try:
+        ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    except (ValueError, ConnectionError) as error:  # such as --cpus for a cluster that is there
+        raise ConfigError(f"Ray cannot be reached or started ({first_line(error)})") from error
     try:
         there = ray.cluster_resources()
         # Without a CPU for what reads the list of shards, Ray Data would wait for ever.
