@@ -22,8 +22,8 @@ from infalign.experiments.methods import (
     Compared,
     aware_transform,
     bracketing_budgets,
-    default_methods,
     nearest_n,
+    possible_methods,
 )
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Standard, WorstOfN, parse_procedure
@@ -385,12 +385,12 @@ def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path
 def test_without_names_the_methods_are_those_that_the_recipe_has_settings_for(tmp_path: Path) -> None:
     """On-policy methods need an on-policy policy, and what is left out comes with its reason."""
     both = recipe(tmp_path)
-    chosen, left_out = default_methods(both, [0.5])
+    chosen, left_out = possible_methods(both, [0.5])
     assert [*METHODS] == sorted([*chosen, *left_out], key=[*METHODS].index)
     assert left_out.keys() == {"grpo-once"}
     assert "no multiple of rollout.k 6" in left_out["grpo-once"]
     offline = both.model_copy(update={"policies": {"aware": both.policies["aware"]}})
-    chosen, left_out = default_methods(offline, [0.5])
+    chosen, left_out = possible_methods(offline, [0.5])
     assert set(chosen) == {name for name, method in METHODS.items() if not method.generates} - {"grpo-once"}
     assert "no on-policy policy" in left_out["bond"]
 
@@ -400,6 +400,7 @@ def test_without_names_the_methods_are_those_that_the_recipe_has_settings_for(tm
     [
         (["--methods", "qpro"], "unknown method 'qpro'; did you mean qrpo?"),
         (["--methods", "zzz"], "unknown method 'zzz'; known: qrpo, "),
+        (["--methods", "ipo-for-32"], "ipo has the same transformation for every N"),
         (["--kl-budgets", "0,1"], "KL budgets are [0.0, 1.0]; give positive numbers"),
         (["--kl-budgets", "a"], "--kl-budgets takes numbers such as 0.5,1, found 'a'"),
         (["--set", "procedure=standard"], "the recipe's procedure is standard; change procedure"),
@@ -415,6 +416,14 @@ def test_mistakes_are_one_sentence_before_any_work(main: Any, tmp_path: Path, wo
     assert err.count("\n") == 1
     assert said in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_method_may_be_for_another_n(tmp_path: Path) -> None:
+    """Its policy has the transformation that loses least for that N, under a name of its own beside the recipe's."""
+    compared = Compared(recipe(tmp_path), ["qrpo", "qrpo-for-16"], [0.2])
+    own, other = (compared.recipe.policies[name] for name in ("qrpo-0.2", "qrpo-for-16-0.2"))
+    assert own.shaping.name == aware_transform(BestOfN(2), 0.2, 6)
+    assert other.shaping.name == aware_transform(BestOfN(16), 0.2, 6) != own.shaping.name
 
 
 def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ Methods are compared at a KL that lies between the KLs of two policies of each.
 Without --kl-budgets, a method whose policies all spend more, or all less, than
 the others is trained for a further budget; with it, such a method says so.
 bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
+qrpo-for-32 is qrpo on the transformation for N = 32 in place of the recipe's,
+and so for every method on the procedure's transformation.
 
 Methods; those with a star are compared with the best of the others:
 """

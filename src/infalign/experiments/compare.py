@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,11 @@ from infalign.evaluation.win_rates import win_rates, win_rates_of
 from infalign.experiments.comparison_tables import as_csv, plot_win_rates, sheets
 from infalign.experiments.methods import (
     ITSELF,
-    METHODS,
     Compared,
     bracketing_budgets,
-    default_methods,
     extreme_procedure,
-    known_method,
+    method_of,
+    possible_methods,
 )
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, is_extreme, of_best
@@ -35,8 +35,9 @@ from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout, records
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import FARTHEST
-from infalign.runs.run import rollout_parts
+from infalign.runs.run import Run, rollout_parts
 from infalign.runs.stages.evaluate import evaluations_on
+from infalign.runs.units import Unit
 from infalign.sampling.prompts import Prompts
 from infalign.sampling.rollouts import read_rollouts
 from infalign.storage import write_text
@@ -45,6 +46,7 @@ from infalign.theory.optimum import optimal
 from infalign.training.solvers.base import Solver
 
 Numbers = dict[str, Any]
+Wins = Mapping[str, Mapping[str, Mapping[str, Array]]]  # win rates (P,) by policy, judge and name of the procedure
 BUDGETS = (0.5, 1.0)  # nats, by default
 ROUNDS = 2  # of further budgets
 LEAST_GAP = 0.002  # between the win rates of identity and optimum; a share of a smaller gap is meaningless
@@ -53,7 +55,7 @@ LEAST_GAP = 0.002  # between the win rates of identity and optimum; a share of a
 def compare_methods(
     recipe: Recipe, *, methods: Sequence[str] | None = None, budgets: Sequence[float] | None = None, console: Console
 ) -> Numbers:
-    """Train each of the `METHODS` at each KL budget in the recipe's run directory and return all numbers.
+    """Train each of the methods (`method_of`) at each KL budget in the recipe's run directory and return all numbers.
 
     By default ``methods`` are all for which the recipe's own policies give the settings. Offline methods take fit and
     guide of the recipe's first offline policy, methods that generate the fit of its first on-policy policy; without
@@ -73,19 +75,12 @@ def compare_methods(
     if not unique or not all(0 < budget < math.inf for budget in unique):
         raise ConfigError(f"KL budgets are {list(given)}; give positive numbers of nats such as 0.5 and 1")
     if methods is None:
-        chosen, left_out = default_methods(recipe, unique)
+        chosen, left_out = possible_methods(recipe, unique)
         for name, reason in left_out.items():
             console.print(f"left out: {name}: {reason}", highlight=False, soft_wrap=True)
     else:
-        chosen = [known_method(name) for name in dict.fromkeys(methods)]
-    compared = Compared(recipe, tuple(chosen), tuple(unique))
-    _train_and_evaluate(compared, console)
-    for _ in range(ROUNDS if budgets is None else 0):
-        wider = Compared(recipe, chosen, unique, bracketing_budgets(recipe, compared, _spent(compared)))
-        if wider.recipe.policies.keys() == compared.recipe.policies.keys():
-            break
-        compared = wider
-        _train_and_evaluate(compared, console)
+        chosen = list(dict.fromkeys(methods))
+    compared = train_methods(recipe, chosen, unique, rounds=ROUNDS if budgets is None else 0, console=console)
     results = measured_comparison(compared)
     folder = Path(recipe.run_dir) / "compare"
     pictures = (f"win-rate-by-kl-{judge}{ending}" for judge in results["judges"] for ending in (".svg", ".png"))
@@ -98,11 +93,39 @@ def compare_methods(
     return results
 
 
-def _train_and_evaluate(compared: Compared, console: Console) -> None:
+def train_methods(
+    recipe: Recipe,
+    methods: Sequence[str],
+    budgets: Sequence[float],
+    *,
+    rounds: int = ROUNDS,
+    splits: Sequence[str] = ("test", "train"),
+    console: Console,
+) -> Compared:
+    """Train methods at each of some KL budgets, evaluate them on the prompts of ``splits``, and return their policies.
+
+    In up to ``rounds`` rounds a method that has policies on one side only of the median KL for a budget gets another.
+    """
+    compared = Compared(recipe, methods, budgets)
+    _train_and_evaluate(compared, splits, console)
+    for _ in range(rounds):
+        wider = Compared(recipe, methods, budgets, bracketing_budgets(recipe, compared, _spent(compared)))
+        if wider.recipe.policies.keys() == compared.recipe.policies.keys():
+            break
+        compared = wider
+        _train_and_evaluate(compared, splits, console)
+    return compared
+
+
+def wanted_units(run: Run, splits: Sequence[str]) -> list[Unit]:
+    """Return the units of a comparison: all up to the policies, and their evaluation on the prompts of ``splits``."""
+    return [*pipeline.units(run, until="train"), *(unit for split in splits for unit in evaluations_on(run, split))]
+
+
+def _train_and_evaluate(compared: Compared, splits: Sequence[str], console: Console) -> None:
     with pipeline.opened(compared.recipe) as run:
         # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
-        wanted = [*pipeline.units(run, until="train"), *evaluations_on(run, "test"), *evaluations_on(run, "train")]
-        pipeline.do(run, wanted, until="evaluate", console=console)
+        pipeline.do(run, wanted_units(run, splits), until="evaluate", console=console)
 
 
 def _spent(compared: Compared) -> dict[str, float]:
@@ -121,10 +144,7 @@ def measured_comparison(compared: Compared) -> Numbers:
     evaluated, n = Evaluated.of(recipe, layout), extreme_procedure(recipe).n
     served: list[Served] = [Standard(), BestOfN(n), WorstOfN(n)]
     made = records(layout.root)
-    kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in recipe.policies}
-    wins = {name: evaluated.wins(name, served) for name in recipe.policies}
-    for name, n in compared.itself.items():
-        kls[name], wins[name] = _served_itself(recipe, evaluated, n, served)
+    kls, wins = sampled(compared, evaluated, served)
     methods = {name: method for method, names in compared.by_method.items() for name in names}
     policies: Numbers = {
         name: {
@@ -155,11 +175,21 @@ def measured_comparison(compared: Compared) -> Numbers:
         "prompts": recipe.evaluate.prompts,
         "samples": recipe.evaluate.samples,
         "budgets": list(compared.budgets),
-        "methods": {name: METHODS[name].about for name in compared.by_method},
+        "methods": {name: method_of(name).about for name in compared.by_method},
         "policies": policies,
         "shared_cost": _shared_cost(recipe, layout, made),
         "matched": [_matched(compared, evaluated, served, budget, kls, wins) for budget in compared.budgets],
     }
+
+
+def sampled(compared: Compared, evaluated: Evaluated, served: Sequence[Served]) -> tuple[dict[str, Array], Wins]:
+    """Return the KL (P,) of every policy and of Best-of-n itself, and their win rates, served in each way."""
+    names = list(compared.recipe.policies)
+    kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in names}
+    wins = {name: evaluated.wins(name, served) for name in names}
+    for name, n in compared.itself.items():
+        kls[name], wins[name] = _served_itself(compared.recipe, evaluated, n, served)
+    return kls, wins
 
 
 def _served_itself(
@@ -249,33 +279,54 @@ def _shared_cost(recipe: Recipe, layout: Layout, made: Mapping[str, Numbers]) ->
     }
 
 
-def _matched(
-    compared: Compared,
-    evaluated: Evaluated,
-    served: Sequence[Served],
-    budget: float,
-    kls: Mapping[str, Array],
-    wins: Mapping[str, Mapping[str, Mapping[str, Array]]],
-) -> Numbers:
-    """Return the methods at one KL: the median KL they spent for ``budget``, or the largest that all of them reach.
+@dataclass(frozen=True)
+class AtOneKL:
+    """Methods at one KL: the median KL they spent for a budget, or the largest that all of them reach.
+
+    ``left_out`` has the largest KL of methods that spent far less, which would lower the common KL; ``not_bracketed``
+    the smallest KL of each method that spent more than the common one with every policy. ``kl`` is None if nobody has
+    learnt anything. ``values`` (by method and quantity) and ``laws`` are of the comparable methods.
+    """
+
+    median: float
+    kl: float | None
+    left_out: dict[str, float]
+    not_bracketed: dict[str, float]
+    methods: Mapping[str, Sequence[str]]
+    law: Callable[[str, float], Law | None]
+    kls: Mapping[str, Array]
+
+    def matched(self, method: str, values: Mapping[str, Array], gain: Callable[[float], float]) -> Matched:
+        """Return a method's ``values`` at the common KL, interpolated along ``gain`` (`evaluation.matched`)."""
+        assert self.kl is not None
+        return matched([(self.kls[name], values[name]) for name in self.methods[method]], self.kl, gain)
+
+    def wins(self, method: str, wins: Wins, judge: str, procedure: Served) -> Matched:
+        """Return a method's win rates at the common KL, along theory's curve for it, or the identity's without one."""
+
+        def theory_gain(nats: float) -> float:
+            known = self.law(method, nats) or law_at_kl(Identity(), kl=float(np.clip(nats, 1e-6, FARTHEST)))
+            return known.win_rate(procedure) - 0.5
+
+        own = {name: wins[name][judge][procedure.name] for name in self.methods[method]}
+        return self.matched(method, own, theory_gain)
+
+
+def at_one_kl(compared: Compared, budget: float, kls: Mapping[str, Array]) -> AtOneKL:
+    """Return the methods that can be compared at one KL, the one spent for ``budget``.
 
     The KL of a trained policy differs from its budget. A method whose largest KL is below a quarter of the median is
-    left out and reported with that KL: it would lower the common KL. Between a method's budgets the win rate is
-    interpolated (`evaluation.matched`) along theory's curve for the method, or for the identity if theory has none, and
-    the intervals contain the error of that. ``not_bracketed`` has the smallest KL of each method that spent more than
-    the common one with every policy; those that are not comparable have no win rate.
+    left out and reported with that KL.
     """
     recipe = compared.recipe
     spent = {method: [float(kls[name].mean()) for name in names] for method, names in compared.by_method.items()}
     median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
-    low = {method: max(own) for method, own in spent.items() if max(own) < median / FAR}
-    found: Numbers = {"budget": budget, "median": median, "left_out": dict(sorted(low.items()))}
+    low = dict(sorted((method, max(own)) for method, own in spent.items() if max(own) < median / FAR))
     if median < LEAST_KL:
-        return found | {"kl": None, "not_bracketed": {}, "win_rates": {}, "theory": {}, "gains": {}}
+        return AtOneKL(median, None, low, {}, {}, lambda method, nats: None, kls)
     kl = min(median, *(max(own) for method, own in spent.items() if method not in low))
     names = {method: compared.by_method[method] for method, own in spent.items() if comparable(own, kl)}
     above = {method: smallest(own) for method, own in spent.items() if method not in low and smallest(own) > kl}
-    found |= {"kl": kl, "not_bracketed": above}
 
     @cache
     def law(method: str, nats: float) -> Law | None:
@@ -284,17 +335,31 @@ def _matched(
         policy = recipe.policies[min(names[method], key=lambda name: abs(float(kls[name].mean()) - nats))]
         return policy.law_at(recipe.procedure, max(nats, 1e-6))
 
-    def at_kl(method: str, judge: str, procedure: Served) -> Matched:
-        def theory_gain(nats: float) -> float:
-            known = law(method, nats) or law_at_kl(Identity(), kl=float(np.clip(nats, 1e-6, FARTHEST)))
-            return known.win_rate(procedure) - 0.5
+    return AtOneKL(median, kl, low, above, names, law, kls)
 
-        return matched([(kls[name], wins[name][judge][procedure.name]) for name in names[method]], kl, theory_gain)
 
+def _matched(
+    compared: Compared,
+    evaluated: Evaluated,
+    served: Sequence[Served],
+    budget: float,
+    kls: Mapping[str, Array],
+    wins: Wins,
+) -> Numbers:
+    """Return the methods at the KL spent for ``budget`` (`AtOneKL`), with win rates, theory and gains.
+
+    Between a method's budgets the win rate is interpolated, and the intervals contain the error of that. Methods that
+    are not comparable have no win rate.
+    """
+    at = at_one_kl(compared, budget, kls)
+    found: Numbers = {"budget": budget, "median": at.median, "left_out": at.left_out, "kl": at.kl}
+    found |= {"not_bracketed": at.not_bracketed}
+    if at.kl is None:
+        return found | {"win_rates": {}, "theory": {}, "gains": {}}
     win_rates: Numbers = {}
     gains: Numbers = {}
     for judge in next(iter(wins.values())):
-        values = {procedure.name: {method: at_kl(method, judge, procedure) for method in names} for procedure in served}
+        values = {p.name: {method: at.wins(method, wins, judge, p) for method in at.methods} for p in served}
         win_rates[judge] = {
             procedure: {
                 method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in by_method.items()
@@ -302,20 +367,20 @@ def _matched(
             for procedure, by_method in values.items()
         }
         gains[judge] = {procedure: _gains(evaluated, by_method) for procedure, by_method in values.items()}
-    laws = {method: known for method in names if (known := law(method, kl)) is not None}
+    laws = {method: known for method in at.methods if (known := at.law(method, at.kl)) is not None}
     theory = {p.name: {method: known.win_rate(p) for method, known in laws.items()} for p in served}
     return found | {"win_rates": win_rates, "theory": theory, "gains": gains}
 
 
 def _gains(evaluated: Evaluated, found: Mapping[str, Matched]) -> Numbers:
     """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
-    baselines = [method for method in found if not METHODS[method].ours and method != ITSELF]
+    baselines = [method for method in found if not method_of(method).ours and method != ITSELF]
     if not baselines:
         return {"baseline": None, "gain": {}}
     best = max(baselines, key=lambda method: float(found[method].values.mean()))
     gains = {
         method: widened(evaluated.estimated(m.values - found[best].values), m.shift, -found[best].shift)
         for method, m in found.items()
-        if METHODS[method].ours
+        if method_of(method).ours
     }
     return {"baseline": best, "gain": gains}

@@ -28,7 +28,7 @@ from infalign.display import (
     style,
 )
 from infalign.evaluation.matched import FAR, NEAR
-from infalign.experiments.methods import METHODS
+from infalign.experiments.methods import method_of
 from infalign.method.procedures import parse_procedure
 from infalign.runs.report.words import SPOKEN
 from infalign.theory.curve import parse_aim, sweep
@@ -225,8 +225,8 @@ def _draw_line(
     axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str], most: float
 ) -> None:
     """Draw a method's policies with both intervals, joined in order of budget; the legend gives KLs over ``most``."""
-    colour = METHODS[method].colour
-    alike = [name for name in methods if METHODS[name].colour == colour]
+    colour = method_of(method).colour
+    alike = [name for name in methods if method_of(name).colour == colour]
     marker = MARKERS[alike.index(method) % len(MARKERS)]
     kl, wins = [policy["kl"] for policy in policies], [policy["win_rates"][judge][procedure] for policy in policies]
     for x, y in zip(kl, wins, strict=True):
@@ -238,7 +238,7 @@ def _draw_line(
         color=colour,
         marker=marker,
         markersize=4,
-        markerfacecolor=colour if METHODS[method].ours else PAPER,
+        markerfacecolor=colour if method_of(method).ours else PAPER,
         linewidth=1,
         label=", ".join([method, *(f"{x['mean']:.3g} nats" for x in kl if x["mean"] > most)]),
         zorder=3,

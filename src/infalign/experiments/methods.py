@@ -5,8 +5,9 @@ evaluation are shared by a run and all comparisons in its directory.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -39,6 +40,7 @@ class Method:
     transform: str | None = None  # None if the solver has a fixed one
     options: Mapping[str, bool] = field(default_factory=dict)
     ours: bool = False  # if it optimises the served win rate, by our transformation or directly; else a baseline
+    n: int | None = None  # the N that its transformation is for, if not that of the recipe's procedure
 
     @property
     def example(self) -> Solver | None:
@@ -67,7 +69,9 @@ class Method:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""
         own = {} if self.transform is None else {"transform": self.transform}
         if self.transform == AWARE:
-            own = {"transform": aware_transform(extreme_procedure(recipe), budget, recipe.rollout.k)}
+            served = extreme_procedure(recipe)
+            aim = served if self.n is None else replace(served, n=self.n)
+            own = {"transform": aware_transform(aim, budget, recipe.rollout.k)}
         strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
         return {"solver": self.solver, **own, **self.options, **strength, **_fit(recipe, self)}
 
@@ -100,6 +104,26 @@ METHODS = {
     "bond": Method("J-BOND: towards Best-of-2 of a moving anchor", "bond"),
     ITSELF: Method("Best-of-n itself: no training, n draws for one response", None),
 }
+
+
+def method_of(name: str) -> Method:
+    """Return the method that ``name`` spells: one of `METHODS`, or one on the procedure's transformation for another N.
+
+    Raises ConfigError for an unknown name.
+
+    >>> method_of("qrpo-for-32").about
+    "QRPO on the procedure's transformation, for N = 32"
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if (match := re.fullmatch(r"(.+)-for-(\d+)", name)) and match[1] in METHODS:
+        method, n = METHODS[match[1]], int(match[2])
+        if method.transform != AWARE:
+            raise ConfigError(f"{name} is none: {match[1]} has the same transformation for every N")
+        return replace(method, about=f"{method.about}, for N = {n}", n=n)
+    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
+    raise ConfigError(f"unknown method {name!r}; {hint}")
 
 
 class Compared:
@@ -217,22 +241,15 @@ def extreme_procedure(recipe: Recipe) -> Extreme:
     return recipe.procedure
 
 
-def known_method(name: str) -> str:
-    """Return the name of a method. Raises ConfigError for an unknown name."""
-    if name in METHODS:
-        return name
-    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
-    raise ConfigError(f"unknown method {name!r}; {hint}")
-
-
-def default_methods(recipe: Recipe, budgets: Sequence[float]) -> tuple[list[str], dict[str, str]]:
-    """Return the methods for which the recipe has all settings, and why the others are left out."""
+def possible_methods(
+    recipe: Recipe, budgets: Sequence[float], names: Collection[str] = METHODS
+) -> tuple[list[str], dict[str, str]]:
+    """Return those of some methods for which the recipe has all settings, and why the others are left out."""
     own = any(policy.generates for policy in recipe.policies.values())
     chosen, left_out = [], {}
-    for name, method in METHODS.items():
+    for name in names:
         try:
-            if method.generates and not own:
+            if method_of(name).generates and not own:
                 raise ConfigError("the recipe has no on-policy policy to take its fit from; name it to use defaults")
             if name == ITSELF:
                 Compared(recipe, [name], budgets)
@@ -248,7 +265,7 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
     """Return the policy of each method at a budget, checked as part of the recipe."""
     if not methods:
         return {}
-    settings = {name: METHODS[name].settings(recipe, budget) for name in methods}
+    settings = {name: method_of(name).settings(recipe, budget) for name in methods}
     try:
         return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies
     except ValidationError as error:
