@@ -271,12 +271,16 @@ def score_test(experiment: Experiment, *, on_progress: OnProgress) -> Summary:
     return {"pairs": len(pairs)}
 
 
+def right_or_wrong(experiment: Experiment) -> tuple[list[str], dict[str, dict[str, Array]]]:
+    """Return the prompt ids of the test pairs of a scored test, and every model's `decisions` on them."""
+    table = read_table(experiment.folder / "test.parquet")
+    return listed(table, "prompt_id"), {name: decisions(np.array(listed(table, name))) for name in MODELS}
+
+
 def measured_hacking(experiment: Experiment) -> Summary:
     """Return the numbers of a scored test, with their intervals."""
     recipe, table = experiment.recipe, read_table(experiment.folder / "test.parquet")
-
-    intervals = confidence(recipe.evaluate, recipe.seed)
-    right = {name: decisions(np.array(listed(table, name))) for name in MODELS}
+    intervals, (_, right) = confidence(recipe.evaluate, recipe.seed), right_or_wrong(experiment)
     models: dict[str, dict[str, Any]] = {
         name: {
             "accuracy": {test: intervals.of_shares(values) for test, values in tests.items()},

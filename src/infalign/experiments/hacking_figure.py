@@ -1,6 +1,8 @@
 """Table and figure of the study of reward hacking."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -35,29 +37,34 @@ def print_hacking(results: Summary, console: Console) -> None:
 
 
 def plot_hacking(results: Summary, path: Path) -> None:
-    """Draw the accuracies as bars with intervals, one group per test, and save to ``path`` (.svg, .png, .pdf).
+    """Draw the accuracies of a study (`draw_accuracies`) and save them to ``path`` (.svg, .png, .pdf).
 
-    The share of ties, which count 1/2, is hatched below the top of each bar. Raises ConfigError without matplotlib.
+    Raises ConfigError without matplotlib.
     """
-    models = results["models"]
-    width = 0.8 / len(models)
     with style("the figure needs"):
-        figure, axes = panels(1, 1, (6.4, 3.4))
-        for i, (name, numbers) in enumerate(models.items()):
-            at = np.arange(len(TESTS)) + (i - (len(models) - 1) / 2) * width
-            mean, low, high = (
-                100 * np.array([numbers["accuracy"][test][key] for test in TESTS]) for key in ("mean", "low", "high")
-            )
-            half_tied = 50 * np.array([numbers["ties"][test]["mean"] for test in TESTS])
-            axes.bar(at, mean, 0.9 * width, color=COLOURS[i], label=name)
-            axes.bar(
-                at, half_tied, 0.9 * width, mean - half_tied, color="none", edgecolor=INK, hatch="////", linewidth=0
-            )
-            axes.vlines(at, low, high, color=INK, linewidth=1)
-        axes.axhline(50, color=QUIET, linewidth=0.8)
-        axes.set_xticks(range(len(TESTS)), list(TESTS))
-        axes.set_xlabel("test pairs")
-        axes.set_ylabel("right, %")
-        axes.set_ylim(0, 100)
-        figure.legend(loc="outside upper left", ncols=3)
-        save(figure, path, stamped=True)
+        save(draw_accuracies(results["models"]), path, stamped=True)
+
+
+def draw_accuracies(models: Mapping[str, Summary]) -> Any:
+    """Return a figure of the accuracies as bars with intervals, one group per test, for a style that is set.
+
+    The share of ties, which count 1/2, is hatched below the top of each bar.
+    """
+    width = 0.8 / len(models)
+    figure, axes = panels(1, 1, (6.4, 3.4))
+    for i, (name, numbers) in enumerate(models.items()):
+        at = np.arange(len(TESTS)) + (i - (len(models) - 1) / 2) * width
+        mean, low, high = (
+            100 * np.array([numbers["accuracy"][test][key] for test in TESTS]) for key in ("mean", "low", "high")
+        )
+        half_tied = 50 * np.array([numbers["ties"][test]["mean"] for test in TESTS])
+        axes.bar(at, mean, 0.9 * width, color=COLOURS[i], label=name)
+        axes.bar(at, half_tied, 0.9 * width, mean - half_tied, color="none", edgecolor=INK, hatch="////", linewidth=0)
+        axes.vlines(at, low, high, color=INK, linewidth=1)
+    axes.axhline(50, color=QUIET, linewidth=0.8)
+    axes.set_xticks(range(len(TESTS)), list(TESTS))
+    axes.set_xlabel("test pairs")
+    axes.set_ylabel("right, %")
+    axes.set_ylim(0, 100)
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure

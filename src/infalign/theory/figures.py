@@ -70,14 +70,9 @@ def write_laws(path: Path, points: Sequence[Point]) -> None:
 def write_analytic(folder: Path) -> list[Point]:
     """Write the paper's figures 2 and 11 as ``analytic.svg`` and ``analytic.png``, their numbers as ``analytic.csv``.
 
-    Returns the points: five procedures, six transformations and the optimum of each procedure, 0.01 to 5 nats.
+    Returns the points (`analytic_points`).
     """
-    points = [
-        point
-        for procedure in map(parse_procedure, ANALYTIC_PROCEDURES)
-        for name in ANALYTIC_TRANSFORMS
-        for point in sweep(procedure, parse_aim(name))[0]
-    ]
+    points = analytic_points()
     folder.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
@@ -85,21 +80,37 @@ def write_analytic(folder: Path) -> list[Point]:
     rows.writerows([getattr(point, column) for column in ANALYTIC_COLUMNS] for point in points)
     write_text(folder / "analytic.csv", table.getvalue())
     with style():
-        figure, grid = panels(2, 3, (8.4, 5.0))
-        for axes, procedure in zip([*grid[0], *grid[1, 1:]], ANALYTIC_PROCEDURES, strict=True):
-            for name, line in _by_transform(point for point in points if point.procedure == procedure).items():
-                plot_line(axes, line, OWN[name], label=name)
-            axes.set(title=procedure, xlim=(0, 3), ylim=(50, 100))
-        for axes in (grid[0, 0], grid[1, 1]):
-            axes.set(ylabel="win rate, %")
-        for axes in (grid[0, 0], *grid[1, 1:]):
-            axes.set(xlabel="KL to the base policy, nats")
-        grid[1, 0].set_axis_off()
-        lines = grid[0, 0].get_legend_handles_labels()
-        grid[1, 0].legend(*lines, loc="center", title="Transformation", alignment="left")
+        figure = draw_analytic(points)
         for suffix in (".svg", ".png"):
             save(figure, folder / f"analytic{suffix}")
     return points
+
+
+def analytic_points() -> list[Point]:
+    """Return the points of five procedures, six transformations and the optimum of each, 0.01 to 5 nats."""
+    return [
+        point
+        for procedure in map(parse_procedure, ANALYTIC_PROCEDURES)
+        for name in ANALYTIC_TRANSFORMS
+        for point in sweep(procedure, parse_aim(name))[0]
+    ]
+
+
+def draw_analytic(points: Sequence[Point]) -> Any:
+    """Return a figure of `analytic_points`, a panel for each procedure, for a style that is set."""
+    figure, grid = panels(2, 3, (8.4, 5.0))
+    for axes, procedure in zip([*grid[0], *grid[1, 1:]], ANALYTIC_PROCEDURES, strict=True):
+        for name, line in _by_transform(point for point in points if point.procedure == procedure).items():
+            plot_line(axes, line, OWN[name], label=name)
+        axes.set(title=procedure, xlim=(0, 3), ylim=(50, 100))
+    for axes in (grid[0, 0], grid[1, 1]):
+        axes.set(ylabel="win rate, %")
+    for axes in (grid[0, 0], *grid[1, 1:]):
+        axes.set(xlabel="KL to the base policy, nats")
+    grid[1, 0].set_axis_off()
+    lines = grid[0, 0].get_legend_handles_labels()
+    grid[1, 0].legend(*lines, loc="center", title="Transformation", alignment="left")
+    return figure
 
 
 def _by_transform(points: Iterable[Point]) -> dict[str, list[Point]]:
