@@ -1,6 +1,5 @@
 """The report of a finished run: one HTML file that opens offline."""
 
-from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -8,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.display import LOOKS, QUIET, amount, gain, ratio, share
-from infalign.errors import ConfigError
+from infalign.display import LOOKS, QUIET
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
@@ -21,6 +19,7 @@ from infalign.runs.findings import findings, sentences
 from infalign.runs.layout import Layout, records
 from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
+from infalign.runs.report.html import check_drawable, embedded, template
 from infalign.runs.report.pictures import (
     STYLE,
     Look,
@@ -45,11 +44,8 @@ def write(recipe: Recipe, layout: Layout) -> None:
 
     ``layout`` is that of a run whose evaluation is done. Raises ConfigError without matplotlib or jinja2.
     """
-    try:
-        import jinja2
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
+    check_drawable()
+    import matplotlib
 
     root, evaluated = layout.root, Evaluated.of(recipe, layout)
     results, made = read_results(root), _made(recipe, layout)
@@ -69,15 +65,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
             ]
             for section, found in pictures.items()
         }
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("infalign.runs.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"share": share, "amount": amount, "gain": gain, "ratio": ratio}
-    html = environment.get_template("report.html.j2").render(
+    html = template("infalign.runs.report", "report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.evaluate.rewind,
@@ -101,11 +89,6 @@ def write(recipe: Recipe, layout: Layout) -> None:
         seconds=_seconds(made),
     )
     write_text(layout.report, html)
-
-
-def embedded(path: Path, kind: str) -> str:
-    """Return a file as a ``data:`` address, with which the page is whole wherever it is sent."""
-    return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
 
 
 def _shown(results: Numbers) -> list[str]:
