@@ -5,10 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from infalign.cli.options import Overrides, RecipePath, read_recipe
+from infalign.cli.options import KLBudgets, Overrides, RecipePath, read_budgets, read_recipe
 from infalign.cli.output import open_console
 from infalign.display import say
-from infalign.errors import ConfigError
 
 COMPARE_EPILOGUE = """\
 Examples:
@@ -42,16 +41,11 @@ def compare(
         str | None,
         Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.", show_default=False),
     ] = None,
-    kl_budgets: Annotated[
-        str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 and see below.", show_default=False)
-    ] = None,
+    kl_budgets: KLBudgets = None,
     set_: Overrides = None,
 ) -> None:
     """Train several methods on the same rollouts, compare them at one KL."""
-    try:
-        budgets = None if kl_budgets is None else [float(budget) for budget in kl_budgets.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {kl_budgets!r}") from error
+    budgets = read_budgets(kl_budgets)
     from infalign.experiments.compare import compare_methods
     from infalign.experiments.comparison_tables import print_methods
     from infalign.runs.lock import held

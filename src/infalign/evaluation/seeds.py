@@ -56,11 +56,11 @@ def over_seeds(seeds: Sequence[Trained], *, confidence: float = 0.95) -> Estimat
 
 
 def verdict(found: Estimate, least: float, most: float) -> Verdict:
-    """Return what an interval says of the claim that a value is at least ``least`` and at most ``most``.
+    """Return what an interval says of the claim that a value is more than ``least`` and less than ``most``.
 
     >>> [verdict(Estimate(0.05, *ends), 0.03, 1.0) for ends in ((0.04, 0.06), (0.02, 0.08), (0.00, 0.02))]
     ['confirmed', 'undecided', 'refuted']
     """
-    if least <= found.low and found.high <= most:
+    if least < found.low and found.high < most:
         return "confirmed"
-    return "refuted" if found.high < least or most < found.low else "undecided"
+    return "refuted" if found.high <= least or most <= found.low else "undecided"

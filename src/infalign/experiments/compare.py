@@ -188,14 +188,17 @@ def sampled(compared: Compared, evaluated: Evaluated, served: Sequence[Served]) 
     kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in names}
     wins = {name: evaluated.wins(name, served) for name in names}
     for name, n in compared.itself.items():
-        kls[name], wins[name] = _served_itself(compared.recipe, evaluated, n, served)
+        kls[name], wins[name] = served_itself(compared.recipe, evaluated, n, served)
     return kls, wins
 
 
-def _served_itself(
+def served_itself(
     recipe: Recipe, evaluated: Evaluated, n: int, served: Sequence[Served]
 ) -> tuple[Array, dict[str, dict[str, Array]]]:
-    """Return the estimated KL (P,) of Best-of-n to the reference, and its win rates by judge and procedure."""
+    """Return the estimated KL (P,) of Best-of-n to the reference, and its win rates by judge and procedure.
+
+    Served by a procedure that is not extreme, it is served once.
+    """
     prompt_ids = Prompts.read(evaluated.layout.prompts("test"), recipe.evaluate.prompts).prompt_ids
     rollouts = read_rollouts(evaluated.layout.evaluation("reference") / "samples", prompt_ids, evaluated.samples)
     reward = evaluated.column("reference", "reward")
@@ -205,7 +208,7 @@ def _served_itself(
     for judge in evaluated.sources:
         judged = evaluated.column("reference", judge)
         ours, base = (Samples(reward[:, part], judged[:, part]) for part in (slice(half), slice(half, None)))
-        inner = [BestOfN(n), *(of_best(p, n) for p in served if is_extreme(p))]  # the first one is for standard serving
+        inner = [of_best(p, n) if is_extreme(p) else BestOfN(n) for p in served]
         names = (procedure.name for procedure in served)
         wins[judge] = dict(zip(names, win_rates_of(ours, base, inner, served), strict=True))
     return kl, wins
@@ -302,14 +305,18 @@ class AtOneKL:
         return matched([(self.kls[name], values[name]) for name in self.methods[method]], self.kl, gain)
 
     def wins(self, method: str, wins: Wins, judge: str, procedure: Served) -> Matched:
-        """Return a method's win rates at the common KL, along theory's curve for it, or the identity's without one."""
+        """Return a method's win rates at the common KL."""
+        own = {name: wins[name][judge][procedure.name] for name in self.methods[method]}
+        return self.matched(method, own, self.theory_gain(method, procedure))
 
-        def theory_gain(nats: float) -> float:
+    def theory_gain(self, method: str, procedure: Served) -> Callable[[float], float]:
+        """Return theory's gain over 1/2 as a function of the KL: of the method, or of the identity without a law."""
+
+        def gain(nats: float) -> float:
             known = self.law(method, nats) or law_at_kl(Identity(), kl=float(np.clip(nats, 1e-6, FARTHEST)))
             return known.win_rate(procedure) - 0.5
 
-        own = {name: wins[name][judge][procedure.name] for name in self.methods[method]}
-        return self.matched(method, own, theory_gain)
+        return gain
 
 
 def at_one_kl(compared: Compared, budget: float, kls: Mapping[str, Array]) -> AtOneKL:

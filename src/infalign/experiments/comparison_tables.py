@@ -16,6 +16,7 @@ from infalign.display import (
     MARKERS,
     PAPER,
     QUIET,
+    Estimate,
     gain,
     heading,
     panels,
@@ -212,7 +213,8 @@ def plot_win_rates(results: Numbers, judge: str, folder: Path) -> None:
                     axes.lines[-1].set(linestyle="--", linewidth=1)
             for method in results["methods"]:
                 own = sorted((p for p in policies if p["method"] == method), key=lambda p: float(p["kl"]["mean"]))
-                _draw_line(axes, method, own, judge, procedure, list(results["methods"]), most)
+                kl, wins = [p["kl"] for p in own], [p["win_rates"][judge][procedure] for p in own]
+                draw_line(axes, method, kl, wins, most=most, methods=list(results["methods"]))
             axes.set(title=procedure, xlabel="KL to the reference, nats", xlim=(0, most))
             axes.autoscale_view(scalex=False)
         grid[0].set(ylabel=f"win rate by {SPOKEN[judge]}, %")
@@ -221,20 +223,29 @@ def plot_win_rates(results: Numbers, judge: str, folder: Path) -> None:
             save(figure, folder / f"win-rate-by-kl-{judge}{ending}")
 
 
-def _draw_line(
-    axes: Any, method: str, policies: Sequence[Numbers], judge: str, procedure: str, methods: Sequence[str], most: float
+def draw_line(
+    axes: Any,
+    method: str,
+    kl: Sequence[Estimate],
+    values: Sequence[Estimate],
+    *,
+    most: float,
+    methods: Sequence[str],
+    scale: float = 100.0,
 ) -> None:
-    """Draw a method's policies with both intervals, joined in order of budget; the legend gives KLs over ``most``."""
+    """Draw a method's policies with both intervals, joined in order of KL; the legend gives KLs over ``most``.
+
+    ``methods`` are all that the figure has: those of one colour have markers of their own.
+    """
     colour = method_of(method).colour
     alike = [name for name in methods if method_of(name).colour == colour]
     marker = MARKERS[alike.index(method) % len(MARKERS)]
-    kl, wins = [policy["kl"] for policy in policies], [policy["win_rates"][judge][procedure] for policy in policies]
-    for x, y in zip(kl, wins, strict=True):
-        axes.plot([x["low"], x["high"]], [100 * y["mean"]] * 2, color=colour, linewidth=0.8)
-        axes.plot([x["mean"]] * 2, [100 * y["low"], 100 * y["high"]], color=colour, linewidth=0.8)
+    for x, y in zip(kl, values, strict=True):
+        axes.plot([x["low"], x["high"]], [scale * y["mean"]] * 2, color=colour, linewidth=0.8)
+        axes.plot([x["mean"]] * 2, [scale * y["low"], scale * y["high"]], color=colour, linewidth=0.8)
     axes.plot(
         [x["mean"] for x in kl],
-        [100 * y["mean"] for y in wins],
+        [scale * y["mean"] for y in values],
         color=colour,
         marker=marker,
         markersize=4,
