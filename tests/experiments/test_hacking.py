@@ -25,6 +25,9 @@ from infalign.experiments.hacking import (
     poison,
 )
 from infalign.experiments.hacking_figure import plot_hacking, print_hacking
+from infalign.experiments.paper import BY_NUMBER
+from infalign.experiments.reproduction import judged
+from infalign.experiments.seeds import Seed
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
@@ -200,6 +203,23 @@ def test_table_and_figure_tell_every_number(finished: tuple[Path, dict[str, Any]
     assert all(phrase in shown for phrase in PHRASES)
     plot_hacking(results, tmp_path / "hacking.png")
     assert (tmp_path / "hacking.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_papers_figure_has_the_numbers_of_the_study(finished: tuple[Path, dict[str, Any], list[str]]) -> None:
+    """What is claimed of a model on inverted pairs is the study's gain or accuracy, by seed; all bars are drawn."""
+    root, results, _ = finished
+    seeds = [Seed(recipe(root))] * 2
+    models = results["models"]
+    expected = [models[name]["gain"]["inverted"] for name in ("ranked", "calibrated")]
+    expected.append(models["calibrated"]["accuracy"]["inverted"])
+    for one, known in zip(BY_NUMBER[7].claims, expected, strict=True):
+        found = judged(one, seeds)
+        assert found["by_seed"] == [pytest.approx(known["mean"])] * 2
+        assert found["estimate"]["mean"] == pytest.approx(known["mean"])
+    drawn = BY_NUMBER[7].draw(seeds)
+    for test, name, right, *_ in drawn.rows:
+        assert right == pytest.approx(models[name]["accuracy"][test]["mean"])
+    assert len(drawn.rows) == len(TESTS) * len(MODELS)
 
 
 @pytest.mark.parametrize(

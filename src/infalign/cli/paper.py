@@ -11,14 +11,6 @@ from infalign.cli.output import open_console
 from infalign.display import say
 from infalign.errors import ConfigError
 
-ANALYTIC_EPILOGUE = """\
-Example:
-  infalign reproduce analytic --output figures
-
-Win rate against KL, both policies served by standard sampling,
-best-of-2, best-of-4, worst-of-2 or worst-of-4, for identity, log, four
-exponentials and the optimum (the paper's fixed point).
-"""
 HACKING_EPILOGUE = """\
 Example:
   infalign reproduce hacking hh-helpful-tiny --phrase Sure
@@ -55,7 +47,7 @@ reproduce = App(
     help_format="plaintext",
     help_epilogue=REPRODUCE_EPILOGUE,
     group=Group("The paper", sort_key=8),
-    group_commands=Group("What to reproduce"),
+    group_commands=Group("A figure with settings of its own"),
 )
 
 
@@ -98,18 +90,6 @@ def figures(
         return
     print_verdicts(repeat(asked, console), console)
     say(console, f"\nPage: {folder / FOLDER / PAGE}")
-
-
-@reproduce.command(help_epilogue=ANALYTIC_EPILOGUE)
-def analytic(*, output: Annotated[str, Parameter(help="The folder for SVG, PNG and CSV.")] = "analytic") -> None:
-    """Draw the paper's figures 2 and 11: win rate against KL as theory gives it."""
-    from infalign.theory.figures import write_analytic
-
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; --output names a folder")
-    points = write_analytic(folder)
-    say(open_console(), f"{len(points)} points: {folder / 'analytic'}.csv, .svg, .png")
 
 
 @reproduce.command(help_epilogue=HACKING_EPILOGUE)

@@ -133,6 +133,9 @@ def drawn_by_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: Seque
             both = [mark.kl.as_dict() for mark in over], [mark.value.as_dict() for mark in over]
             draw_line(axes, method, *both, most=most, methods=trained, scale=quantity.scale)
         axes.set(xlabel="KL to the reference, nats", ylabel=quantity.label, xlim=(0, most))
+        if isinstance(quantity, WinRate):  # an interval over two seeds may reach beyond
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, 0.0), min(high, 100.0))
     figure.legend(*np.ravel(grid)[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
     said = "; ".join(
         f"{mark.policy} {quantity.scale * mark.value.mean:.3g} at {mark.kl.mean:.2g} nats"

@@ -135,16 +135,16 @@ def ahead(
     others: Sequence[str],
     served: Callable[[Recipe], Served],
     least: float = 0.0,
-    judges: Sequence[str] = JUDGES,
 ) -> list[Claim]:
     """Return the claim, for each judge, that a method wins by so much more than the best of others at one KL."""
 
     def value(judge: str, seeds: Sequence[Seed]) -> Measurement:
         return lead(seeds, ours, others, WinRate(served(seeds[0].recipe), judge))
 
-    measured = f"{ours} above the best of {', '.join(others)}" if len(others) > 1 else f"{ours} above {others[0]}"
+    above = others[0] if len(others) == 1 else f"the best of {len(others)} others"
     return [
-        Claim(says, f"{measured}, at one KL, by the {judge}", partial(value, judge), least=least) for judge in judges
+        Claim(says, f"{ours} above {above} at one KL, by the {judge}", partial(value, judge), least=least)
+        for judge in JUDGES
     ]
 
 

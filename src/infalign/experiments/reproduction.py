@@ -31,6 +31,7 @@ from infalign.storage import write_text
 
 Numbers = dict[str, Any]
 BUDGETS = (0.5, 1.0)  # nats
+REM_PER_INCH = 6.5  # on the page
 FOLDER, PAGE, CLAIMS = "page", "index.html", "claims.json"
 
 
@@ -163,8 +164,9 @@ def _figure(figure: Figure, seeds: Sequence[Seed], folder: Path) -> Numbers:
     saved = save_picture(Picture(figure.name, drawn.figure, drawn.caption, drawn.alt), folder)
     return {
         **saved,
-        "numbers": figure.numbers,
+        "numbers": list(figure.numbers),
         "title": figure.title,
+        "width": round(REM_PER_INCH * float(drawn.figure.get_figwidth()), 1),
         "png": embedded(folder / f"{figure.name}.png", "image/png"),
         "csv": embedded(folder / f"{figure.name}.csv", "text/csv"),
         "claims": [judged(one, seeds) for one in figure.claims],
@@ -187,7 +189,7 @@ def judged(one: Claim, seeds: Sequence[Seed]) -> Numbers:
         "estimate": None if estimate is None else estimate.as_dict(),
         "by_seed": by_seed,
         "seeds_shown": ", ".join(one.write(value) for value in by_seed).replace("-", "−"),
-        "shown": "not measured" if estimate is None else _shown(one, estimate, exact=measurement.exact is not None),
+        "shown": "–" if estimate is None else _shown(one, estimate, exact=measurement.exact is not None),
         "verdict": "undecided" if estimate is None else verdict(estimate, one.least, one.most),
     }
 
@@ -237,7 +239,7 @@ def _print_policies(asked: Reproduction, methods: Sequence[str], console: Consol
     """Print how many policies are trained for each seed, what of it is done, and how long the rest takes."""
     assert asked.recipe is not None
     seconds = _seconds([Path(asked.recipe.run_dir), *(Path(recipe.run_dir) for recipe in asked.recipes)])
-    left, total = list[tuple[str, str]](), 0
+    at_once, left, total = asked.recipe.compute.processes, list[tuple[str, str]](), 0
     table = plain_table("seed", "policies", "steps done")
     for recipe in asked.recipes:
         run = Run.of(Compared(recipe, methods, asked.spent).recipe)
@@ -256,14 +258,14 @@ def _print_policies(asked: Reproduction, methods: Sequence[str], console: Consol
     for (stage, _), spent in seconds.items():
         by_stage.setdefault(stage, []).append(spent)
     if unknown := {stage for stage, _ in left} - by_stage.keys():
-        say(console, f"how long it takes is not known before {', '.join(sorted(unknown))} was done once")
+        say(
+            console,
+            f"how long it takes is known when a seed is done: there is no record of {', '.join(sorted(unknown))}",
+        )
         return
-    hours = sum(seconds.get(step, float(np.mean(by_stage[step[0]]))) for step in left) / 3600
-    at_once = asked.recipe.compute.processes
-    say(
-        console,
-        f"about {hours / at_once:.1f} hours are left with {at_once} processes, by {len(seconds)} recorded steps",
-    )
+    minutes = sum(seconds.get(step, float(np.mean(by_stage[step[0]]))) for step in left) / 60 / at_once
+    time = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+    say(console, f"about {time} are left, with {at_once} processes and by the records of {len(seconds)} steps")
 
 
 def _seconds(roots: Sequence[Path]) -> dict[tuple[str, str], float]:

@@ -1,6 +1,6 @@
 """One recipe trained from several seeds, each in a run directory of its own, and what their evaluations say."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -159,9 +159,9 @@ class Seed:
         return {} if self.compared is None else self.compared.itself
 
     @property
-    def trained_methods(self) -> Collection[str]:
+    def trained_methods(self) -> frozenset[str]:
         """The methods that were trained."""
-        return () if self.compared is None else self.compared.by_method
+        return frozenset() if self.compared is None else frozenset(self.compared.by_method)
 
     def policies_of(self, method: str) -> Sequence[str]:
         """Return the names of a method's policies."""
@@ -179,7 +179,7 @@ class Seed:
         """Return a policy's KL (P,) to the reference in nats; of Best-of-n itself the estimate."""
         if name in self.itself:
             return served_itself(self.recipe, self.evaluated, self.itself[name], [Standard()])[0]
-        return self.evaluated.column(name, "kl").mean(axis=1)
+        return np.asarray(self.evaluated.column(name, "kl").mean(axis=1))
 
     def values(self, quantity: Quantity, name: str) -> Array:
         """Return a quantity (P,) of a policy; it is computed once."""
@@ -216,6 +216,8 @@ def lead(seeds: Sequence[Seed], ours: str, others: Sequence[str], quantity: WinR
     for seed in seeds:
         if reason := quantity.lacks(seed.recipe):
             return Measurement(note=reason)
+        if ours not in seed.trained_methods or seed.trained_methods.isdisjoint(others):
+            return Measurement(note=f"{ours} or all that it is compared with was left out")
     leads = [_leads(seed, ours, others, quantity) for seed in seeds]
     everywhere = [other for other in others if all(other in found for found in leads)]
     if not everywhere:

@@ -1,7 +1,5 @@
 """Figures of the analytic curves: win rate against KL, the laws behind a point, and the paper's figures 2 and 11."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from scipy.optimize import isotonic_regression
 
 from infalign.display import COLOURS, INK, QUIET, panels, save, style
 from infalign.method.procedures import parse_procedure
-from infalign.storage import write_text
 from infalign.theory.curve import Point, parse_aim, sweep
 
 OWN = {  # the same transformation has the same colour in every figure
@@ -65,25 +62,6 @@ def write_laws(path: Path, points: Sequence[Point]) -> None:
             axes.set(xlabel="calibrated reward u", xlim=(0, 1))
         figure.legend(loc="outside upper left", ncols=4)
         save(figure, path)
-
-
-def write_analytic(folder: Path) -> list[Point]:
-    """Write the paper's figures 2 and 11 as ``analytic.svg`` and ``analytic.png``, their numbers as ``analytic.csv``.
-
-    Returns the points (`analytic_points`).
-    """
-    points = analytic_points()
-    folder.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    rows.writerow(ANALYTIC_COLUMNS)
-    rows.writerows([getattr(point, column) for column in ANALYTIC_COLUMNS] for point in points)
-    write_text(folder / "analytic.csv", table.getvalue())
-    with style():
-        figure = draw_analytic(points)
-        for suffix in (".svg", ".png"):
-            save(figure, folder / f"analytic{suffix}")
-    return points
 
 
 def analytic_points() -> list[Point]:
