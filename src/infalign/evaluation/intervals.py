@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtr
-from scipy.stats import t
+from scipy.special import ndtr, stdtrit  # scipy.stats takes half a second to import
 
 from infalign.errors import ConfigError, DataError
 from infalign.evaluation.samples import chunks
@@ -91,7 +90,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     spread = values - mean
     square = float(spread @ spread)
     skew = float((spread**3).sum()) / (6.0 * square**1.5) if square > 0 else 0.0
-    z = t.ppf(0.5 + confidence / 2.0, prompts - 1) * np.array([-1.0, 1.0])
+    z = stdtrit(prompts - 1, 0.5 + confidence / 2.0) * np.array([-1.0, 1.0])
     if prompts > RESAMPLED_PROMPTS:
         low, high = mean + np.sqrt(square) / prompts * (z + skew * (2.0 * z**2 + 1.0))
         return Estimate(float(mean), float(low), float(high))

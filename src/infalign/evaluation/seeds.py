@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from infalign.errors import DataError
 from infalign.evaluation.intervals import Estimate, estimate
@@ -40,7 +40,7 @@ def over_seeds(seeds: Sequence[Trained], *, confidence: float = 0.95) -> Estimat
         raise DataError(f"an interval over trainings needs at least 2 seeds, found {len(seeds)}")
     means = np.array([seed.values.mean() for seed in seeds])
     mean = float(means.mean())
-    of_seeds = t.ppf(0.5 + confidence / 2.0, len(seeds) - 1) * means.std(ddof=1) / np.sqrt(len(seeds))
+    of_seeds = stdtrit(len(seeds) - 1, 0.5 + confidence / 2.0) * means.std(ddof=1) / np.sqrt(len(seeds))
     by_prompt: dict[str, list[float]] = {}
     for seed in seeds:
         for prompt, value in zip(seed.prompt_ids, seed.values if seed.prompt_ids else (), strict=True):

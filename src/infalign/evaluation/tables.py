@@ -266,7 +266,7 @@ def _texts(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
     if not (pa.types.is_integer(column.type) or column.type in (pa.string(), pa.large_string(), pa.string_view())):
         raise ValueError(f"prompt_id is of type {column.type}, neither text nor a whole number")
     texts = column.cast(pa.large_string())
-    if len(texts) == 0 or texts.null_count or pc.any(pc.equal(texts, pa.scalar("", pa.large_string()))).as_py():
+    if len(texts) == 0 or texts.null_count or pc.min(pc.binary_length(texts)).as_py() == 0:
         raise ValueError("rows without prompt_id")
     return texts
 
@@ -276,7 +276,7 @@ def _numbers(column: "pa.ChunkedArray[Any]") -> Array:
         column = column.cast(pa.string()).cast(pa.float64())  # pyarrow's direct cast rounds 0.30 up
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
         raise ValueError(f"a column of numbers is of type {column.type} and has {column.null_count} empty cells")
-    values: Array = column.to_numpy()
+    values: Array = np.from_dlpack(column.combine_chunks())  # to_numpy imports pandas
     if not np.isfinite(values).all():
         raise ValueError("a column has numbers that are not finite")
     return values
@@ -362,7 +362,7 @@ def _codes(*columns: "pa.ChunkedArray[Any]") -> tuple[Any, list[NDArray[np.intp]
     """Return the distinct texts of all columns in the order of their first occurrence, and each column by number."""
     chunks = [chunk for column in columns for chunk in column.chunks]
     encoded: Any = pa.chunked_array(chunks).dictionary_encode().unify_dictionaries()
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]).astype(np.intp)
+    codes = np.concatenate([np.from_dlpack(chunk.indices) for chunk in encoded.chunks]).astype(np.intp)
     return encoded.chunk(0).dictionary, np.split(codes, np.cumsum([len(column) for column in columns])[:-1])
 
 
