@@ -103,7 +103,7 @@ def test_a_stopped_reproduction_goes_on(finished: dict[str, Any]) -> None:
     assert sorted(finished["units"]) == sorted(set(finished["units"]))
     assert {f"train-{name}-0.2" for name in METHODS[:3]} <= set(finished["units"])
     assert done(finished["root"]) == (finished["results"], [])
-    assert "about 0 minutes are left" in plan(finished["root"])
+    assert "nothing of this is left to do" in plan(finished["root"])
 
 
 def test_a_lead_is_that_of_a_comparison(finished: dict[str, Any]) -> None:

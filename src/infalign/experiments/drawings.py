@@ -103,12 +103,13 @@ def experiment_of(seed: Seed) -> Experiment:
 def drawn_by_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: Sequence[Quantity]) -> Drawn:
     """Draw quantities against KL, a panel each: a method's mean over seeds at each budget, and faint every policy.
 
-    Win rates by the reward have theory's curves of identity and optimum. The axis ends at four times the median KL.
+    Win rates by the reward have theory's curves of identity and optimum. The axis ends at four times the median
+    KL of those that have learnt.
     """
     trained = [method for method in methods if all(method in seed.trained_methods for seed in seeds)]
     marks = {quantity.label: list(_marks(seeds, trained, quantity)) for quantity in quantities}
     shown = [mark for own in marks.values() for mark in own]
-    end = FAR * float(np.median([mark.kl.mean for mark in shown]))
+    end = FAR * float(np.median([kl for mark in shown if (kl := mark.kl.mean) >= LEAST_KL] or [LEAST_KL]))
     most = 1.06 * max([LEAST_KL, *(mark.kl.high for mark in shown if mark.kl.mean <= end)])
     columns = min(len(quantities), 2)
     down = -(-len(quantities) // columns)

@@ -254,6 +254,9 @@ def _print_policies(asked: Reproduction, methods: Sequence[str], console: Consol
     say(console, f"{total} policies: {len(methods)} methods at {budgets} nats for {len(asked.seeds)} seeds")
     if asked.budgets is None:
         say(console, f"and further budgets, in up to {ROUNDS} rounds, for methods that miss the common KL")
+    if not left:
+        say(console, "nothing of this is left to do")
+        return
     by_stage: dict[str, list[float]] = {}
     for (stage, _), spent in seconds.items():
         by_stage.setdefault(stage, []).append(spent)

@@ -221,7 +221,7 @@ def lead(seeds: Sequence[Seed], ours: str, others: Sequence[str], quantity: WinR
     leads = [_leads(seed, ours, others, quantity) for seed in seeds]
     everywhere = [other for other in others if all(other in found for found in leads)]
     if not everywhere:
-        return Measurement(note=f"in no budget of every seed {ours} can be compared with another at one KL")
+        return Measurement(note=f"in some seed {ours} spends no KL that another method spends too; give more budgets")
     over = {other: [found[other] for found in leads] for other in everywhere}
     best = min(over, key=lambda other: float(np.mean([one.values.mean() for one in over[other]])))
     return Measurement(over[best], f"{ours} over {best}")
