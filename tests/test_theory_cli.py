@@ -124,6 +124,7 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
         ("reproduce 4 demo --seeds 0", "seeds are [0]; give two or more"),
         ("reproduce 4 demo --seeds 0,0,1", "seeds are [0, 0, 1]; give two or more, each once"),
         ("reproduce 4 demo --seeds some", "--seeds takes whole numbers such as 0,1,2, found 'some'"),
+        ("reproduce 4 demo --kl-budgets 0,1", "KL budgets are [0.0, 1.0]; give positive numbers"),
         ("reproduce 4 demo --set procedure=standard", "the recipe's procedure is standard; change procedure"),
     ],
 )

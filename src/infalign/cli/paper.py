@@ -80,7 +80,7 @@ def figures(
 
     settings = None if recipe is None else read_recipe(recipe, set_)
     folder = Path(output or ("paper" if settings is None else f"{settings.run_dir}-paper"))
-    if not re.fullmatch(r"\d+(,\d+)*", seeds):
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", seeds):
         raise ConfigError(f"--seeds takes whole numbers such as 0,1,2, found {seeds!r}")
     own = [int(seed) for seed in seeds.split(",")]
     asked = Reproduction(read_figures(numbers), folder, settings, own, read_budgets(kl_budgets))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -265,7 +265,7 @@ def _texts(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
         column = column.cast(column.type.value_type)
     if not (pa.types.is_integer(column.type) or column.type in (pa.string(), pa.large_string(), pa.string_view())):
         raise ValueError(f"prompt_id is of type {column.type}, neither text nor a whole number")
-    texts = column.cast(pa.large_string())
+    texts: pa.ChunkedArray[Any] = column.cast(pa.large_string())
     if len(texts) == 0 or texts.null_count or pc.min(pc.binary_length(texts)).as_py() == 0:
         raise ValueError("rows without prompt_id")
     return texts
@@ -276,7 +276,7 @@ def _numbers(column: "pa.ChunkedArray[Any]") -> Array:
         column = column.cast(pa.string()).cast(pa.float64())  # pyarrow's direct cast rounds 0.30 up
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
         raise ValueError(f"a column of numbers is of type {column.type} and has {column.null_count} empty cells")
-    values: Array = np.from_dlpack(column.combine_chunks())  # to_numpy imports pandas
+    values = cast(Array, np.from_dlpack(column.combine_chunks()))  # to_numpy imports pandas
     if not np.isfinite(values).all():
         raise ValueError("a column has numbers that are not finite")
     return values

@@ -70,10 +70,7 @@ def compare_methods(
     positive, a procedure other than best-of-N or worst-of-N, and settings that a method cannot have.
     """
     extreme_procedure(recipe)
-    given = BUDGETS if budgets is None else budgets
-    unique = sorted(set(given))
-    if not unique or not all(0 < budget < math.inf for budget in unique):
-        raise ConfigError(f"KL budgets are {list(given)}; give positive numbers of nats such as 0.5 and 1")
+    unique = checked_budgets(budgets)
     if methods is None:
         chosen, left_out = possible_methods(recipe, unique)
         for name, reason in left_out.items():
@@ -91,6 +88,14 @@ def compare_methods(
     for judge in results["judges"]:
         plot_win_rates(results, judge, folder)
     return results
+
+
+def checked_budgets(budgets: Sequence[float] | None) -> tuple[float, ...]:
+    """Return KL budgets, `BUDGETS` for None, in order. Raises ConfigError for one that is not positive."""
+    given = BUDGETS if budgets is None else budgets
+    if not given or not all(0 < budget < math.inf for budget in given):
+        raise ConfigError(f"KL budgets are {list(given)}; give positive numbers of nats such as 0.5 and 1")
+    return tuple(sorted(set(given)))
 
 
 def train_methods(

@@ -253,7 +253,7 @@ def raw_reward_bought(ours: str, other: str, seeds: Sequence[Seed]) -> Measureme
 
 
 MORE = "The transformation for the procedure wins 3 to 8 points more than the best baseline at the same KL."
-MORE_TOO = "So it does for N = {}."
+MORE_TOO = "For N = {} it wins more than the best baseline as well."
 PARITY = "On the standard win rate calibrated rewards are on a par with GRPO, without its groups."
 GRPO = "Served as Best-of-N, they win more than GRPO at the same KL."
 percent = "{:.1f}".format

@@ -15,12 +15,13 @@ from infalign.display import heading, plain_table, say
 from infalign.errors import ConfigError
 from infalign.evaluation.intervals import Estimate
 from infalign.evaluation.seeds import verdict
-from infalign.experiments.compare import ROUNDS, train_methods, wanted_units
+from infalign.experiments.compare import ROUNDS, checked_budgets, train_methods, wanted_units
 from infalign.experiments.methods import Compared, extreme_procedure, possible_methods
 from infalign.experiments.paper import BY_NUMBER, FIGURES, Claim, Figure
 from infalign.experiments.seeds import Seed
 from infalign.runs.claims import claim as claimed
 from infalign.runs.layout import records
+from infalign.runs.lock import held
 from infalign.runs.pending import pending
 from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
@@ -30,7 +31,6 @@ from infalign.runs.run import Run
 from infalign.storage import write_text
 
 Numbers = dict[str, Any]
-BUDGETS = (0.5, 1.0)  # nats
 REM_PER_INCH = 6.5  # on the page
 FOLDER, PAGE, CLAIMS = "page", "index.html", "claims.json"
 
@@ -47,7 +47,7 @@ class Reproduction:
     output: Path
     recipe: Recipe | None = None
     seeds: Sequence[int] = (0, 1, 2)
-    budgets: Sequence[float] | None = None  # None: `BUDGETS`, and further ones for methods that miss the common KL
+    budgets: Sequence[float] | None = None  # None: those of a comparison, and further ones as there
 
     def __post_init__(self) -> None:
         if self.output.exists() and not self.output.is_dir():
@@ -61,17 +61,19 @@ class Reproduction:
             raise ConfigError(f"seeds are {list(self.seeds)}; give two or more, each once, such as 0,1,2")
         if any(figure.methods for figure in self.figures):
             extreme_procedure(self.recipe)
+            checked_budgets(self.budgets)
 
     @property
     def recipes(self) -> list[Recipe]:
         """The recipe of each seed."""
-        trains = self.recipe is not None and any(figure.trains for figure in self.figures)
-        return [Seed.recipe_of(self.recipe, seed, self.output) for seed in self.seeds] if trains and self.recipe else []
+        if self.recipe is None or not any(figure.trains for figure in self.figures):
+            return []
+        return [Seed.recipe_of(self.recipe, seed, self.output) for seed in self.seeds]
 
     @property
     def spent(self) -> tuple[float, ...]:
         """The KL budgets, in order."""
-        return tuple(sorted(set(BUDGETS if self.budgets is None else self.budgets)))
+        return checked_budgets(self.budgets)
 
     def without(self) -> dict[str, str]:
         """Return the figures that the recipe cannot have, and why."""
@@ -117,16 +119,8 @@ def reproduce(asked: Reproduction, console: Console) -> Numbers:
     seeds = []
     for number, recipe in enumerate(asked.recipes):
         heading(console, f"Seed {recipe.seed}, {number + 1} of {len(asked.seeds)}: {recipe.run_dir}")
-        rounds = ROUNDS if asked.budgets is None else 0
-        compared = (
-            train_methods(recipe, methods, asked.spent, rounds=rounds, splits=["test"], console=console)
-            if methods
-            else None
-        )
-        for figure in asked.wanted():
-            if figure.study is not None:
-                figure.study(recipe, console)
-        seeds.append(Seed(recipe, compared))
+        with held(Path(recipe.run_dir)):
+            seeds.append(_trained(asked, recipe, methods, console))
     folder = asked.output / FOLDER
     asked.output.mkdir(parents=True, exist_ok=True)
     endings = (".svg", ".png", ".csv")
@@ -151,6 +145,17 @@ def reproduce(asked: Reproduction, console: Console) -> Numbers:
     )
     write_text(folder / PAGE, html)
     return found
+
+
+def _trained(asked: Reproduction, recipe: Recipe, methods: Sequence[str], console: Console) -> Seed:
+    """Train the methods from one seed, and do what else the figures need of it."""
+    rounds, compared = 0 if asked.budgets else ROUNDS, None
+    if methods:
+        compared = train_methods(recipe, methods, asked.spent, rounds=rounds, splits=["test"], console=console)
+    for figure in asked.wanted():
+        if figure.study is not None:
+            figure.study(recipe, console)
+    return Seed(recipe, compared)
 
 
 def _figure(figure: Figure, seeds: Sequence[Seed], folder: Path) -> Numbers:

@@ -224,7 +224,8 @@ def lead(seeds: Sequence[Seed], ours: str, others: Sequence[str], quantity: WinR
         return Measurement(note=f"in some seed {ours} spends no KL that another method spends too; give more budgets")
     over = {other: [found[other] for found in leads] for other in everywhere}
     best = min(over, key=lambda other: float(np.mean([one.values.mean() for one in over[other]])))
-    return Measurement(over[best], f"{ours} over {best}")
+    missed = [other for other in others if other not in everywhere]
+    return Measurement(over[best], f"{ours} over {best}" + (f"; not compared: {', '.join(missed)}" if missed else ""))
 
 
 def _leads(seed: Seed, ours: str, others: Sequence[str], quantity: WinRate | RawReward) -> dict[str, Trained]:
