@@ -24,6 +24,7 @@ from infalign.theory.curve import Point, parse_aim, sweep
 from infalign.theory.figures import ANALYTIC_COLUMNS, draw_analytic, plot_line
 
 ENDS = ("mean", "low", "high")
+TABLED = 100  # prompts in the table of ranks, which is embedded in the page
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,15 @@ def drawn_analytic(points: Sequence[Point]) -> Drawn:
 
 
 def drawn_ranks(seeds: Sequence[Seed]) -> Drawn:
-    """Draw rank against raw reward for ten training prompts of the first seed; the table has all of its prompts."""
+    """Draw rank against raw reward for ten training prompts of the first seed; the table has its first `TABLED`."""
     rewards_PK = reference_rewards(seeds[0].layout)
     picture = reward_by_rank(rewards_PK)
-    ranks = [calibrate(rewards, rewards) for rewards in rewards_PK]
     rows = [
         [prompt, reward, rank]
-        for prompt, (rewards, own) in enumerate(zip(rewards_PK, ranks, strict=True))
-        for reward, rank in zip(rewards, own, strict=True)
+        for prompt, rewards in enumerate(rewards_PK[:TABLED])
+        for reward, rank in zip(rewards, calibrate(rewards, rewards), strict=True)
     ]
-    caption = f"{picture.caption} Seed {seeds[0].recipe.seed}."
+    caption = f"{picture.caption} Seed {seeds[0].recipe.seed}; the table has the first {TABLED} training prompts."
     return Drawn(picture.figure, caption, picture.alt, ("prompt", "raw_reward", "calibrated_reward"), rows)
 
 
