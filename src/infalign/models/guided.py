@@ -2,12 +2,13 @@
 
 Q(s, ·) = (A·h(s) + b)·Eᵀ, with h the guide's trunk, E the reference's output embedding at the start, and A = b = 0: an
 untrained guide is the reference, bit for bit. All of Q is trained and nothing of the reference. In the literature this
-form is the prefix scorer of Controlled Decoding (Mudgal et al., ICML 2024). Needs the ``train`` extra.
+form is the prefix scorer of Controlled Decoding (Mudgal et al., ICML 2024); a trunk that reads the reference's states
+is the side network of Ladder Side-Tuning (Sung et al., NeurIPS 2022). Needs the ``train`` extra.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +20,21 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     GenerationMixin,
+    LlamaConfig,
     LogitsProcessor,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from infalign.models.packed import Packed
+
 
 class GuidedConfig(PreTrainedConfig):
     """The configurations of a reference and of its guide's trunk; as a decoder it has the layers of both.
 
-    Without a ``trunk`` this is the reference itself with a LoRA ``adapter``: its rank and alpha.
+    Without a ``trunk`` this is the reference itself with a LoRA ``adapter``: its rank and alpha. A trunk with ``reads``
+    has the reference's states after these layers as its input, not tokens.
     """
 
     model_type = "infalign-guided"
@@ -39,14 +44,19 @@ class GuidedConfig(PreTrainedConfig):
         reference: dict[str, Any] | None = None,
         trunk: dict[str, Any] | None = None,
         adapter: dict[str, Any] | None = None,
+        reads: Sequence[int] = (),
         **more: Any,
     ) -> None:
-        self.reference, self.trunk, self.adapter = reference or {}, trunk, adapter
+        self.reference, self.trunk, self.adapter, self.reads = reference or {}, trunk, adapter, list(reads)
         super().__init__(**more)
 
     @classmethod
     def of(
-        cls, reference: PreTrainedConfig, trunk: PreTrainedConfig | None, adapter: dict[str, Any] | None
+        cls,
+        reference: PreTrainedConfig,
+        trunk: PreTrainedConfig | None,
+        adapter: dict[str, Any] | None,
+        reads: Sequence[int],
     ) -> GuidedConfig:
         """Return the configuration of a guided policy."""
         shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -54,6 +64,7 @@ class GuidedConfig(PreTrainedConfig):
             reference.to_dict(),
             None if trunk is None else trunk.to_dict(),
             adapter,
+            reads,
             num_hidden_layers=reference.num_hidden_layers + (trunk or reference).num_hidden_layers,
             hidden_size=reference.hidden_size,
             tie_word_embeddings=False,
@@ -64,8 +75,9 @@ class GuidedConfig(PreTrainedConfig):
 class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     """A reference and its guide as one causal language model.
 
-    The guide has a trunk of its own, or it is a LoRA adapter on the reference, of which there is one in memory, with a
-    head of the adapter's rank and the reference's output embedding.
+    The guide has a trunk of its own, which reads tokens or the reference's states, or it is a LoRA adapter on the
+    reference, of which there is one in memory, with a head of the adapter's rank. The output embedding is the guide's
+    own only if its trunk reads tokens.
     """
 
     config_class = GuidedConfig
@@ -89,9 +101,18 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             trunk = AutoModel.from_config(
                 AutoConfig.for_model(**config.trunk, attn_implementation=attention), dtype=dtype
             )
-        self.reference, self.trunk, self.narrow, self.vocabulary = reference, trunk, None, None
-        width = reference.config.hidden_size
-        if trunk is not None:
+        self.reference, self.trunk, self.read, self.narrow, self.vocabulary = reference, trunk, None, None, None
+        width, reads = reference.config.hidden_size, len(config.reads)
+        if trunk is not None and reads:
+            hidden = trunk.config.hidden_size
+            self.read = nn.Sequential(
+                nn.Unflatten(-1, (reads, width)),
+                nn.RMSNorm(width, elementwise_affine=False),
+                nn.Flatten(-2),
+                nn.Linear(reads * width, hidden),
+            )
+            self.head = nn.Linear(hidden, width)
+        elif trunk is not None:
             self.head = nn.Linear(trunk.config.hidden_size, width)
             self.vocabulary = nn.Parameter(torch.zeros(reference.config.vocab_size, width))
         else:
@@ -105,14 +126,19 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def beside(
-        cls, reference: PreTrainedModel, trunk: PreTrainedModel | None, adapter: dict[str, Any] | None = None
+        cls,
+        reference: PreTrainedModel,
+        trunk: PreTrainedModel | None,
+        adapter: dict[str, Any] | None = None,
+        reads: Sequence[int] = (),
     ) -> GuidedForCausalLM:
         """Return the reference with a guide that changes nothing yet; only the guide is trainable.
 
-        The guide is on ``trunk``, or without one a LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the reference.
-        Both models become parts of the policy; nothing is copied.
+        The guide is on ``trunk``, which may read the reference's states after the layers ``reads``, or without one a
+        LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the reference. Both models become parts of the policy;
+        nothing is copied.
         """
-        config = GuidedConfig.of(reference.config, None if trunk is None else trunk.config, adapter)
+        config = GuidedConfig.of(reference.config, None if trunk is None else trunk.config, adapter, reads)
         model = cls(config, reference, trunk).to(reference.device, reference.dtype)
         with torch.no_grad():
             model.head.weight.zero_()
@@ -125,7 +151,33 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
                 layer.reset_lora_parameters("default", True)
         for name, weight in reference.named_parameters():
             weight.requires_grad_(".lora_" in name)
+        if trunk is not None and reads:
+            trunk.get_input_embeddings().requires_grad_(False)  # it reads no tokens
         return model
+
+    @classmethod
+    def reading(
+        cls, reference: PreTrainedModel, *, hidden: int, layers: int, heads: int, reads: int
+    ) -> GuidedForCausalLM:
+        """Return the reference with an untrained guide on a small Llama that reads its states.
+
+        ``reads`` of the reference's layers are read, evenly spaced, the last one among them.
+        """
+        config = reference.config
+        trunk = AutoModel.from_config(
+            LlamaConfig(
+                vocab_size=1,
+                hidden_size=hidden,
+                intermediate_size=2 * hidden,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                max_position_embeddings=config.max_position_embeddings,
+                pad_token_id=None,
+                attn_implementation=config._attn_implementation,
+            ),
+            dtype=reference.dtype,
+        )
+        return cls.beside(reference, trunk, reads=layers_read(config.num_hidden_layers, reads))
 
     def strengthen(self, factor: float) -> None:
         """Multiply Q by ``factor``."""
@@ -146,27 +198,57 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the reference's logits + Q; a cache holds the layers of both, the reference's first."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        first = self.config.reference["num_hidden_layers"]
-        of_reference, of_trunk = slice(0, first), slice(first, None)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-
-        def hidden(model: Any, layers: slice) -> Tensor:
-            cache = None if past_key_values is None else layers_of(past_key_values, layers)
-            own = kwargs | ({"shared_prefix": cache} if "shared_prefix" in kwargs else {})
-            found: Tensor = model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=use_cache,
-                **own,
-            ).last_hidden_state[:, kept]
-            return found
-
+        asked = kwargs | {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
         with torch.no_grad(), self.unguided():
-            logits = self.reference.get_output_embeddings()(hidden(self.reference.base_model, of_reference))
-        logits = logits + self.q(hidden(self.guide, of_trunk))
+            last, states = self._of_reference(past_key_values, input_ids=input_ids, **asked)
+            logits = None if self.read is not None else self.reference.get_output_embeddings()(last[:, kept])
+        hidden = self._of_guide(past_key_values, states, input_ids=input_ids, **asked)[:, kept]
+        if logits is None:  # one product with the vocabulary
+            logits = self.reference.get_output_embeddings()(last[:, kept] + self.head(hidden))
+        else:
+            logits = logits + self.q(hidden)
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+
+    def _of_reference(self, cache: Any, **asked: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the reference's last hidden states, and the states that the guide reads, side by side.
+
+        A packed batch may bring them.
+        """
+        packed = asked.get("packed")
+        if packed is not None and packed.states is not None:
+            states = packed.states[None].to(self.head.weight.dtype)
+            return states[..., -self.config.hidden_size :], states
+        part = slice(0, self.config.reference["num_hidden_layers"])
+        found = _run(self.reference.base_model, cache, part, output_hidden_states=self.read is not None, **asked)
+        if self.read is None:
+            return found.last_hidden_state, None
+        return found.last_hidden_state, read_states(found, self.config.reads)
+
+    def unguided_logits(self, batch: Packed) -> Tensor:
+        """Return the reference's logits that predict each token of the responses, (T, V); inside `packing`."""
+        if batch.states is not None:
+            last = batch.states[batch.before, -self.config.hidden_size :].to(self.head.weight.dtype)
+            found: Tensor = self.reference.get_output_embeddings()(last)
+            return found
+        with self.unguided():
+            return batch.logits(self.reference)
+
+    def _of_guide(self, cache: Any, states: Tensor | None, *, input_ids: Tensor, **asked: Any) -> Tensor:
+        """Return the last hidden states of the guide, from tokens or from the reference's ``states``."""
+        read = {"input_ids": input_ids} if self.read is None else {"inputs_embeds": self.read(states)}
+        part = slice(self.config.reference["num_hidden_layers"], None)
+        found: Tensor = _run(self.guide, cache, part, **read, **asked).last_hidden_state
+        return found
+
+    def guided_states(self, cache: Any, **asked: Any) -> Tensor:
+        """Return the last hidden states of the guide, of which `q` makes Q; ``cache`` is one of this policy's."""
+        states = None
+        if self.read is not None:
+            with torch.no_grad():
+                _, states = self._of_reference(cache, **asked)
+        with self.unguided(disabled=False):
+            return self._of_guide(cache, states, **asked)
 
     @property
     def guide(self) -> Any:
@@ -212,7 +294,7 @@ class GuideProcessor(LogitsProcessor):
     """
 
     def __init__(self, policy: GuidedForCausalLM, attention_mask: Tensor) -> None:
-        self._policy, self._mask, self._cache = policy, attention_mask, DynamicCache()
+        self._policy, self._mask, self._cache = policy, attention_mask, DynamicCache(config=policy.config)
         self._seen: Tensor | None = None
 
     @torch.no_grad()
@@ -226,15 +308,31 @@ class GuideProcessor(LogitsProcessor):
             raise ValueError("a GuideProcessor follows the rows of one call of generate, without beam search")
         grown = self._mask.new_ones(rows, length - self._mask.shape[1])
         self._mask, self._seen = torch.cat([self._mask, grown], dim=1), input_ids
-        with self._policy.unguided(disabled=False):
-            hidden = self._policy.guide(
-                input_ids=input_ids[:, begin:],
-                attention_mask=self._mask,
-                position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
-                past_key_values=self._cache,
-                use_cache=True,
-            ).last_hidden_state
+        hidden = self._policy.guided_states(
+            self._cache,
+            input_ids=input_ids[:, begin:],
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
+            use_cache=True,
+        )
         return scores + self._policy.q(hidden[:, -1])
+
+
+def read_states(found: Any, reads: Sequence[int]) -> Tensor:
+    """Return the states after these layers, side by side, of a pass that gives hidden states."""
+    return torch.cat([found.hidden_states[layer] for layer in reads], dim=-1)
+
+
+def layers_read(depth: int, reads: int) -> list[int]:
+    """Return ``reads`` of a model's layers, evenly spaced, the last one among them."""
+    return sorted({max(1, depth * n // reads) for n in range(1, reads + 1)})
+
+
+def _run(model: Any, cache: Any, part: slice, **asked: Any) -> Any:
+    """Return what one of the models of a policy says, with its ``part`` of the policy's cache."""
+    own = None if cache is None else layers_of(cache, part)
+    shared = {"shared_prefix": own} if "shared_prefix" in asked else {}
+    return model(**asked | shared, past_key_values=own)
 
 
 def layers_of(cache: Any, part: slice) -> Any:

@@ -12,32 +12,52 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from infalign.method.calibration import Array
 from infalign.models.attention import check_plain
 from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
 
 
 @dataclass(frozen=True)
 class Packed:
-    """P prompts and R responses: ``tokens`` (N,), lengths (P,) and (R,), and the prompt of each response (R,)."""
+    """P prompts and R responses: ``tokens`` (N,), lengths (P,) and (R,), and the prompt of each response (R,).
+
+    ``states`` (N, S) are those of a frozen model at each token, for who reads them (`models.states`).
+    """
 
     tokens: Tensor
     prompt_lengths: Tensor
     lengths: Tensor
     prompt_of: Tensor
+    states: Tensor | None = None
 
     @classmethod
-    def of(cls, prompts: TokenIds, responses: TokenIds, device: torch.device | None = None) -> Packed:
-        """Pack the token ids of responses and their prompts, one each; equal prompts are packed once."""
+    def of(
+        cls,
+        prompts: TokenIds,
+        responses: TokenIds,
+        device: torch.device | None = None,
+        states: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> Packed:
+        """Pack the token ids of responses and their prompts, one each; equal prompts are packed once.
+
+        ``states`` are those of each response's prompt and its own.
+        """
         places: dict[tuple[int, ...], int] = {}
         prompt_of = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
         tokens = [token for row in (*places, *responses) for token in row]
         lengths = ([len(row) for row in rows] for rows in (places, responses))
-        return cls(*(torch.tensor(part, device=device) for part in (tokens, *lengths, prompt_of)))
+        read = None
+        if states:
+            of_prompts = {place: of_prompt for place, (of_prompt, _) in zip(prompt_of, states, strict=True)}
+            read = torch.cat([*map(of_prompts.__getitem__, range(len(places))), *(own for _, own in states)]).to(device)
+        asked, responded, of = (torch.tensor(part, device=device) for part in (*lengths, prompt_of))
+        return cls(torch.tensor(tokens, device=device), asked, responded, of, read)
 
     @cached_property
     def inside(self) -> tuple[Tensor, Tensor]:
@@ -122,9 +142,15 @@ class Packed:
 
 
 def packed_batches(
-    prompt_ids: TokenIds, completion_ids: TokenIds, batch_tokens: int, model: Any, *, logits: bool = True
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    batch_tokens: int,
+    model: Any,
+    *,
+    logits: bool = True,
+    states: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Iterator[tuple[slice, Packed]]:
-    """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens.
+    """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens, with their ``states``.
 
     If each token of a response has ``logits`` over the vocabulary, there are at most `LOGITS` of them.
     """
@@ -143,8 +169,25 @@ def packed_batches(
             seen.add(tuple(prompt))
             prompts.append(prompt)
             responses.append(response)
-        yield slice(begin, begin + len(responses)), Packed.of(prompts, responses, model.device)
-        begin += len(responses)
+        rows_of = slice(begin, begin + len(responses))
+        yield rows_of, Packed.of(prompts, responses, model.device, states[rows_of])
+        begin = rows_of.stop
+
+
+def packed_logprobs(
+    model: Any,
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    batch_tokens: int,
+    *,
+    states: Sequence[tuple[Tensor, Tensor]] = (),
+) -> Array:
+    """Return log π(y|x) of each response, (rows,), of a model that `packs`; ``states`` as in `Packed.of`."""
+    found = np.empty(len(completion_ids))
+    with evaluating(model), packing(model):
+        for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, states=states):
+            found[rows] = batch.logprobs(model).cpu().numpy()
+    return found
 
 
 def _below(lengths: Tensor) -> Tensor:

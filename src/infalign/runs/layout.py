@@ -48,6 +48,10 @@ class Layout:
         """Return the table of rewards of one part of the rollouts; the folder ``part-N`` next to it has the shards."""
         return self.root / "scores" / f"part-{part}.parquet"
 
+    def states(self, reads: int, part: int) -> Path:
+        """Return the folder with the reference's states in one part of the rollouts, at ``reads`` of its layers."""
+        return self.root / "states" / f"{reads}-layers-part-{part}"
+
     def scored(self, name: str) -> list[Path]:
         """Return all shards of rewards from the source ``name``, those of training prompts first."""
         rollouts = sorted(self.root.glob("scores/part-*/part-[0-9]*.parquet")) if name == "reward" else []

@@ -30,6 +30,19 @@ class StoredRollouts:
         """Return the rollouts of one part."""
         return find_rollouts(self.layout.rollouts(part), prompts.prompt_ids, self.k)
 
+    def texts(self, part: int) -> tuple[Sequence[list[int]], Sequence[list[int]]]:
+        """Return the token ids of the prompts of one part, and of their responses, which are read on access."""
+        prompts = self.parts[part].read()
+        columns = (table["token_ids"] for table in self.drawn(part, prompts).tables(["token_ids"]))
+        return prompts.token_ids, token_lists_on_disk(columns, self.layout.root)
+
+    def states(self, reads: int) -> Sequence[Any]:
+        """Return the reference's states in the prompt of each rollout and in its response (`models.states`)."""
+        from infalign.models.states import stored_states
+
+        parts = range(len(self.parts))
+        return chained([stored_states(*self.texts(part), self.layout.states(reads, part)) for part in parts])
+
     def rewards(self, part: int) -> Array:
         """Return the rewards of one part, prompts × K."""
         rewards: Array = read_table(self.layout.scores(part), ["reward"])["reward"].to_numpy()

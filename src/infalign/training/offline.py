@@ -63,12 +63,13 @@ def fit_offline(
     """Fit the policy to ``rollouts`` and save it; return the log.
 
     A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt are
-    consecutive. A tenth of the prompts is held out, and the checkpoint with the lowest held-out loss is kept; training
-    stops after two evaluations without an improvement. Every epoch makes new examples and pairs. If no checkpoint has
-    a lower held-out loss than the start, the last row of the log has ``overfitted``, and the progress report says so:
-    by this measure the reference is better than the best checkpoint, which is saved nevertheless. A guide is brought
-    to ``kl`` nats, if given, on rollouts of the held-out prompts; the last row of the log has the factor, ``scale``.
-    With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
+    consecutive. For a guide that reads the reference's states it may have them (`models.states`). A tenth of the
+    prompts is held out, and the checkpoint with the lowest held-out loss is kept; training stops after two evaluations
+    without an improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than
+    the start, the last row of the log has ``overfitted``, and the progress report says so: by this measure the
+    reference is better than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if
+    given, on rollouts of the held-out prompts; the last row of the log has the factor, ``scale``. With a ``teacher``
+    the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
     """
     training, evaluation, unseen = _rows(objective, rollouts, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
@@ -224,7 +225,8 @@ class _Packer(_Collator):
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the tensors of `Packed`; each prompt is there once."""
         prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-        return dict(vars(Packed.of(prompts, responses)))
+        packed = Packed.of(prompts, responses, states=[row["states"] for row in rows if "states" in row])
+        return {name: part for name, part in vars(packed).items() if part is not None}
 
 
 class _Padder(_Collator):

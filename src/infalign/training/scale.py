@@ -23,7 +23,8 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
     of prompts that Q has not seen; ``model`` is inside `models.packed.packing`.
     """
     prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-    batches = packed_batches(prompts, responses, BATCH_TOKENS, model)
+    states = [row["states"] for row in rows if "states" in row]
+    batches = packed_batches(prompts, responses, BATCH_TOKENS, model, states=states)
     spent = np.concatenate([_kls(model, batch) for _, batch in batches]).mean(0)
     # the KL is nearly a power of the factor, and an untrained guide spends nothing
     factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, SMALLEST)), np.log(SCALES))))
@@ -39,8 +40,7 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
     """
     found = np.empty((len(batch.lengths), len(SCALES)))
     with evaluating(model):
-        with model.unguided():
-            reference = batch.logits(model.reference).log_softmax(-1)
+        reference = model.unguided_logits(batch).log_softmax(-1)
         guide = batch.logits(model).log_softmax(-1) - reference
         for column, scale in enumerate(SCALES):
             log_ratio = (reference + scale * guide).log_softmax(-1) - reference

@@ -19,6 +19,7 @@ from infalign.runs.layout import Layout, Summary
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
+from infalign.runs.stages import states
 from infalign.runs.units import Unit
 from infalign.sequences import Lazy
 from infalign.storage import read_table
@@ -49,8 +50,9 @@ class Material:
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the training of each policy."""
+    """Yield the training of each policy, after the states that their guides read."""
     recipe = run.recipe
+    yield from states.units(run)
     material = Material(
         run.reference,
         run.provenance,
@@ -59,12 +61,17 @@ def units(run: Run) -> Iterator[Unit]:
         recipe.rollout.max_new_tokens,
         recipe.rollout.engine.rounds_as_training and recipe.compute.dtype == "float32",
     )
+    parts = len(run.rollout_parts)
     for name, policy in recipe.policies.items():
         target = run.target(name)
         yield Unit(
             "train",
             f"train-{name}",
-            inputs=(run.layout.calibrated, *(run.layout.model(model) for model in policy.needs)),
+            inputs=(
+                run.layout.calibrated,
+                *(run.layout.model(model) for model in policy.needs),
+                *(run.layout.states(reads, part) for part in range(parts) if (reads := states.stored_layers(policy))),
+            ),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
             work=partial(train_policy, policy, material, target),
@@ -131,8 +138,10 @@ def _train_offline(
     tokenizer, rows = load_tokenizer(material.layout.tokenizer), material.stored.rows()  # it has the chat template
     if policy.guide is not None:
         model = _guided(policy.guide, material, model, tokenizer)
+    if reads := states.stored_layers(policy):
+        rows = _with(rows, "states", material.stored.states(reads))
     if policy.fit.bf16 or not material.rounds_as_training:
-        rows = _with_logprobs(rows, policy, target, model, tokenizer)
+        rows = _with(rows, "reference_logprob", _logprobs(rows, policy, target, model, tokenizer))
     return fit_offline(
         model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder, policy.kl(material.procedure)
     )
@@ -158,24 +167,44 @@ def _guided(guide: Guide, material: Material, reference: Any, tokenizer: Any) ->
 
     if guide.lora is not None:
         return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
+    if guide.side is not None:
+        return GuidedForCausalLM.reading(reference, **guide.side.model_dump(exclude={"stored"}))
     of_run = dict(zip(TRUNKS, (material.reference, material.provenance.reward.model), strict=True))
     if guide.trunk not in of_run:
         check_harmless(guide.trunk)
     return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
 
 
-def _with_logprobs(
+def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
+    """Return rows with a column more, or another one."""
+    return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})
+
+
+def _logprobs(
     rows: Sequence[dict[str, Any]], policy: Offline, target: Target, model: Any, tokenizer: Any
-) -> Sequence[dict[str, Any]]:
-    """Return rollouts with the reference's log-probabilities as training computes them."""
+) -> list[float]:
+    """Return the reference's log-probabilities of rollouts as training computes them."""
     import torch
 
     from infalign.models.logprobs import token_logprobs
+    from infalign.models.packed import packed_logprobs, packs
 
-    texts = (Lazy(len(rows), lambda i: rows[i]["prompt_ids"]), Lazy(len(rows), lambda i: rows[i]["completion_ids"]))
+    prompts, responses, read = (
+        Lazy(len(rows), partial(_column, rows, name)) for name in ("prompt_ids", "completion_ids", "states")
+    )
     with torch.autocast(target.compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16):
-        found = token_logprobs(model, *texts, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)
-    return Lazy(len(rows), lambda i: rows[i] | {"reference_logprob": float(found[i])})
+        if packs(model):
+            known = read if states.stored_layers(policy) else ()
+            found = packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=known)
+        else:
+            pad_id = tokenizer.pad_token_id
+            found = token_logprobs(model, prompts, responses, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
+    logprobs: list[float] = found.tolist()
+    return logprobs
+
+
+def _column(rows: Sequence[dict[str, Any]], name: str, i: int) -> Any:
+    return rows[i][name]
 
 
 def _train_on_policy(

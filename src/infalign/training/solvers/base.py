@@ -23,7 +23,7 @@ from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.gguf import is_gguf
 from infalign.models.settings import Fit, Lora
-from infalign.settings import Draws, Kind, Positive, Settings, spelled
+from infalign.settings import Count, Draws, Kind, Positive, Settings, spelled
 from infalign.theory.law import Law, aligned_law, law_at_kl
 
 if TYPE_CHECKING:
@@ -283,16 +283,37 @@ class Objective(Protocol):
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
 
 
+class Side(Settings):
+    """A small network on the frozen reference's states, which are computed once for all policies that read them."""
+
+    hidden: Count = Field(192, description="its width")
+    layers: Count = Field(2, description="its layers")
+    heads: Count = Field(4, description="its attention heads")
+    reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
+    stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Side:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden {self.hidden} is no multiple of twice the {self.heads} heads")
+        return self
+
+
 class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
     trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
     lora: Lora | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
+    side: Side | None = Field(None, description="Q is a small network that reads the reference's states: the cheapest")
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
+        if self.lora is not None and self.side is not None:
+            raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
         if self.lora is not None and self.trunk != "reference":
             raise ValueError(f"a guide with lora is an adapter on the reference, found the trunk {self.trunk}")
+        if self.side is not None and self.trunk != "reference":
+            raise ValueError(f"a guide with side reads the reference's states, found the trunk {self.trunk}")
         if is_gguf(self.trunk):
             raise ValueError(f"a guide starts from a model folder, and {self.trunk} is a GGUF; convert it before")
         return self

@@ -1,0 +1,102 @@
+"""States of a frozen reference on disk: the same logits, losses and gradients as without them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infalign.errors import ConfigError
+from infalign.models import states
+from infalign.models.guided import GuidedForCausalLM, layers_read
+from infalign.models.packed import Packed, packed_logprobs, packing
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.models.states import stored_states, write_states
+
+K = 3
+PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice
+RESPONSES = [[20 + i, 21, *range(30, 30 + i)] for i in range(K * len(PROMPTS))]
+
+
+def nothing(*_: Any) -> None:
+    """Take a progress report."""
+
+
+@pytest.fixture(scope="module")
+def policy() -> GuidedForCausalLM:
+    """Return a policy whose guide reads two of four layers and has a random head."""
+    scratch = Scratch(vocabulary=300, hidden=16, layers=4, heads=2, context=64)
+    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
+    torch.manual_seed(0)
+    model = GuidedForCausalLM.reading(new_policy(scratch, tokenizer, seed=0), hidden=8, layers=1, heads=2, reads=2)
+    with torch.no_grad():
+        model.head.weight.normal_(0.0, 0.5)
+    return model.eval()
+
+
+@pytest.fixture
+def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the states in shards of three prompts."""
+    monkeypatch.setattr(states, "SHARD", 3)
+    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing)
+    return tmp_path / "states"
+
+
+def test_layers_are_evenly_spaced_up_to_the_last() -> None:
+    """Of a shallow model each layer is read once."""
+    assert layers_read(30, 3) == [10, 20, 30]
+    assert layers_read(2, 3) == [1, 2]
+    assert layers_read(5, 1) == [5]
+
+
+def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCausalLM, folder: Path) -> None:
+    """For rows of several shards in any order, at each weight of the guide, to the bit of the sums' order."""
+    stored = stored_states(PROMPTS, RESPONSES, folder)
+    rows = [10, 1, 0, 4, 7, 11]
+    prompts, responses = [PROMPTS[row // K] for row in rows], [RESPONSES[row] for row in rows]
+    found = []
+    for read in ([], [stored[row] for row in rows]):
+        policy.zero_grad()
+        with packing(policy):
+            logprobs = Packed.of(prompts, responses, states=read).logprobs(policy)
+        logprobs.square().sum().backward()
+        found.append((logprobs.detach(), {n: w.grad.clone() for n, w in policy.named_parameters() if w.requires_grad}))
+    (plain, of_plain), (kept, of_kept) = found
+    torch.testing.assert_close(kept, plain)
+    assert of_kept.keys() == of_plain.keys()
+    for name, gradient in of_plain.items():
+        torch.testing.assert_close(of_kept[name], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_the_reference_is_known_from_its_states(policy: GuidedForCausalLM, folder: Path) -> None:
+    """Without the model: its logits, and the log-probabilities of a guide of zeros."""
+    stored, asked = stored_states(PROMPTS, RESPONSES, folder), [prompt for prompt in PROMPTS for _ in range(K)]
+    with torch.inference_mode(), packing(policy):
+        plain = policy.unguided_logits(Packed.of(asked, RESPONSES))
+        read = policy.unguided_logits(Packed.of(asked, RESPONSES, states=stored[:]))
+    torch.testing.assert_close(read, plain)
+    expected = packed_logprobs(policy, asked, RESPONSES, 1000)
+    assert packed_logprobs(policy, asked, RESPONSES, 17, states=stored) == pytest.approx(expected, abs=1e-4)
+
+
+def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: Path) -> None:
+    """Who was killed goes on: a shard that is missing is computed again, the others are not touched."""
+    first, second = sorted(folder.iterdir())
+    content, before = load_file(second), first.stat().st_mtime_ns
+    second.unlink()
+    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, folder, nothing)
+    assert (sorted(folder.iterdir()), first.stat().st_mtime_ns) == ([first, second], before)
+    again = load_file(second)
+    assert all(torch.equal(again[name], content[name]) for name in content)
+
+
+def test_a_disk_that_is_too_small_is_known_before(
+    policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has both sizes and says how to do without; nothing is written."""
+    monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
+    with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* set guide.side.stored to false"):
+        write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing)
+    assert not [*(tmp_path / "states").iterdir()]
