@@ -2,13 +2,15 @@
 
 Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a
 second in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a
-trunk of the reference's size and an adapter of rank 16, each with its ratio to training the reference itself. Random
-weights of a Llama; a few minutes for the default of 100 M parameters.
+trunk of the reference's size, an adapter of rank 16, and a small network on the reference's states, computed or stored,
+each with its ratio to training the reference itself. Random weights of a Llama; a few minutes for the default of 100 M
+parameters.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,7 +44,9 @@ FORMS: dict[str, Callable[[LlamaForCausalLM], Any]] = {
     "reference, all trained": lambda base: base,
     "guide, own trunk": with_trunk,
     "guide, adapter": lambda base: GuidedForCausalLM.beside(base, None, {"rank": 16, "alpha": 32.0}),
+    "guide on states": lambda base: GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3),
 }
+STORED = "guide on stored states"
 
 
 def fastest(work: Callable[[], object]) -> float:
@@ -61,15 +65,17 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
     prompts = torch.randint(3, 32000, (4, PROMPT)).tolist()
-    packed = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, 32000, (32, RESPONSE)).tolist())
+    plain = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, 32000, (32, RESPONSE)).tolist())
     first: list[float] = []
-    for name, form in FORMS.items():
-        model = form(reference(hidden, layers)).eval()
+    for name, form in (FORMS | {STORED: FORMS["guide on states"]}).items():
+        model, packed = form(reference(hidden, layers)).eval(), plain
+        if name == STORED:
+            packed = replace(plain, states=torch.randn(len(plain.tokens), len(model.config.reads) * hidden))
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE, seed=0))
 
-        def step(model: Any = model) -> None:
+        def step(model: Any = model, packed: Packed = packed) -> None:
             with packing(model):
                 packed.logprobs(model).sum().backward()
             model.zero_grad()
