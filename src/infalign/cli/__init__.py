@@ -111,6 +111,8 @@ app.command(publish.push, group=Group("Models that go out", sort_key=6), help_ep
 
 app.command(paper.reproduce)
 
+app.register_install_completion_command(help="Let TAB complete commands, options, recipes, runs and keys of recipes.")
+
 
 def main() -> None:
     """Run the command line: errors in one sentence, exit codes that scripts can use."""

@@ -3,10 +3,12 @@
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from infalign.cli import completion
 from infalign.cli.output import open_console
 from infalign.display import say
 from infalign.errors import ConfigError
@@ -36,15 +38,15 @@ below FOLDER that is called as on the hub: FOLDER/hh-rlhf/helpful-base/...
 
 
 def get(
-    name: Annotated[str, Parameter(help="hh-helpful, hh-harmless or tldr.")],
+    name: Annotated[str, Parameter(help="hh-helpful, hh-harmless or tldr.", completer=completion.sets)],
     /,
     *,
     part: Annotated[
         list[str] | None, Parameter(help="Only this part. Repeatable.", negative=(), show_default=False)
     ] = None,
-    to: Annotated[str, Parameter(help="The folder of data.")] = "data",
+    to: Annotated[Path, Parameter(help="The folder of data.")] = Path("data"),
     from_: Annotated[
-        str | None, Parameter(name="--from", help="Copies of the hub's repositories.", show_default=False)
+        Path | None, Parameter(name="--from", help="Copies of the hub's repositories.", show_default=False)
     ] = None,
 ) -> None:
     """Fetch a public data set from the hub, or from a folder of its files."""

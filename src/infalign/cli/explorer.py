@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from infalign.cli.completion import runs
 from infalign.cli.options import new_file
 from infalign.cli.output import open_console
 from infalign.display import say
@@ -23,10 +24,12 @@ points. The laws take half a minute to compute.
 
 
 def explore(
-    run: Annotated[Path | None, Parameter(help="A run directory with results.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, Parameter(help="A run directory with results.", show_default=False, completer=runs)
+    ] = None,
     /,
     *,
-    output: Annotated[str, Parameter(help="The page to write.")] = "explorer.html",
+    output: Annotated[Path, Parameter(help="The page to write.")] = Path("explorer.html"),
 ) -> None:
     """Write a page on which to explore what each transformation wins."""
     from infalign.errors import ConfigError

@@ -6,16 +6,27 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from infalign.cli import completion
 from infalign.errors import ConfigError
 
 if TYPE_CHECKING:
     from infalign.runs.recipe import Recipe
 
-RecipePath = Annotated[str, Parameter(help="A recipe: a YAML file, or the name of one that comes along, such as demo.")]
+RecipePath = Annotated[
+    str,
+    Parameter(
+        help="A recipe: a YAML file, or the name of one that comes along, such as demo.",
+        completer=completion.recipes,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     Parameter(
-        name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", negative=(), show_default=False
+        name="--set",
+        help="Change a setting, e.g. --set rollout.k=16. Repeatable.",
+        negative=(),
+        show_default=False,
+        completer=completion.keys,
     ),
 ]
 SkipInvalid = Annotated[
@@ -46,11 +57,10 @@ def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = Fal
     return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
 
 
-def new_file(name: str, *endings: str) -> Path:
+def new_file(path: Path, *endings: str) -> Path:
     """Return the path of a file that can be written. Raises ConfigError for another ending or a missing folder."""
-    path = Path(name)
     if path.suffix not in endings:
-        raise ConfigError(f"the name of {name} must end in {' or '.join(endings)}")
+        raise ConfigError(f"the name of {path} must end in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
     return path

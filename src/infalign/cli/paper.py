@@ -58,7 +58,7 @@ def figures(
     /,
     *,
     output: Annotated[
-        str | None, Parameter(help="The folder for page and runs; default: RUN_DIR-paper.", show_default=False)
+        Path | None, Parameter(help="The folder for page and runs; default: RUN_DIR-paper.", show_default=False)
     ] = None,
     seeds: Annotated[str, Parameter(help="Of the trainings, two or more.")] = "0,1,2",
     kl_budgets: KLBudgets = None,
@@ -79,7 +79,7 @@ def figures(
     from infalign.experiments.reproduction import reproduce as repeat
 
     settings = None if recipe is None else read_recipe(recipe, set_)
-    folder = Path(output or ("paper" if settings is None else f"{settings.run_dir}-paper"))
+    folder = output or Path("paper" if settings is None else f"{settings.run_dir}-paper")
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", seeds):
         raise ConfigError(f"--seeds takes whole numbers such as 0,1,2, found {seeds!r}")
     own = [int(seed) for seed in seeds.split(",")]

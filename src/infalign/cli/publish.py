@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from infalign.cli.completion import runs
 from infalign.cli.output import open_console
 from infalign.display import say
 
@@ -22,7 +23,7 @@ guide is loaded by infalign only, so its student goes instead. You are who
 
 
 def push(
-    run: Annotated[Path, Parameter(help="A run directory that is evaluated.")],
+    run: Annotated[Path, Parameter(help="A run directory that is evaluated.", completer=runs)],
     /,
     *,
     policy: Annotated[str, Parameter(help="The name of one of its policies.")],

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from infalign.cli import completion
 from infalign.errors import ConfigError
 from infalign.recipes import built_in, named
 
@@ -42,7 +43,9 @@ is a path (my.yaml, ./demo).
 
 
 def recipes(
-    name: Annotated[str | None, Parameter(help="Print this one.", show_default=False)] = None,
+    name: Annotated[
+        str | None, Parameter(help="Print this one.", show_default=False, completer=completion.names)
+    ] = None,
     /,
 ) -> None:
     """List the recipes that come along, or print one."""
@@ -56,7 +59,10 @@ def recipes(
 def recipe(
     *,
     explain: Annotated[
-        str, Parameter(help="A key, such as rollout.k; default: all sections.", show_default=False)
+        str,
+        Parameter(
+            help="A key, such as rollout.k; default: all sections.", show_default=False, completer=completion.keys
+        ),
     ] = "",
 ) -> None:
     """Say what a key of a recipe means, its type and its default."""
@@ -69,7 +75,12 @@ def recipe(
 def init(
     *,
     data: Annotated[
-        str | None, Parameter(help="A file, hh-helpful, hh-harmless, tldr, a hub id, or world.", show_default=False)
+        str | None,
+        Parameter(
+            help="A file, hh-helpful, hh-harmless, tldr, a hub id, or world.",
+            show_default=False,
+            completer=completion.rows,
+        ),
     ] = None,
     policy: Annotated[
         str | None, Parameter(help="A model's folder, GGUF or hub id, or scratch.", show_default=False)
@@ -87,7 +98,7 @@ def init(
     kl_budget: Annotated[
         float | None, Parameter(help="How far it may move, in nats a response. Default: 0.6.", show_default=False)
     ] = None,
-    out: Annotated[str, Parameter(help="The new file.")] = "recipe.yaml",
+    out: Annotated[Path, Parameter(help="The new file.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a first recipe of your own, commented and checked."""
     ask = sys.stdin.isatty() and sys.stdout.isatty()
@@ -111,7 +122,7 @@ def init(
 
     budget = KL_BUDGET if kl_budget is None else kl_budget
     answers = Answers(str(data), str(policy), reward, procedure or PROCEDURE, budget)
-    following = write_first_recipe(answers, Path(out))
+    following = write_first_recipe(answers, out)
     print("\n  ".join([f"{out} is written. Next:", *following]))
 
 

@@ -1,5 +1,6 @@
 """The command that measures win rates on tables of rewards from any source."""
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -23,8 +24,8 @@ be fresh: not those that the rewards were calibrated with.
 
 def win_rate(
     *,
-    policy: Annotated[str, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],
-    base: Annotated[str, Parameter(help="The base policy's table.")],
+    policy: Annotated[Path, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],
+    base: Annotated[Path, Parameter(help="The base policy's table.")],
     procedure: Annotated[
         list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.", negative=())
     ],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from infalign.cli.completion import runs
 from infalign.cli.options import Host, Port
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ With --engine-url another server, such as vLLM, draws (its key is read from
 INFALIGN_ENGINE_KEY) and this one scores and chooses.
 """
 
-RunPath = Annotated[Path, Parameter(help="A run directory.")]
+RunPath = Annotated[Path, Parameter(help="A run directory.", completer=runs)]
 PolicyName = Annotated[str | None, Parameter(help="Of the run; the recipe's first by default.", show_default=False)]
 ProcedureName = Annotated[
     str | None, Parameter(help="standard, best-of-4, ...; the recipe's by default.", show_default=False)

@@ -93,7 +93,7 @@ def curve(
             show_default=False,
         ),
     ] = None,
-    plot: Annotated[str | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
@@ -143,11 +143,11 @@ def choose(
     rollouts: Annotated[int, Parameter(help="K, the reference rollouts a prompt that calibrate rewards.")],
     base: BaseName = None,
     judged: Annotated[
-        str | None,
+        Path | None,
         Parameter(help="The base's responses with reward and judge_reward: win by the judge.", show_default=False),
     ] = None,
     output: Annotated[
-        str | None,
+        Path | None,
         Parameter(help="Write the recommended transformation to FILE.json.", show_default=False),
     ] = None,
     as_json: AsJson = False,
@@ -172,7 +172,7 @@ def choose(
         _print_ranking(ranking, file, open_console())
 
 
-def _judge_of(table: str, base: "Served") -> "EstimatedJudge":
+def _judge_of(table: Path, base: "Served") -> "EstimatedJudge":
     from infalign.evaluation.judge import estimated_judge
     from infalign.evaluation.tables import judged_samples
 

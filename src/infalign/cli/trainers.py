@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from infalign.cli.completion import runs
 from infalign.cli.options import Host, Port
 
 SERVE_EPILOGUE = """\
@@ -31,7 +32,7 @@ Batch sizes and the machine's flags are yours to add.
 
 
 def export(
-    run: Annotated[Path, Parameter(help="A run directory that is calibrated.")],
+    run: Annotated[Path, Parameter(help="A run directory that is calibrated.", completer=runs)],
     /,
     *,
     to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer.")],
@@ -51,7 +52,9 @@ def export(
 
 
 def serve_reward(
-    source: Annotated[str, Parameter(help="A run directory, package.module:function, a URL, or a classifier.")],
+    source: Annotated[
+        str, Parameter(help="A run directory, package.module:function, a URL, or a classifier.", completer=runs)
+    ],
     /,
     *,
     transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],

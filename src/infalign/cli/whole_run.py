@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from infalign.cli.completion import recipes_and_runs
 from infalign.cli.options import AsJson, Overrides, RecipePath, SkipInvalid, read_recipe
 from infalign.cli.output import open_console, print_json
 from infalign.display import say
@@ -68,7 +69,10 @@ def run(
 
 
 def status(
-    run: Annotated[str, Parameter(help="A run directory, or a recipe; a folder of that name goes first.")],
+    run: Annotated[
+        str,
+        Parameter(help="A run directory, or a recipe; a folder of that name goes first.", completer=recipes_and_runs),
+    ],
     /,
     *,
     set_: Overrides = None,
@@ -88,7 +92,9 @@ def status(
 
 
 def evaluate(
-    recipe: Annotated[str, Parameter(help="A recipe (YAML); with --policy also a run directory.")],
+    recipe: Annotated[
+        str, Parameter(help="A recipe (YAML); with --policy also a run directory.", completer=recipes_and_runs)
+    ],
     /,
     *,
     policy: Annotated[

@@ -103,7 +103,9 @@ def present(folder: str | Path, name: str, split: str) -> Path:
     return path
 
 
-def fetch(name: str, split: str, folder: str | Path, *, source: str | None = None, on_progress: OnProgress) -> Fetched:
+def fetch(
+    name: str, split: str, folder: str | Path, *, source: str | Path | None = None, on_progress: OnProgress
+) -> Fetched:
     """Write the rows of one part to its file in ``folder``, whole or not at all.
 
     They come from the hub, or from copies of the hub's repositories below the folder ``source``. Raises ConfigError
@@ -159,7 +161,7 @@ def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
             text.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _remedy(name: str, part: Part, source: str | None) -> str:
+def _remedy(name: str, part: Part, source: str | Path | None) -> str:
     repository = part.repository_in("FOLDER" if source is None else source)
     download = f"`hf download {part.hub} --repo-type dataset --local-dir {repository}`"
     if source is not None:
