@@ -82,6 +82,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
         ),
         ("fit.lr", "did you mean policy.fit.learning_rate?"),
         ("rollout.kk", "did you mean rollout.k?"),
+        ("absent.nothing", "`infalign recipe` lists the sections"),
         ("zzz", "`infalign recipe` lists the sections"),
     ],
 )

@@ -12,6 +12,7 @@ from infalign.cli import completion
 from infalign.cli.output import open_console
 from infalign.display import say
 from infalign.errors import ConfigError
+from infalign.spelling import did_you_mean
 
 DATA_EPILOGUE = """\
 Examples:
@@ -57,7 +58,9 @@ def get(
     from infalign.progress import ProgressDisplay
 
     if name not in SETS:
-        raise ConfigError(f"there is no public set {name}; there are {', '.join(SETS)}")
+        raise ConfigError(
+            f"there is no public set {name}; there are {', '.join(SETS)}{did_you_mean(name, SETS, after='; ')}"
+        )
     chosen, console = SETS[name], open_console()
     for split in part or chosen.parts:
         if split not in chosen.parts:

@@ -4,7 +4,6 @@ Their policies are ordinary units of the pipeline, so that data, models, rollout
 evaluation are shared by a run and all comparisons in its directory.
 """
 
-import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
 from infalign.runs.reading import untagged
 from infalign.runs.recipe import Recipe
+from infalign.spelling import hint
 from infalign.training.solvers import KINDS, read_solver
 from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 
@@ -121,9 +121,7 @@ def method_of(name: str) -> Method:
         if method.transform != AWARE:
             raise ConfigError(f"{name} is none: {match[1]} has the same transformation for every N")
         return replace(method, about=f"{method.about}, for N = {n}", n=n)
-    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
-    raise ConfigError(f"unknown method {name!r}; {hint}")
+    raise ConfigError(f"unknown method {name!r}; {hint(name, METHODS)}")
 
 
 class Compared:

@@ -16,7 +16,9 @@ from scipy.special import expit, kl_div, log_expit, logsumexp
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array, calibrate
+from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
 from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
+from infalign.spelling import did_you_mean
 
 LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
 
@@ -140,12 +142,14 @@ def parse_shaping(name: str) -> Shaping:
     try:
         if found := spelled_by(SPELLINGS, name):
             return found
+        if name.endswith(".json") or spelled_by(TRANSFORMATIONS, name) is not None:
+            return Ranked(parse_transform(name))
     except ValueError:  # of a number
         pass
-    try:
-        return Ranked(parse_transform(name))
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or, not by the rank: {', '.join(SPELLINGS)}") from error
+    raise ConfigError(
+        f"unknown transformation {name!r}; known: {', '.join(TRANSFORMATIONS)}, a table's FILE.json, and, not by the "
+        f"rank, {', '.join(SPELLINGS)}{did_you_mean(name, [*TRANSFORMATIONS, *SPELLINGS], after='; ')}"
+    )
 
 
 SPELLINGS: dict[str, Callable[..., Shaping]] = {

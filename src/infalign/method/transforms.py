@@ -17,6 +17,7 @@ from scipy.special import xlog1py
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.spelling import did_you_mean
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
 LARGEST_VALUE = 1e150  # the largest in a table, so that differences and products stay finite
@@ -259,7 +260,10 @@ def parse_transform(name: str) -> Transformation:
             return found
     except ValueError:  # of a number
         pass
-    raise ConfigError(f"unknown transformation {name!r}; known: {', '.join(SPELLINGS)}, and a table's FILE.json")
+    raise ConfigError(
+        f"unknown transformation {name!r}; known: {', '.join(SPELLINGS)}, and a table's FILE.json"
+        f"{did_you_mean(name, SPELLINGS, after='; ')}"
+    )
 
 
 SPELLINGS: dict[str, Callable[..., Transformation]] = {

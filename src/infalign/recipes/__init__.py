@@ -1,10 +1,10 @@
 """The recipes that come along, which commands find by name: ``infalign run demo``."""
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from infalign.errors import ConfigError
+from infalign.spelling import did_you_mean
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")
@@ -46,10 +46,9 @@ def named(name: str) -> Path:
     """Return the file of a recipe that comes along. Raises ConfigError if none has that name."""
     names = [found.name for found in built_in()]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+        said = did_you_mean(name, names) or f"there are {', '.join(names)}."
         raise ConfigError(
-            f"no recipe that comes along is called {name}; {hint} Name a file by a path, such as ./my.yaml"
+            f"no recipe that comes along is called {name}; {said} Name a file by a path, such as ./my.yaml"
         )
     return FOLDER / f"{name}.yaml"
 

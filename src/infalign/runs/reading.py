@@ -1,6 +1,5 @@
 """Read recipes from YAML, with overrides by ``--set key=value``."""
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -20,6 +19,7 @@ from infalign.recipes import find, meant
 from infalign.rewards.function import is_file
 from infalign.runs.recipe import Recipe
 from infalign.settings import NOT_IN_TEXT, OneOf, shown
+from infalign.spelling import did_you_mean, nearest
 
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes
@@ -178,8 +178,11 @@ def _explain(error: ErrorDetails) -> str:
         case "union_tag_invalid" | "union_tag_not_found" if isinstance(error["input"], dict):
             choice = _choice_at(error["loc"])
             *others, last = map(repr, choice.kinds)
-            found = shown(error["input"][choice.key])
-            return f"`{location}.{choice.key}`: Input should be {', '.join(others)} or {last}, found {found}"
+            given = error["input"][choice.key]
+            asked = did_you_mean(str(given), choice.kinds, after="; ")
+            return (
+                f"`{location}.{choice.key}`: Input should be {', '.join(others)} or {last}, found {shown(given)}{asked}"
+            )
         case "model_type" | "union_tag_not_found":
             return f"`{location}` takes settings: {', '.join(_keys_at(error['loc']))}{_found(error)}"
         case "string_pattern_mismatch":
@@ -189,13 +192,6 @@ def _explain(error: ErrorDetails) -> str:
             return f"`{location}`: {message}" if location else message
         case _:
             return f"`{location}`: {error['msg']}{_found(error)}"
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """Return the key that a word probably means: by its initials (lr), its beginning (kl), or its letters."""
-    short = [key for key in known if "_" in key and ("".join(part[0] for part in key.split("_")) == word)]
-    begun = [key for key in known if key.startswith(f"{word}_")]
-    return next(iter([*short, *begun, *difflib.get_close_matches(word, known, n=1, cutoff=0.5)]), None)
 
 
 def _found(error: ErrorDetails) -> str:

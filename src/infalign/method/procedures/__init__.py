@@ -26,6 +26,7 @@ from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
 from infalign.method.procedures.soft import SoftBestOfN
 from infalign.method.procedures.standard import Standard
+from infalign.spelling import did_you_mean
 
 __all__ = [
     "BaseQuantile",
@@ -85,5 +86,8 @@ def parse_procedure(name: str) -> Served:
                 return found
     except ValueError:  # a number in the name is none
         pass
-    known = ", ".join(family.SPELLINGS for family in _MODULES)
-    raise ConfigError(f"unknown procedure {name!r}; known: {known}, and mixtures like 0.5*best-of-2+0.5*standard")
+    known = [spelling for family in _MODULES for spelling in family.SPELLINGS]
+    raise ConfigError(
+        f"unknown procedure {name!r}; known: {', '.join(known)}, and mixtures like 0.5*best-of-2+0.5*standard"
+        f"{did_you_mean(name, known, after='; ')}"
+    )

@@ -7,7 +7,7 @@ import numpy as np
 from infalign.errors import ConfigError
 from infalign.method.procedures.rewind import RewindAndRepeat
 
-SPELLINGS = "adaptive:PRICE:N"
+SPELLINGS = ("adaptive:PRICE:N",)
 DEAREST = 0.5  # win rates that a second draw gains at most
 
 

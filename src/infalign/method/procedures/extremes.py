@@ -19,7 +19,7 @@ from infalign.method.procedures.base import (
     weights_from_counts,
 )
 
-SPELLINGS = "best-of-N, worst-of-N"
+SPELLINGS = ("best-of-N", "worst-of-N")
 
 
 @dataclass(frozen=True, slots=True)

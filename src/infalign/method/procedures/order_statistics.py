@@ -22,7 +22,7 @@ from infalign.method.procedures.extremes import BestOfN, WorstOfN
 
 MOST_DRAWS = 100_000  # for a procedure that stores a probability for each draw
 
-SPELLINGS = "2nd-best-of-N (any k), top-K-of-N"
+SPELLINGS = ("2nd-best-of-N (any k)", "top-K-of-N")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures.base import Draws, Serving, checked_samples, subsets_within, weights_from_counts
 
 NEGLIGIBLE = 1e-9  # probability that a sample-based estimate may leave out
-SPELLINGS = "best-of-poisson:MU"
+SPELLINGS = ("best-of-poisson:MU",)
 
 
 @dataclass(frozen=True, slots=True)

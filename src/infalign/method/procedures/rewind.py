@@ -29,7 +29,7 @@ from infalign.method.procedures.base import (
 )
 from infalign.method.procedures.extremes import BestOfN
 
-SPELLINGS = "rewind:QUANTILE:N[:best]"
+SPELLINGS = ("rewind:QUANTILE:N[:best]",)
 
 
 @dataclass(frozen=True, slots=True)

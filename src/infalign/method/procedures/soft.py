@@ -11,7 +11,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures.base import Serving, check_n
 from infalign.method.procedures.order_statistics import MOST_DRAWS, OrderStatistics
 
-SPELLINGS = "soft-best-of-N:T"
+SPELLINGS = ("soft-best-of-N:T",)
 SHARPEST = 0.01  # the smallest |temperature|: e^{1/T} is a number
 
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import Serving, checked_samples
 
-SPELLINGS = "standard"
+SPELLINGS = ("standard",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +38,4 @@ class Standard:
 
 def parse(name: str) -> Standard | None:
     """Return the procedure that ``name`` spells, None if it is of another family."""
-    return Standard() if name == SPELLINGS else None
+    return Standard() if name in SPELLINGS else None

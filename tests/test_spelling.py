@@ -1,0 +1,89 @@
+"""Misspelt words: what they are taken to mean, and when nothing is guessed."""
+
+from typing import Any
+
+import pytest
+
+from infalign.errors import ConfigError
+from infalign.experiments.methods import METHODS
+from infalign.method.procedures import parse_procedure
+from infalign.method.shapings import parse_shaping
+from infalign.recipes import built_in
+from infalign.spelling import nearest
+from infalign.training.solvers import KINDS
+
+EXP = "exp:T (for example exp:10 or exp:-10)"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *[(word, "best-of-N") for word in ("best-of-n", "bestof4", "best_of_4", "Best-of-4", "bo4", "BoN")],
+        ("worst-of4", "worst-of-N"),
+        ("standart", "standard"),
+        ("rewind:0.85", "rewind:QUANTILE:N[:best]"),
+        ("soft-best:8", "soft-best-of-N:T"),
+        ("top-2", "top-K-of-N"),
+    ],
+)
+def test_a_misspelt_procedure_is_answered_with_the_nearest(word: str, meant: str) -> None:
+    """However the number is said, and by the initials of the field, the procedure is recognised."""
+    with pytest.raises(ConfigError, match="unknown procedure") as refused:
+        parse_procedure(word)
+    assert str(refused.value).endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *[(word, EXP) for word in ("exp10", "exp", "expp:3", "exponential:10")],
+        ("Identity", "identity"),
+        ("pow:7", "power:M"),
+        ("logarithm", "log"),
+        ("Raw", "raw"),
+        ("lcs:0.8", "lsc:Q (for example lsc:0.85)"),
+    ],
+)
+def test_a_misspelt_transformation_is_answered_with_the_nearest(word: str, meant: str) -> None:
+    """Also one that is not of the rank."""
+    with pytest.raises(ConfigError, match=f"unknown transformation '{word}'") as refused:
+        parse_shaping(word)
+    assert str(refused.value).endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("word", ["majority", "pass@8", "vote"])
+def test_nothing_is_guessed_for_what_is_like_nothing(word: str) -> None:
+    """All that is known is listed, and no question asked."""
+    with pytest.raises(ConfigError, match="known: standard, best-of-N") as refused:
+        parse_procedure(word)
+    assert "did you mean" not in str(refused.value)
+
+
+def test_nothing_is_guessed_of_words_that_are_equally_near_nor_of_none() -> None:
+    """dpo has two letters of ipo and two of ppo; a section that no recipe has holds no keys."""
+    assert nearest("dpo", ["ipo", "ppo", "qrpo"]) is None
+    assert nearest("dpo", []) is None
+
+
+@pytest.mark.parametrize("known", [list(KINDS), list(METHODS), [recipe.name for recipe in built_in()]])
+def test_what_lacks_a_letter_is_recognised_unless_it_says_another_name(known: list[str]) -> None:
+    """Without its second letter every name of four letters and more is still taken for itself."""
+    for name in known:
+        short = name[0] + name[2:]
+        if len(name) > 3 and short not in known:
+            assert nearest(short, known) == name
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "demo", "--set", "policies.aware.solver=rlo"], "found 'rlo'; did you mean rloo?"),
+        (["run", "demo", "--set", "rollout.engine.kind=transformer"], "did you mean transformers?"),
+        (["data", "get", "hh-helpfull"], "did you mean hh-helpful?"),
+    ],
+)
+def test_the_command_line_asks_whether_it_was_meant(words: list[str], said: str, main: Any) -> None:
+    """A solver, an engine and a public set are asked for as a key is."""
+    code, _, err = main(*words)
+    assert code == 2
+    assert said in err
