@@ -10,7 +10,7 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: env lock demo test test-slow test-faults test-frameworks fuzz dist lint format clean
+.PHONY: env lock demo test test-slow test-faults test-frameworks tutorials fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -49,6 +49,10 @@ test-slow: env
 # Every fault of tests/faults, and the table of what a user sees of each.
 test-faults: env
 	HF_DATASETS_DISABLE_PROGRESS_BARS=1 PYTHONPATH=tests $(BIN)/python -m faults --write docs/faults.md
+
+# The notebooks of docs/tutorials again, with what their cells print.
+tutorials: env
+	$(BIN)/python tests/notebooks.py
 
 # The adapters inside verl's and OpenRLHF's own code, lm-evaluation-harness on models of ours, and a real Ray, all on CPU.
 # verl and OpenRLHF want other versions of torch and transformers, but the parts that call a reward run beside ours.

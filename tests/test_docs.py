@@ -16,6 +16,7 @@ from infalign.theory.choose import rank
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md")}
 PAGE = PAGES["theory.md"]
+PAGES["guide.md"] = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").partition("\n## Your trainer\n")[2]
 TYPED = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("serving.md", "scale.md"))
 ROLLOUTS = 16, 100, 400
 
@@ -117,8 +118,11 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
     assert [part for said in sentences for part in said.split("…") if part.strip() not in code] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
-def test_links_lead_somewhere(page: str) -> None:
+DOCUMENTS = [file.relative_to(ROOT) for kind in ("*.md", "*.ipynb") for file in sorted((ROOT / "docs").rglob(kind))]
+
+
+@pytest.mark.parametrize("page", [Path("README.md"), *DOCUMENTS], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link is to a file that is there, and to a heading or anchor of it."""
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         name, _, heading = target.partition("#")
