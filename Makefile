@@ -10,7 +10,7 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: env lock demo test test-slow test-faults test-frameworks tutorials fuzz dist lint format clean
+.PHONY: env lock demo test test-slow test-faults test-frameworks tutorials docs fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -76,6 +76,16 @@ dist:
 	.venv-dist/bin/python -m build
 	.venv-dist/bin/twine check --strict dist/*
 
+# The site of the documentation, build/site/index.html. A link or an anchor that leads nowhere is an error.
+docs: .venv-docs/.complete
+	.venv-docs/bin/python site/gather.py build/docs
+	.venv-docs/bin/zensical build --strict --clean
+
+.venv-docs/.complete: site/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement site/requirements.txt
+	touch $@
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,4 +97,4 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks .venv-dist .venv-lock dist runs
+	rm -rf .venv .venv-frameworks .venv-dist .venv-docs .venv-lock build dist runs

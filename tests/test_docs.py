@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from gather import gather
 
+import infalign
 from infalign import cli
 from infalign.method.procedures import parse_procedure
 from infalign.theory.choose import rank
@@ -132,3 +134,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             text = file.read_text(encoding="utf-8")
             titles = [re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
             assert heading in [title.replace(" ", "-") for title in titles] or f'<a id="{heading}">' in text, target
+
+
+def test_every_page_of_the_site_is_in_its_navigation(tmp_path: Path) -> None:
+    """What is gathered is listed; the page of Python has every public name, that of a tutorial what it printed."""
+    gather(tmp_path / "docs")
+    listed = re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    pages = {str(page.relative_to(tmp_path / "docs")): page.read_text("utf-8") for page in tmp_path.rglob("*.md")}
+    assert sorted(listed) == sorted(pages)
+    assert re.findall(r"^::: infalign\.(\w+)$", pages["python.md"], re.MULTILINE) == infalign.__all__
+    assert "```text\nh(0.1) is 0.0" in pages["tutorials/my_procedure.md"]
+    assert ".ipynb)" not in "".join(pages.values())
