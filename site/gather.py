@@ -41,7 +41,7 @@ def gather(folder: Path) -> None:
     shutil.copytree(
         ROOT / "src/infalign/recipes", folder / "recipes", ignore=shutil.ignore_patterns("*.py", "__pycache__")
     )
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile"):
         shutil.copy(ROOT / name, folder)
     shutil.copy(ROOT / "README.md", folder / "index.md")
     pages = {f"tutorials/{path.stem}.md": page_of(path) for path in (ROOT / "docs/tutorials").glob("*.ipynb")}

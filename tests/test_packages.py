@@ -64,3 +64,11 @@ def test_the_lock_has_hashes_and_the_versions_of_the_constraints() -> None:
     constraints = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split())
     pinned = {canonicalize_name(name): version for name, version in constraints.items()}
     assert {name: pinned.get(name) for name in VERSIONS} == VERSIONS
+
+
+def test_torch_has_one_version_wherever_it_is_named() -> None:
+    """What `make`, the image and the workflow install is what the constraints say."""
+    files = ("constraints.txt", "Makefile", "Dockerfile", ".github/workflows/ci.yml")
+    named = {file: set(re.findall(r"torch==([\d.]+)", (ROOT / file).read_text(encoding="utf-8"))) for file in files}
+    assert len(named["constraints.txt"]) == 1
+    assert all(versions == named["constraints.txt"] for versions in named.values()), named
