@@ -139,9 +139,26 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_of_the_site_is_in_its_navigation(tmp_path: Path) -> None:
     """What is gathered is listed; the page of Python has every public name, that of a tutorial what it printed."""
     gather(tmp_path / "docs")
-    listed = re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    listed = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
     pages = {str(page.relative_to(tmp_path / "docs")): page.read_text("utf-8") for page in tmp_path.rglob("*.md")}
     assert sorted(listed) == sorted(pages)
     assert re.findall(r"^::: infalign\.(\w+)$", pages["python.md"], re.MULTILINE) == infalign.__all__
     assert "```text\nh(0.1) is 0.0" in pages["tutorials/my_procedure.md"]
     assert ".ipynb)" not in "".join(pages.values())
+
+
+def test_every_question_of_the_log_is_listed_with_its_conclusion_and_its_newest_entry() -> None:
+    """A file has its question, what is concluded, and dated entries, the newest first; the list has the newest date."""
+    folder = ROOT / "docs" / "log"
+    listed = re.findall(
+        r"^\| \[(.+)\]\((.+)\) \| .+ \| (\S+) \|$", (folder / "README.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert {name for _, name, _ in listed} == {path.name for path in folder.glob("*.md")} - {"README.md"}
+    for question, name, date in listed:
+        head, *entries = re.split(r"^## ", (folder / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        title, _, conclusion = head.partition("\n")
+        assert title == f"# {question}"
+        assert conclusion.strip()
+        dates = [entry[:10] for entry in entries]
+        assert dates == sorted(dates, reverse=True), name
+        assert dates[0] == date, name
