@@ -1,6 +1,9 @@
 """What `make env` installs is locked: every package of the project at one version, each file with its hash."""
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -72,3 +75,14 @@ def test_torch_has_one_version_wherever_it_is_named() -> None:
     named = {file: set(re.findall(r"torch==([\d.]+)", (ROOT / file).read_text(encoding="utf-8"))) for file in files}
     assert len(named["constraints.txt"]) == 1
     assert all(versions == named["constraints.txt"] for versions in named.values()), named
+
+
+def test_the_readme_that_goes_with_the_package_leads_to_no_file_of_the_repository() -> None:
+    """PyPI shows the README's text under the same headings, without the figure and with links to the web only."""
+    built = subprocess.run([sys.executable, "-m", "hatchling", "metadata"], cwd=ROOT, capture_output=True, check=True)
+    shown = json.loads(built.stdout)["readme"]["text"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^#.*", shown, re.MULTILINE) == re.findall(r"^#.*", readme, re.MULTILINE)
+    assert [link for link in re.findall(r"\]\((.*?)\)", readme) if not link.startswith("https:")]
+    assert [link for link in re.findall(r"\]\((.*?)\)", shown) if not link.startswith("https:")] == []
+    assert "![" not in shown
