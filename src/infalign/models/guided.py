@@ -172,7 +172,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
                 num_hidden_layers=layers,
                 num_attention_heads=heads,
                 max_position_embeddings=config.max_position_embeddings,
-                pad_token_id=None,
+                **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # it reads no tokens
                 attn_implementation=config._attn_implementation,
             ),
             dtype=reference.dtype,
