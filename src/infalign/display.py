@@ -84,6 +84,18 @@ def in_points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "−")
 
 
+def duration(seconds: float) -> str:
+    """Return a time in the unit that fits.
+
+    >>> duration(0.04), duration(42.3), duration(500.0), duration(9000.0)
+    ('0 s', '42 s', '8.3 min', '2.5 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 PAPER, INK = "#ffffff", "#1c2024"  # in a report they become CSS variables, which follow the light or dark scheme
 QUIET = "#85898f"  # legible on both
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito, for every colour vision

@@ -2,13 +2,23 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 OnProgress = Callable[[int, int, str], None]  # (done, total, note)
 LINE_EVERY = 10.0  # seconds between progress lines where there is no terminal
+
+
+class SoFar(NamedTuple):
+    """What an unfinished attempt has done: in words, "" for nothing, and as a share of the work."""
+
+    said: str
+    share: float
+
+
+NOTHING = SoFar("", 0.0)
 
 
 class ProgressDisplay:

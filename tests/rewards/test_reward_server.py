@@ -539,7 +539,7 @@ def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Re
     assert not (root / "evaluation" / "reference" / "scores.parquet").exists()
     distinct = len({(row["prompt_id"], row["text"]) for row in samples(root)})
     said = f"48 of 48 responses, {distinct} responses scored by reward"
-    assert unit.so_far() == said
+    assert unit.so_far().said == said
     server.broken_after = None
     server.bodies.clear()
     unit.work(on_progress=lambda *_: None)

@@ -199,6 +199,8 @@ def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:
     (saved / "checkpoint-60").mkdir()
     (saved / "checkpoint-60" / "trainer_state.json").write_text("{")  # at this moment being written
     assert why(folder) == {"train-aware": "checkpoint at step 30 of 120"}
+    asked = Run.of(recipe(folder))
+    assert pending(pipeline.units(asked), asked.layout)["train-aware"].share == 0.25
     assert why(folder, "policies.aware.kl_budget=0.8") == {}
     (root / "stages" / "score-1.json").unlink()
     assert why(folder)["score-1"] == "18 responses scored"

@@ -5,13 +5,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from infalign.cli.options import KLBudgets, Overrides, RecipePath, read_budgets, read_recipe
+from infalign.cli.options import DryRun, KLBudgets, Overrides, RecipePath, read_budgets, read_recipe
 from infalign.cli.output import open_console
 from infalign.display import say
 
 COMPARE_EPILOGUE = """\
 Examples:
   infalign compare demo
+  infalign compare demo --dry-run
   infalign compare demo --methods qrpo,rloo,ipo --kl-budgets 0.5
 
 Data, models, rollouts and calibration are the run's own and done once; a later
@@ -43,15 +44,19 @@ def compare(
     ] = None,
     kl_budgets: KLBudgets = None,
     set_: Overrides = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train several methods on the same rollouts, compare them at one KL."""
     budgets = read_budgets(kl_budgets)
-    from infalign.experiments.compare import compare_methods
+    from infalign.experiments.compare import compare_methods, print_comparison_plan
     from infalign.experiments.comparison_tables import print_methods
     from infalign.runs.lock import held
 
     settings, console = read_recipe(recipe, set_), open_console()
     chosen = methods.split(",") if methods is not None else None
+    if dry_run:
+        print_comparison_plan(settings, methods=chosen, budgets=budgets, console=console)
+        return
     with held(Path(settings.run_dir)):
         results = compare_methods(settings, methods=chosen, budgets=budgets, console=console)
     print_methods(results, console)

@@ -33,6 +33,12 @@ SkipInvalid = Annotated[
     bool,
     Parameter(help="Leave out invalid rows, count and list them.", negative=(), show_default=False),
 ]
+DryRun = Annotated[
+    bool,
+    Parameter(
+        help="Check recipe and data, print the plan and its cost, make nothing.", negative=(), show_default=False
+    ),
+]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
 Host = Annotated[str, Parameter(help="The address to listen at.")]
 Port = Annotated[int, Parameter(help="The port to listen at.", validator=Number(gte=1, lte=65535))]

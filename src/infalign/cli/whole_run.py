@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from infalign.cli.completion import recipes_and_runs
-from infalign.cli.options import AsJson, Overrides, RecipePath, SkipInvalid, read_recipe
+from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe
 from infalign.cli.output import open_console, print_json
 from infalign.display import say
-from infalign.errors import PartialError
+from infalign.errors import ConfigError, PartialError
 
 STATUS_EPILOGUE = """\
 Examples:
@@ -47,16 +48,11 @@ def run(
     *,
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
-    dry_run: Annotated[
-        bool,
-        Parameter(help="Check recipe and data, print the plan, load no model.", negative=(), show_default=False),
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run a recipe from data to report; done work is not repeated."""
     if dry_run:
-        from infalign.runs.plan import print_plan
-
-        print_plan(read_recipe(recipe, set_, skip_invalid), open_console())
+        _plan("report", recipe, set_, skip_invalid)
         return
     root = _run_until("report", recipe, set_, skip_invalid)
     from infalign.runs.report.tables import print_table
@@ -103,6 +99,7 @@ def evaluate(
     ] = None,
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Measure win rates and KL on fresh samples.
 
@@ -110,8 +107,10 @@ def evaluate(
     evaluated run: its KL to the run's reference and its win rates under the run's procedure, by the run's judges.
     """
     if policy is None:
-        _run_until("evaluate", recipe, set_, skip_invalid)
+        (_plan if dry_run else _run_until)("evaluate", recipe, set_, skip_invalid)
         return
+    if dry_run:
+        raise ConfigError("a dry run is of the recipe's own policies: leave out --policy or --dry-run")
     from infalign.runs.guest import evaluate_guest, print_guest
     from infalign.runs.status import recorded_recipe
 
@@ -124,11 +123,26 @@ def evaluate(
 def up_to(stage: str, about: str) -> Callable[..., None]:
     """Return the command that runs a recipe up to ``stage``; its help begins with ``about``."""
 
-    def command(recipe: RecipePath, /, *, set_: Overrides = None, skip_invalid: SkipInvalid = False) -> None:
-        _run_until(stage, recipe, set_, skip_invalid)
+    def command(
+        recipe: RecipePath,
+        /,
+        *,
+        set_: Overrides = None,
+        skip_invalid: SkipInvalid = False,
+        dry_run: DryRun = False,
+    ) -> None:
+        (_plan if dry_run else _run_until)(stage, recipe, set_, skip_invalid)
 
     command.__doc__ = f"{about}\n\nStages before it that are not done yet are done first."
     return command
+
+
+def _plan(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> None:
+    recipe, console = read_recipe(path, overrides, skip_invalid), open_console()
+    from infalign.runs.pipeline import units
+    from infalign.runs.plan import print_plan
+
+    print_plan(recipe, console, partial(units, until=stage))
 
 
 def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> Path:

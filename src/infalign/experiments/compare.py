@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from infalign.runs import pipeline
 from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout, records
+from infalign.runs.plan import print_plan
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import FARTHEST
 from infalign.runs.run import Run, rollout_parts
@@ -69,14 +70,7 @@ def compare_methods(
     rates against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
     positive, a procedure other than best-of-N or worst-of-N, and settings that a method cannot have.
     """
-    extreme_procedure(recipe)
-    unique = checked_budgets(budgets)
-    if methods is None:
-        chosen, left_out = possible_methods(recipe, unique)
-        for name, reason in left_out.items():
-            console.print(f"left out: {name}: {reason}", highlight=False, soft_wrap=True)
-    else:
-        chosen = list(dict.fromkeys(methods))
+    chosen, unique = _asked(recipe, methods, budgets, console)
     compared = train_methods(recipe, chosen, unique, rounds=ROUNDS if budgets is None else 0, console=console)
     results = measured_comparison(compared)
     folder = Path(recipe.run_dir) / "compare"
@@ -88,6 +82,28 @@ def compare_methods(
     for judge in results["judges"]:
         plot_win_rates(results, judge, folder)
     return results
+
+
+def print_comparison_plan(
+    recipe: Recipe, *, methods: Sequence[str] | None, budgets: Sequence[float] | None, console: Console
+) -> None:
+    """Print what a comparison would do and cost, but for further budgets, which depend on the KL that is spent."""
+    compared = Compared(recipe, *_asked(recipe, methods, budgets, console))
+    print_plan(compared.recipe, console, partial(wanted_units, splits=("test", "train")))
+
+
+def _asked(
+    recipe: Recipe, methods: Sequence[str] | None, budgets: Sequence[float] | None, console: Console
+) -> tuple[list[str], tuple[float, ...]]:
+    """Return the methods and budgets of a comparison, and print what is left out. Raises as `compare_methods`."""
+    extreme_procedure(recipe)
+    unique = checked_budgets(budgets)
+    if methods is not None:
+        return list(dict.fromkeys(methods)), unique
+    chosen, left_out = possible_methods(recipe, unique)
+    for name, reason in left_out.items():
+        console.print(f"left out: {name}: {reason}", highlight=False, soft_wrap=True)
+    return list(chosen), unique
 
 
 def checked_budgets(budgets: Sequence[float] | None) -> tuple[float, ...]:

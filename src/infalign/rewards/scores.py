@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from infalign.data.examples import MESSAGES, Message, prompt_id
 from infalign.errors import DataError
 from infalign.method.calibration import Array
+from infalign.progress import NOTHING, SoFar
 from infalign.rewards.base import Batch, RewardFunction, score, score_each
 from infalign.storage import listed, read_table, write_table
 
@@ -197,7 +198,7 @@ def _made_by(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(MADE_BY, b"").decode()
 
 
-def scored_so_far(folder: Path) -> str:
-    """Return how many distinct responses are scored in the shards of a folder, "" for none."""
+def scored_so_far(responses: int, folder: Path) -> SoFar:
+    """Return how many distinct ones of ``responses`` are scored in the shards of a folder."""
     scored = sum(read_table(shard, ["reward"]).num_rows for shard in folder.glob("part-*.parquet"))
-    return f"{scored:,} responses scored" if scored else ""
+    return SoFar(f"{scored:,} responses scored", min(1.0, scored / responses)) if scored else NOTHING

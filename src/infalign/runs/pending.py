@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from infalign.display import listed_names
 from infalign.errors import DataError
+from infalign.progress import NOTHING
 from infalign.runs.fingerprints import changes
 from infalign.runs.layout import Layout, records
 from infalign.runs.units import Unit, bases, keys, needs
@@ -19,6 +20,7 @@ class Pending:
 
     state: Literal["missing", "partial", "stale"]
     because: str
+    share: float = 0.0  # of its work that is done
 
 
 def pending(wanted: Sequence[Unit], layout: Layout) -> dict[str, Pending]:
@@ -38,8 +40,9 @@ def pending(wanted: Sequence[Unit], layout: Layout) -> dict[str, Pending]:
                 continue
         ready = not why and todo.keys().isdisjoint(needed[unit.name])
         begun = ready and holds(layout.started(unit.name), base_of[unit.name])
-        if so_far := unit.so_far() if begun else "":
-            todo[unit.name] = Pending("partial", "; ".join([*grown, so_far]))
+        so_far = unit.so_far() if begun else NOTHING
+        if so_far.said:
+            todo[unit.name] = Pending("partial", "; ".join([*grown, so_far.said]), so_far.share)
         elif record is None:
             todo[unit.name] = Pending("missing", "")
         else:

@@ -3,9 +3,11 @@
 import json
 import math
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -13,8 +15,9 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from infalign.data.examples import Example
 from infalign.data.sources import Source, read_examples
-from infalign.display import heading, plain_table, say
+from infalign.display import duration, heading, listed_names, plain_table, say
 from infalign.errors import ConfigError
 from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.http import api_key, within
@@ -25,24 +28,33 @@ from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
+from infalign.runs.cost import cost, makespan, stand_in, texts_of
 from infalign.runs.fingerprints import Digests
-from infalign.runs.layout import Layout
+from infalign.runs.layout import Layout, records
 from infalign.runs.ownership import check_inputs, check_run_dir
+from infalign.runs.passes import Texts
 from infalign.runs.pending import pending, reasons
 from infalign.runs.pipeline import units
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.train import coarse_ranks
+from infalign.runs.units import Unit, needs
 
 CONNECT_SECONDS = 3.0
+LOOPS = 1.4  # times what passes take by themselves: loops, texts and files around them, jobs beside (docs/log.md)
+OTHERWISE = 20.0  # seconds of a run in which no model works: libraries, data, figures
+MEASURED = 0.7, 1.5  # finished runs took between these multiples of the estimate (docs/log.md)
+ASSUMED = 0.5, 3.0  # where speed is told by FLOPs, which no run has checked
 ROW_BYTES = 100  # per response besides its tokens: prompt id, index, log-probability
 TOKEN_BYTES = 8  # per token in a table: its id and its text
 WEIGHT_BYTES = 4
 CHECKPOINT_BYTES = 3 * WEIGHT_BYTES  # per parameter: the weight and Adam's two moments
 
 
-def print_plan(recipe: Recipe, console: Console) -> None:
+def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Unit]] = units) -> None:
     """Check what can be checked without loading weights, then print what a run would do and its cost.
+
+    ``wanted`` gives the units that are to be done, by default those of all stages. Nothing is written.
 
     Raises DataError for data that cannot be read, ConfigError for a local model without a usable tokenizer, a missing
     model folder, a reward function that cannot be imported, a run directory that is no run's, or an input where an
@@ -56,7 +68,8 @@ def print_plan(recipe: Recipe, console: Console) -> None:
         recipe.compute.check()
     except ConfigError as error:  # a plan may be for another machine
         say(console, f"[yellow]![/] {error}")
-    unchecked = [*_check_data(recipe, console), *_check_models(recipe)]
+    train, test, on_hub = _check_data(recipe, console)
+    unchecked = [*on_hub, *_check_models(recipe)]
     for source in recipe.rewards.values():
         if source.function is not None:
             function_reward(source.function)
@@ -66,32 +79,40 @@ def print_plan(recipe: Recipe, console: Console) -> None:
         check_benchmarks(recipe.benchmarks)
     for name in unchecked:
         say(console, f"not checked: {name}")
-    _print_work(run, console)
+    asked = wanted(run)
+    tokenizer, exact = stand_in(run, train)
+    texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
+    _print_work(run, asked, texts, tokenizer, console)
     _print_policies(recipe, console)
     _print_cost(run.recipe, console)  # whose models are folders
 
 
-def _check_data(recipe: Recipe, console: Console) -> Iterator[str]:
-    """Print the number of examples of every local source; yield the sources on the hub, which are not checked."""
-    prompts = set[str]()
+def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[Example], list[str]]:
+    """Print the number of examples of every local source; return those of training, of the test, and what the hub has.
+
+    Sources on the hub are not checked.
+    """
+    found: dict[str, list[Example]] = {"data.sources": [], "data.test": []}
+    on_hub = list[str]()
     for where, sources in (("data.sources", recipe.data.sources), ("data.test", recipe.data.test)):
         for i, source in enumerate(sources):
             if source.hub is not None:
-                yield f"{where}.{i}: {source.hub}, split {source.split}, of the hub"
+                on_hub.append(f"{where}.{i}: {source.hub}, split {source.split}, of the hub")
                 continue
             examples, skipped = read_examples(recipe.data, [source], seed=recipe.seed)
-            if where == "data.sources":
-                prompts |= {example.prompt_id for example in examples}
+            found[where] += examples
             pairs = sum(example.rejected is not None for example in examples)
             left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
             counts = f"{pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations{left_out}"
             say(console, f"{where}.{i}: {_origin(source)}: {counts}")
+    prompts = {example.prompt_id for example in found["data.sources"]}
     if len(prompts) < recipe.rollout.prompts and all(source.hub is None for source in recipe.data.sources):
         say(
             console,
             f"[yellow]![/] rollout.prompts is {recipe.rollout.prompts:,}, and the data has {len(prompts):,} prompts, "
             "test prompts among them; all training prompts get rollouts",
         )
+    return found["data.sources"], found["data.test"], on_hub
 
 
 def _check_servers(urls: Sequence[str], variable: str | None, console: Console) -> None:
@@ -139,18 +160,49 @@ def _check_context(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _print_work(run: Run, console: Console) -> None:
-    wanted = units(run)
-    todo = pending(wanted, run.layout)
-    table = plain_table("stage", "done already", "to do", breaking=[0, 1, 2])
+def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, console: Console) -> None:
+    """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
+    from infalign.runs.probe import Probe, threads
+
+    compute, begun = run.recipe.compute, time.monotonic()
+    try:
+        device = compute.torch_device()
+    except ConfigError:  # a GPU that is not here, as the plan has said
+        device = None
+    probe = Probe(device, tokenizer, compute.dtype)
+    with threads(compute.threads):
+        costs = {unit.name: cost(unit, texts, probe) for unit in wanted}
+    todo, needed, at_once = pending(wanted, run.layout), needs(wanted), compute.processes
+    left = {name: LOOPS * costs[name].seconds * (1 - found.share) for name, found in todo.items()}
+    table = plain_table("stage", "done already", "to do", "tokens", "memory", "time", breaking=[0, 1, 2])
     for stage in STAGES:
         names = [unit.name for unit in wanted if unit.stage == stage]
+        missing = [name for name in names if name in todo]
         if names:
-            done = [name for name in names if name not in todo]
-            table.add_row(stage, " ".join(done), " ".join(name for name in names if name in todo))
-    _print(console, f"Work in {run.layout.root}, at most {run.recipe.compute.processes} jobs at a time", table)
+            tokens = sum(costs[name].tokens * (1 - todo[name].share) for name in missing)
+            memory = sum(sorted(costs[name].memory for name in missing)[-at_once:])
+            seconds = makespan({name: left[name] for name in missing}, needed, at_once)
+            known = (decimal(round(memory)), duration(seconds)) if seconds else ("?", "?")
+            numbers = (f"{tokens:,.0f}", *known) if tokens else ()
+            table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *numbers)
+    _print(console, f"Work in {run.layout.root}, at most {at_once} jobs at a time", table)
     for line in reasons(todo):
         say(console, line, markup=False)
+    if any(left.values()):
+        whole = OTHERWISE + makespan(left, needed, at_once)
+        low, high = (duration(edge * whole) for edge in (ASSUMED if probe.assumes else MEASURED))
+        say(console, f"\nIn all about {duration(whole)}, {low} to {high}: {probe.how}", markup=False)
+        say(console, f"(told in {time.monotonic() - begun:.0f} s; without servers and rewards that are functions)")
+    unknown: dict[str, list[str]] = {}
+    for name in todo:
+        if said := costs[name].unknown:
+            unknown.setdefault(said, []).append(name)
+    for said, names in unknown.items():
+        say(console, f"[yellow]![/] not counted in {listed_names(names)}: {said}")
+    if done := [name for name, found in costs.items() if name not in todo and found.seconds]:
+        made = records(run.layout.root)
+        took, told = sum(made[name]["seconds"] for name in done), sum(LOOPS * costs[name].seconds for name in done)
+        say(console, f"The jobs that are done took {duration(took)}; the same estimate says {duration(told)}.")
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:

@@ -13,9 +13,11 @@ from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.runs.fingerprints import Digests, settings_of
 from infalign.runs.layout import Layout
+from infalign.runs.passes import Architecture
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.sampling.prompts import PromptTable, Sampler
+from infalign.training.solvers.base import Offline
 from infalign.training.target import Target
 
 
@@ -87,6 +89,22 @@ class Run:
     def target(self, name: str) -> Target:
         """Return the training folders of the model ``name``."""
         return target(self.recipe, self.layout, name)
+
+    def architecture(self, name: str) -> Architecture:
+        """Return the architecture of the policy or of a reward; a reward without one of its own has the policy's."""
+        source = self.recipe.models[name]
+        own = source.scratch or source.model
+        return own if own is not None else self.architecture("policy")
+
+    def networks(self, name: str) -> list[Architecture]:
+        """Return the architectures that the reference or a policy computes with: a guide's comes second."""
+        policy, own = self.recipe.policies.get(name), self.architecture("policy")
+        guide = policy.guide if isinstance(policy, Offline) else None
+        if guide is None:
+            return [own]
+        if guide.trunk == "reward":
+            return [own, self.architecture("reward")]
+        return [own, own if guide.trunk == "reference" else guide.trunk]
 
     # Rewards
 

@@ -2,24 +2,31 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infalign.progress import NOTHING, SoFar
 from infalign.runs.layout import Summary
+from infalign.runs.passes import Pass, Texts
 
 Extent = dict[str, dict[str, int]]
 
 
-def nothing() -> str:
-    """Return "": an unfinished attempt leaves nothing to continue."""
-    return ""
+def nothing() -> SoFar:
+    """Return that an unfinished attempt leaves nothing to continue."""
+    return NOTHING
 
 
 def no_warnings() -> list[str]:
     """Return no warnings."""
     return []
+
+
+def no_passes(texts: Texts) -> Iterable[Pass]:
+    """Return no passes: no model is used, or it runs elsewhere."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,11 @@ class Unit:
     work: Callable[..., Summary]  # called with ``on_progress=``
     extent: Extent = field(default_factory=dict)
     workspace: Path | None = None  # where an unfinished attempt keeps its checkpoints
-    so_far: Callable[[], str] = nothing  # describes the partial output; "" if there is none
+    so_far: Callable[[], SoFar] = nothing  # the partial output
     warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
     clears: bool = False  # it removes its old output itself, once it can replace that
+    passes: Callable[[Texts], Iterable[Pass]] = no_passes  # of models over texts, if the whole of it is to be done
 
 
 def needs(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from infalign.data.examples import Message
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
+from infalign.progress import NOTHING, OnProgress, SoFar
 from infalign.sampling.engine import EngineSettings, Opened, Prompt, Sampling
 from infalign.sampling.rollouts import draw
 from infalign.sequences import Lazy, in_blocks, token_lists
@@ -79,10 +79,10 @@ class Sampler:
             draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
 
 
-def drawn_so_far(prompts: Prompts, k: int, folder: Path) -> str:
-    """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``, "" for none."""
-    drawn = _drawn(prompts, k, folder)
-    return f"{drawn:,} of {len(prompts.prompt_ids) * k:,} responses" if drawn else ""
+def drawn_so_far(prompts: Prompts, k: int, folder: Path) -> SoFar:
+    """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``."""
+    drawn, total = _drawn(prompts, k, folder), len(prompts.prompt_ids) * k
+    return SoFar(f"{drawn:,} of {total:,} responses", drawn / total) if drawn else NOTHING
 
 
 def _drawn(prompts: Prompts, k: int, folder: Path) -> int:

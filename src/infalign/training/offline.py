@@ -42,6 +42,7 @@ VALIDATED = {
     "remove_unused_columns": False,
     "label_names": ["number"],
 }
+VALIDATIONS = 1 + round(1 / 0.2)  # at the start, and so often as eval_steps says
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
 TOGETHER = 8  # examples of one prompt in a batch
 WATCHED = 1024  # examples of held-out prompts that the held-out loss is the mean of

@@ -12,7 +12,7 @@ from infalign.data.examples import reply
 from infalign.distributed import is_first
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
+from infalign.progress import NOTHING, OnProgress, SoFar
 from infalign.storage import fsync, remove, writing
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Target:
             for left in (*self.checkpoints.glob("checkpoint-*"), self.checkpoints / "start"):
                 shutil.rmtree(left, ignore_errors=True)
 
-    def so_far(self) -> str:
-        """Return the last saved step: ``checkpoint at step 30 of 120``, "" for none."""
+    def so_far(self) -> SoFar:
+        """Return the last saved step: ``checkpoint at step 30 of 120``."""
         saved = dict[int, int]()
         for path in self.checkpoints.glob("checkpoint-*/trainer_state.json"):
             try:
@@ -62,7 +62,10 @@ class Target:
             except (OSError, ValueError):  # a running training may be writing or removing the file
                 continue
             saved[state["global_step"]] = state["max_steps"]
-        return f"checkpoint at step {max(saved):,} of {saved[max(saved)]:,}" if saved else ""
+        if not saved:
+            return NOTHING
+        step, of = max(saved.items())
+        return SoFar(f"checkpoint at step {step:,} of {of:,}", step / of)
 
 
 def fitting(

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.pretrained import load_policy
-from infalign.progress import OnProgress
+from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
 from infalign.runs.card import write_card
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Summary
+from infalign.runs.passes import Draw, Pass, Read, Texts
 from infalign.runs.results import FORMAT, read_results, write_results
 from infalign.runs.rollouts import cut_off
 from infalign.runs.run import Run
@@ -92,6 +93,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         output=folder,
         work=partial(evaluate_model, run.sampler(model), reference, prompts, evaluate.samples, scorers, folder, seed),
         so_far=partial(samples_so_far, prompts, evaluate.samples, sources, folder),
+        passes=partial(evaluation_passes, run, name, first, split, sources),
     )
 
 
@@ -144,8 +146,27 @@ def evaluate_model(
     return summary
 
 
-def samples_so_far(table: PromptTable, samples: int, sources: Sequence[str], folder: Path) -> str:
+def evaluation_passes(
+    run: Run, name: str, prompts: int, split: str, sources: Sequence[str], of: Texts
+) -> Iterator[Pass]:
+    """Yield the draws of a model, the passes of the rewards over them, and those that measure its KL."""
+    count, samples = of.prompts(prompts, split), run.recipe.evaluate.samples
+    own = run.networks(name)
+    for network in own:
+        yield Draw(network, count, samples, of.prompt, of.drawn, run.recipe.rollout.max_new_tokens)
+    read = [run.architecture(source) for source in sources if run.recipe.rewards[source].is_classifier]
+    if name != "reference":
+        read += [*own, run.architecture("policy")]
+    for network in read:
+        yield Read(network, count, samples, of.prompt, of.drawn)
+
+
+def samples_so_far(table: PromptTable, samples: int, sources: Sequence[str], folder: Path) -> SoFar:
     """Return how many evaluation samples of a model exist, and how many of them each source has scored."""
-    found = {source: scored_so_far(folder / "scores" / source) for source in sources}
-    scored = [f"{responses} by {source}" for source, responses in found.items() if responses]
-    return ", ".join(filter(None, [drawn_so_far(table.read(), samples, folder / "samples"), *scored]))
+    prompts = table.read()
+    drawn = drawn_so_far(prompts, samples, folder / "samples")
+    every = len(prompts.prompt_ids) * samples
+    scored = {source: scored_so_far(every, folder / "scores" / source) for source in sources}
+    words = [f"{found.said} by {source}" for source, found in scored.items() if found.said]
+    shares = [drawn.share, *(found.share for found in scored.values())]
+    return SoFar(", ".join(filter(None, [drawn.said, *words])), sum(shares) / len(shares))

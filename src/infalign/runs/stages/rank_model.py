@@ -1,6 +1,7 @@
 """The rank model: a classifier that predicts the calibrated rewards of responses; a unit of the stage calibrate."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated
 from infalign.runs.layout import Summary
+from infalign.runs.passes import Pass, Read, Texts, trained
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Confidence, Provenance, Run, confidence
 from infalign.runs.units import Unit
@@ -39,7 +41,19 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(fit_rank_model, start, settings.fit, run.stored, target, run.provenance, intervals),
             workspace=target.checkpoints,
             so_far=target.so_far,
+            passes=partial(rank_model_passes, run),
         )
+
+
+def rank_model_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the training on nine tenths of the rollouts, and the pass over the others."""
+    settings, rollout = run.recipe.rank_model, run.recipe.rollout
+    assert settings is not None
+    own = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
+    prompts = texts.prompts(rollout.prompts, "train")
+    drawn = replace(texts, response=texts.drawn)
+    yield from trained(own, settings.fit, 0.9 * prompts * rollout.k, drawn)
+    yield Read(own, 0.1 * prompts * rollout.k, 1, texts.prompt, texts.drawn)
 
 
 def rank_model_start(run: Run) -> str:

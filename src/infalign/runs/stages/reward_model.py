@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.runs.layout import Layout, Summary
+from infalign.runs.passes import Pass, Read, Texts, trained
 from infalign.runs.run import Confidence, Run, confidence
 from infalign.runs.units import Unit
 from infalign.storage import read_table
@@ -41,7 +43,26 @@ def units(run: Run) -> Iterator[Unit]:
                 work=partial(fit_reward, name, source, run.reference, run.layout, target, intervals),
                 workspace=target.checkpoints,
                 so_far=target.so_far,
+                passes=partial(reward_passes, run, name),
             )
+
+
+def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
+    """Yield the training on pairs and the evaluations on those held out, or the pass for the states of a head."""
+    source, network = run.recipe.rewards[name], run.architecture(name)
+    pairs = texts.count(f"{_share(name)}_pairs")
+    if source.head is not None:
+        yield Read(network, 2 * min(pairs, source.head.pairs), 1, texts.prompt, texts.response)
+        return
+    assert source.fit is not None
+    yield from trained(network, source.fit, pairs, texts, texts=2)
+    evaluations = ceil(source.fit.epochs) + 1  # after each epoch and of the saved model
+    yield Read(network, 2 * evaluations * texts.count("test_pairs"), 1, texts.prompt, texts.response)
+
+
+def _share(name: str) -> str:
+    """Return whose pairs a reward source learns from: gold has the judge's."""
+    return name if name in ("reward", "test") else "judge"
 
 
 def fit_reward(
@@ -112,7 +133,7 @@ def reward_start(source: RewardSource, reference: str, layout: Layout, target: T
 
 def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> tuple[list[Pair], int]:
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
-    part = name if name in ("reward", "test") else "judge"
+    part = _share(name)
     table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
     rows, long = fitting(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
     if not rows:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from infalign.progress import OnProgress
+from infalign.progress import OnProgress, SoFar
 from infalign.runs.layout import Summary
+from infalign.runs.passes import Draw, Pass, Texts
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far
@@ -26,7 +27,16 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(draw_rollouts, sampler, part, rollout.k, folder, run.recipe.seed),
             so_far=partial(rollouts_so_far, part, rollout.k, folder),
             only_adds=True,
+            passes=partial(rollout_passes, run),
         )
+
+
+def rollout_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the draws of one part."""
+    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
+    prompts = texts.prompts(rollout.prompts, "train") / parts
+    policy = run.architecture("policy")
+    yield Draw(policy, prompts, rollout.k, texts.prompt, texts.drawn, rollout.max_new_tokens)
 
 
 def draw_rollouts(
@@ -38,6 +48,6 @@ def draw_rollouts(
     return {"responses": len(prompts.prompt_ids) * k}
 
 
-def rollouts_so_far(part: PromptTable, k: int, folder: Path) -> str:
-    """Return how many rollouts of one part of the prompts exist: ``30 of 72 responses``, "" for none."""
+def rollouts_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:
+    """Return how many rollouts of one part of the prompts exist: ``30 of 72 responses``."""
     return drawn_so_far(part.read(), k, folder)

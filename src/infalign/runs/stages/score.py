@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from infalign.progress import OnProgress
+from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
 from infalign.runs.layout import Summary
+from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.rollouts import cut_off
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
@@ -34,8 +35,22 @@ def units(run: Run) -> Iterator[Unit]:
             output=table,
             work=partial(score_rollouts, scorer, part, rollout.k, rollouts, table),
             workspace=kept,
-            so_far=partial(scored_so_far, kept),
+            so_far=partial(scores_so_far, part, rollout.k, kept),
+            passes=partial(score_passes, run),
         )
+
+
+def score_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the pass of the reward model over one part of the rollouts; none if the reward is no model of the run."""
+    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
+    if run.recipe.reward.is_classifier:
+        prompts = texts.prompts(rollout.prompts, "train") / parts
+        yield Read(run.architecture("reward"), prompts, rollout.k, texts.prompt, texts.drawn)
+
+
+def scores_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:
+    """Return how many distinct rollouts of one part are scored."""
+    return scored_so_far(len(part.read().prompt_ids) * k, folder)
 
 
 def score_rollouts(

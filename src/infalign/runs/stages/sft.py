@@ -9,6 +9,7 @@ from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import PolicyModel
 from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
+from infalign.runs.passes import Pass, Texts, trained
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
 from infalign.storage import read_table
@@ -28,7 +29,15 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(fine_tune_policy, policy, run.layout, target),
             workspace=target.checkpoints,
             so_far=target.so_far,
+            passes=partial(sft_passes, run),
         )
+
+
+def sft_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the training on the demonstrations."""
+    fit = run.recipe.policy.fit
+    assert fit is not None
+    yield from trained(run.architecture("policy"), fit, texts.count("demonstrations"), texts)
 
 
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:

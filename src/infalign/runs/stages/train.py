@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from infalign.distributed import is_first
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served, rewinds
@@ -16,6 +18,7 @@ from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas
 from infalign.runs.layout import Layout, Summary
+from infalign.runs.passes import Draw, Pass, Read, Texts, Train
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
@@ -78,7 +81,49 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             so_far=target.so_far,
             warnings=partial(coarse_ranks, recipe, name),
+            passes=partial(policy_passes, run, name),
         )
+
+
+def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
+    """Yield what training a policy computes: on the stored rollouts, or on responses that it draws itself."""
+    from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, WATCHED
+
+    policy, rollout = run.recipe.policies[name], run.recipe.rollout
+    *frozen, own = run.networks(name)
+    prompts = texts.prompts(rollout.prompts, "train")
+    if isinstance(policy, OnPolicy):
+        if policy.predicts_ranks:
+            prompts = texts.count("train_prompts")
+        group, fit = policy.generations if policy.generates else rollout.k, policy.fit
+        steps = max(1.0, prompts * fit.epochs * group / fit.batch_size)
+        if policy.generates:
+            drawn = policy.draws * steps * fit.batch_size / group
+            yield Draw(own, drawn, group, texts.prompt, texts.drawn, rollout.max_new_tokens)
+            if policy.predicts_ranks or run.recipe.reward.is_classifier:
+                yield Read(run.architecture("reward"), drawn, group, texts.prompt, texts.drawn)
+        yield Read(own, 2 * steps * fit.batch_size, 1, texts.prompt, texts.drawn)  # the policy's and the reference's
+        yield Train(own, fit, steps, fit.batch_size, 1, texts.prompt, texts.drawn)
+        return
+    if isinstance(policy, Distil):
+        solver: Offline = policy.followed
+        frozen = run.networks(policy.teacher)
+    else:
+        assert isinstance(policy, Offline)
+        solver = policy
+    law = solver.law(run.recipe.procedure)
+    objective = solver.objective(1.0 if law is None else law.beta)
+    rollouts_EM, _ = objective.examples(np.arange(float(rollout.k)), np.random.default_rng(0))
+    examples, together = rollouts_EM.shape
+    fit = policy.fit
+    steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
+    rows = fit.batch_size * together
+    yield Train(own, fit, steps, rows, TOGETHER, texts.prompt, texts.drawn)
+    validated = VALIDATIONS * min(WATCHED, HELD_OUT * prompts * examples) * together
+    for network in frozen:
+        yield Read(network, steps * rows / TOGETHER, TOGETHER, texts.prompt, texts.drawn)
+    for network in (*frozen, own):
+        yield Read(network, validated / TOGETHER, TOGETHER, texts.prompt, texts.drawn)
 
 
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:

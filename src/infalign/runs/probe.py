@@ -1,0 +1,310 @@
+"""How fast models are: measured here with random weights, or told by FLOPs for what is not here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from psutil import Process
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from infalign.models import guided, pooled  # noqa: F401 - so that transformers knows them
+from infalign.models.gguf import gguf_file, is_gguf
+from infalign.models.logprobs import LOGITS
+from infalign.models.packed import Packed, packing, packs
+from infalign.models.scratch import new_policy
+from infalign.models.settings import Scratch, is_hub_id
+from infalign.runs.passes import Architecture, Draw, Read, Taken, Train, UnknownSizeError
+from infalign.sampling.engine import Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+
+LARGEST = 200_000_000  # parameters of a model that is measured; for a larger one its FLOPs are told
+ENOUGH = 1e11  # FLOPs of one measurement: a second or two of a CPU core
+REPEATED = 0.3  # seconds in which a measurement is repeated
+BATCH_TOKENS = 16384  # as scoring and KL have them
+WEIGHT = 4  # bytes of a parameter, a gradient or a moment of Adam in float32
+TRAINERS = 170e6  # bytes of the libraries that train, beyond those that a probe needs
+TRAINED, ADAPTED, RUN = 6, 4, 2  # FLOPs a parameter and token; an adapter needs no gradients of the weights
+
+
+class Accelerator(NamedTuple):
+    """A device that is not here: its name, its peaks in FLOP/s, and what of them is assumed to be used."""
+
+    name: str
+    bfloat16: float
+    float32: float
+    used: float  # in training, and in passes over whole texts
+    used_drawing: float  # with hundreds of responses at once
+
+    def __str__(self) -> str:
+        peaks = f"{self.bfloat16 / 1e12:.0f} TFLOP/s in bfloat16, {self.float32 / 1e12:.0f} in float32"
+        return f"{self.name} ({peaks}), training and scoring at {self.used:.0%} of it, draws at {self.used_drawing:.0%}"
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with ``count`` threads inside the block, as a worker of the run does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+H100 = Accelerator("one H100", 989e12, 67e12, used=0.4, used_drawing=0.15)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a configuration says: the number of parameters, and the numbers of keys and values that a token leaves."""
+
+    parameters: int
+    cached: int
+
+
+class Probe:
+    """Speeds of models on the device of this machine, and of larger ones on an accelerator that is assumed.
+
+    Nothing is downloaded or written: a model has random weights in its own architecture. ``tokenizer`` is the policy's,
+    or one like it. Without a ``device``, nothing is measured.
+    """
+
+    def __init__(self, device: str | None, tokenizer: Any, dtype: str, assumed: Accelerator = H100) -> None:
+        self.device, self.tokenizer, self.dtype, self.assumed = device, tokenizer, dtype, assumed
+        self.at_start = Process().memory_info().rss if device == "cpu" else 0
+        self.measures, self.assumes = False, False  # whether anything was measured, or told by FLOPs
+        self._step, self._read, self._draw = cache(self._step_of), cache(self._read_of), cache(self._draw_of)
+        self._model, self.shape = cache(self._built), cache(self._shape_of)
+
+    @property
+    def how(self) -> str:
+        """How the speeds were found, in words."""
+        here = "measured on this machine with random weights in the models' shapes" if self.measures else ""
+        told = (
+            f"by FLOPs, {TRAINED} a parameter and token that is trained on and {RUN} else, on {self.assumed}"
+            if self.assumes
+            else ""
+        )
+        return "; ".join(filter(None, [here, told]))
+
+    # What the passes ask
+
+    def train(self, asked: Train) -> Taken:
+        """Return what a training takes."""
+        size = self.shape(asked.model).parameters
+        own = size if asked.fit.lora is None else 0  # the adapter itself is small
+        state = WEIGHT * (size + 3 * own)
+        flops = TRAINED if asked.fit.lora is None else ADAPTED
+        if not self._here(asked.model):
+            return self._told(flops * size * asked.tokens, state, bf16=asked.fit.bf16)
+        at_once = asked.rows * (asked.fit.device_batch_size or asked.fit.batch_size) // asked.fit.batch_size
+        a_row = asked.prompt / asked.each + asked.response
+        rows = max(1, min(at_once, int(ENOUGH / (TRAINED * size * a_row))))
+        passes, update, activations = self._step(
+            asked.model, rows, asked.each, ceil(asked.prompt), ceil(asked.response)
+        )
+        whole = asked.rows / rows
+        seconds = asked.steps * (passes * whole * flops / TRAINED + update)
+        return Taken(seconds, self.at_start + TRAINERS + state + activations * at_once / rows)
+
+    def draw(self, asked: Draw) -> Taken:
+        """Return what drawing responses takes."""
+        shape = self.shape(asked.model)
+        tokens = asked.prompt + asked.k * asked.most
+        memory = self._bytes * (shape.parameters + shape.cached * tokens)
+        if not self._here(asked.model):
+            read = asked.tokens + asked.prompts * asked.prompt
+            return self._told(RUN * shape.parameters * read, memory, drawing=True)
+        start, step, row = self._draw(asked.model, asked.k, ceil(asked.prompt), asked.most)
+        each = start + asked.most * step + asked.k * asked.response * row
+        return Taken(asked.prompts * each, self.at_start + memory)
+
+    def read(self, asked: Read) -> Taken:
+        """Return what a pass without gradients takes."""
+        size = self.shape(asked.model).parameters
+        if not self._here(asked.model):
+            return self._told(RUN * size * asked.tokens, self._bytes * size)
+        a_token, of_token = self._read(asked.model, asked.k, ceil(asked.prompt), ceil(asked.response))
+        at_once = min(asked.tokens, BATCH_TOKENS, LOGITS / _vocabulary(self._model(asked.model)))
+        return Taken(asked.tokens * a_token, self.at_start + WEIGHT * size + of_token * at_once)
+
+    # By FLOPs
+
+    def _told(self, flops: float, memory: float, *, bf16: bool = False, drawing: bool = False) -> Taken:
+        self.assumes = True
+        low = bf16 or self.dtype == "bfloat16"
+        peak = self.assumed.bfloat16 if low else self.assumed.float32
+        return Taken(flops / (peak * (self.assumed.used_drawing if drawing else self.assumed.used)), memory)
+
+    @property
+    def _bytes(self) -> int:
+        return 2 if self.dtype == "bfloat16" else 4
+
+    def _here(self, model: Architecture) -> bool:
+        found = self.device is not None and self.shape(model).parameters <= LARGEST and self._has_config(model)
+        self.measures |= found
+        return found
+
+    @staticmethod
+    def _has_config(model: Architecture) -> bool:
+        return isinstance(model, Scratch) or _folder(model) is not None
+
+    def _shape_of(self, model: Architecture) -> Shape:
+        if not self._has_config(model):
+            return Shape(_parameters_on_hub(str(model)), 0)
+        with torch.device("meta"):
+            found = self._new(model)
+        config = found.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return Shape(found.num_parameters(), 2 * config.num_hidden_layers * heads * width)
+
+    # Measured
+
+    def _new(self, model: Architecture) -> Any:
+        if isinstance(model, Scratch):
+            return new_policy(model, self.tokenizer, seed=0)
+        folder = _folder(model)
+        assert folder is not None
+        place, file = folder
+        try:
+            options = {"trust_remote_code": False} | ({} if file is None else {"gguf_file": file})
+            config = AutoConfig.from_pretrained(place, **options)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        except Exception as error:  # of a folder that transformers cannot read; the run says what is wrong with it
+            raise UnknownSizeError(f"the architecture of {model}") from error
+
+    def _built(self, model: Architecture) -> Any:
+        built = self._new(model).float().to(self.device).eval()
+        if not packs(built):
+            raise UnknownSizeError(f"the speed of {model}, which has layers without full attention")
+        return built
+
+    def _packed(self, model: Any, rows: int, each: int, prompt: int, response: int) -> Packed:
+        ids = torch.Generator().manual_seed(0)
+        groups, responses = (
+            torch.randint(_vocabulary(model), (count, length), generator=ids).tolist()
+            for count, length in ((ceil(rows / each), prompt), (rows, response))
+        )
+        return Packed.of([groups[row // each] for row in range(rows)], responses, model.device)
+
+    def _step_of(
+        self, name: Architecture, rows: int, each: int, prompt: int, response: int
+    ) -> tuple[float, float, float]:
+        """Return the seconds of forward and backward pass, those of an update, and the bytes that the passes keep."""
+        model = self._model(name)
+        batch = self._packed(model, rows, each, prompt, response)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        kept = dict[int, int]()
+
+        def keep(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        def passes() -> None:
+            torch.autograd.backward(batch.logprobs(model).mean())
+
+        def step() -> None:
+            passes()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        model.train()
+        with packing(model):
+            with saved_tensors_hooks(keep, lambda tensor: tensor):
+                step()
+            found = self._timed(passes), self._timed(step)
+        model.zero_grad(set_to_none=True)
+        model.eval()
+        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        activations = sum(size for place, size in kept.items() if place not in weights)
+        return found[0], max(0.0, found[1] - found[0]), float(activations)
+
+    def _read_of(self, name: Architecture, k: int, prompt: int, response: int) -> tuple[float, float]:
+        """Return the seconds of a token, and the bytes of its logits and their logarithms."""
+        model = self._model(name)
+        rows = max(1, min(k, int(ENOUGH / (RUN * self.shape(name).parameters * (prompt / k + response)))))
+        batch = self._packed(model, rows, rows, prompt, response)
+
+        def read() -> None:
+            batch.logits(model).log_softmax(-1)
+
+        with torch.inference_mode(), packing(model):
+            seconds = self._timed(read)
+        return seconds / len(batch.tokens), 3.0 * WEIGHT * _vocabulary(model)
+
+    def _draw_of(self, name: Architecture, k: int, prompt: int, most: int) -> tuple[float, float, float]:
+        """Return the seconds of a prompt, of a step of all its responses, and of each response in it."""
+        model = self._model(name)
+        size = self.shape(name).parameters
+        rows = max(2, min(k, int(ENOUGH / (8 * RUN * size))))
+        steps = max(2, min(most, int(ENOUGH / (RUN * size * rows))))
+        ids = torch.randint(_vocabulary(model), (prompt,), generator=torch.Generator().manual_seed(0)).tolist()
+
+        def seconds(rows: int, steps: int) -> float:
+            engine = SharedPrefixEngine(model, self.tokenizer, Sampling(steps))
+            return self._timed(lambda: engine.sample(ids, "probe", range(rows)))
+
+        few = max(1, rows // 4)
+        start, whole, part = seconds(rows, 1), seconds(rows, steps), seconds(few, steps)
+        row = max(0.0, (whole - part) / ((rows - few) * (steps - 1)))
+        step = max(0.0, (whole - start) / (steps - 1) - rows * row)
+        return start, step, row
+
+    def _timed(self, work: Callable[[], Any]) -> float:
+        """Return the seconds of a call: the least of several, as other programs only add to it."""
+        least, whole = inf, 0.0
+        while whole < REPEATED:
+            least = min(least, once := self._once(work))
+            whole += once
+        return least
+
+    def _once(self, work: Callable[[], Any]) -> float:
+        alone = self.device == "cpu" and torch.get_num_threads() == 1
+        clock = time.process_time if alone else time.perf_counter  # the first does not count waiting for a core
+        started = clock()
+        work()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return clock() - started
+
+
+def _vocabulary(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _folder(model: str) -> tuple[str, str | None] | None:
+    """Return the folder with a model's configuration, and the name of its GGUF in it; None if only the hub has it."""
+    if is_gguf(model):
+        file = gguf_file(model)
+        return str(file.parent), file.name
+    if Path(model).is_dir():
+        return model, None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json") if is_hub_id(model) else None
+    return (str(Path(cached).parent), None) if isinstance(cached, str) else None
+
+
+def _parameters_on_hub(model: str) -> int:
+    """Return what the hub says of a model's size; nothing is downloaded."""
+    from huggingface_hub import HfApi
+
+    try:
+        weights = HfApi().model_info(model, timeout=3.0).safetensors
+    except Exception as error:  # no network, no such model, or a hub that answers otherwise
+        raise UnknownSizeError(f"the size of {model}, for which the hub could not be asked") from error
+    if weights is None:
+        raise UnknownSizeError(f"the size of {model}, which the hub does not say")
+    return int(weights.total)

@@ -1,0 +1,130 @@
+"""What a dry run tells of cost: counts of what will be made, closed forms of FLOPs, and laws of what is measured."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+
+from infalign.data.sources import read_examples
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Fit, Lora, Scratch
+from infalign.runs.cost import cost, makespan, stand_in, texts_of
+from infalign.runs.passes import Draw, Read, Texts, Train, UnknownSizeError
+from infalign.runs.pipeline import units
+from infalign.runs.probe import H100, Probe
+from infalign.runs.recipe import Recipe
+from infalign.runs.run import Run
+from infalign.runs.stages.data import prepare_data
+
+SCRATCH = Scratch(**micro.SCRATCH)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Return a small tokenizer."""
+    return train_tokenizer(["Here is a text."], SCRATCH)
+
+
+def test_a_run_ends_when_its_longest_chain_does() -> None:
+    """With enough jobs at a time that chain decides; with one the sum; nobody waits for a unit that is done."""
+    seconds = {"a": 2.0, "b": 1.0, "c": 3.0, "d": 0.5}
+    needed = {"c": ("b", "done before"), "d": ("a", "c")}
+    assert makespan(seconds, needed, 4) == 4.5
+    assert makespan(seconds, needed, 1) == 6.5
+    assert makespan({}, needed, 2) == 0.0
+
+
+def test_what_is_not_here_is_told_by_its_flops(tokenizer: Any) -> None:
+    """Six a parameter and token that is trained on, four with an adapter, two otherwise, at the use that is said."""
+    probe = Probe(None, tokenizer, "float32")
+    parameters = new_policy(SCRATCH, tokenizer, seed=0).num_parameters()
+    train = Train(SCRATCH, Fit(bf16=True), 10, 32, 8, 16.0, 24.0)
+    assert train.tokens == 10 * (32 / 8 * 16 + 32 * 24)
+    whole = 6 * parameters * train.tokens / (H100.used * H100.bfloat16)
+    assert train.at(probe).seconds == pytest.approx(whole)
+    adapted = replace(train, fit=Fit(bf16=True, lora=Lora()))
+    assert adapted.at(probe).seconds == pytest.approx(whole * 4 / 6)
+    assert train.at(probe).memory == 16 * parameters
+    read = Read(SCRATCH, 5, 3, 16.0, 24.0)
+    assert read.at(probe).seconds == pytest.approx(2 * parameters * 5 * (16 + 72) / (H100.used * H100.float32))
+    draw = Draw(SCRATCH, 5, 3, 16.0, 24.0, 48)
+    assert draw.at(probe).seconds == pytest.approx(read.at(probe).seconds * H100.used / H100.used_drawing)
+    keys_and_values = 2 * micro.SCRATCH["layers"] * micro.SCRATCH["hidden"]
+    assert draw.at(probe).memory == 4 * (parameters + keys_and_values * (16 + 3 * 48))
+
+
+def test_a_measurement_is_taken_once_and_grows_with_the_work(tokenizer: Any) -> None:
+    """Twice the prompts, or steps, take exactly twice as long; every number is there."""
+    probe = Probe("cpu", tokenizer, "float32")
+    for once in (
+        Train(SCRATCH, Fit(), 10, 8, 4, 6.0, 5.0),
+        Draw(SCRATCH, 3, 4, 6.0, 5.0, 8),
+        Read(SCRATCH, 3, 4, 6.0, 5.0),
+    ):
+        name = "steps" if isinstance(once, Train) else "prompts"
+        twice = replace(once, **{name: 2 * getattr(once, name)})
+        assert 0 < once.at(probe).seconds < math.inf
+        assert twice.at(probe).seconds == pytest.approx(2 * once.at(probe).seconds)
+        assert once.at(probe).memory > 0
+    assert probe.measures
+    assert not probe.assumes
+
+
+def test_models_that_only_the_hub_has_are_named(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network their size is unknown; what else there is to count is counted."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UnknownSizeError, match="the size of someone/model, for which the hub could not be asked"):
+        Read("someone/model", 5, 3, 16.0, 24.0).at(Probe(None, tokenizer, "float32"))
+
+
+def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
+    """Tables that the stage data writes have the expected rows, up to the chance of the split, and lengths."""
+    data = {"sources": [{"world": 1000}], "max_prompt_tokens": 48}
+    recipe = Recipe.model_validate(micro.settings(tmp_path / "run") | {"data": data})
+    run = Run.of(recipe)
+    examples, _ = read_examples(recipe.data, recipe.data.sources, seed=recipe.seed)
+    texts = texts_of(run, examples, [], True, *stand_in(run, examples))
+    run.layout.root.mkdir()
+    made = prepare_data(recipe.data, recipe.policy, run.layout, judge_learns=True, seed=0, on_progress=lambda *_: None)
+    for table, rows in texts.rows.items():
+        assert rows == pytest.approx(made[table], rel=0.25), table
+    tokenizer, _ = stand_in(run, examples)
+    assert texts.response == pytest.approx(
+        sum(len(tokenizer(e.chosen)["input_ids"]) + 1 for e in examples) / len(examples), rel=0.1
+    )
+    assert texts.drawn <= recipe.rollout.max_new_tokens
+
+
+def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path, tokenizer: Any) -> None:
+    """What a recipe asks for is what its units pass through models: rollouts by the token, and nothing for tables."""
+    run = Run.of(recipe := Recipe.model_validate(micro.settings(tmp_path / "run")))
+    probe = Probe(None, tokenizer, "float32")
+    texts = Texts({"demonstrations": 90, "reward_pairs": 40, "judge_pairs": 40, "test_pairs": 9}, 10.0, 20.0, 12.0)
+    found = {unit.name: cost(unit, texts, probe) for unit in units(run)}
+    drawn = sum(found[f"rollout-{part}"].tokens for part in range(4))
+    assert drawn == recipe.rollout.prompts * recipe.rollout.k * 12.0
+    assert found["sft"].tokens == 90 / 32 * 32 * (10 + 20)
+    nothing = {name for name, one in found.items() if not one.seconds}
+    assert nothing == {"data", "calibrate", "results", "report", *(f"card-{name}" for name in recipe.policies)}
+    missing = {name: one.unknown for name, one in found.items() if one.unknown}
+    assert not missing
+    unknown = {unit.name for unit in units(run) if cost(unit, replace(texts, rows={}), probe).unknown}
+    assert unknown == {"sft", "reward", "judge"}
+
+
+def test_train_and_compare_have_a_dry_run(main: Any, tmp_path: Path) -> None:
+    """They print the plan and its cost, up to their stage and with their policies, and write nothing."""
+    path = micro.write(tmp_path / "recipe.yaml", json.loads(json.dumps(micro.settings(tmp_path / "run"))))
+    code, out, err = main("calibrate", path, "--dry-run")
+    assert (code, err) == (0, "")
+    assert "In all about" in out
+    assert "train-aware" not in out
+    code, out, err = main("compare", path, "--methods", "qrpo,ipo", "--kl-budgets", "0.5", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "train-ipo-0.5" in out
+    assert "In all about" in out
+    assert not (tmp_path / "run").exists()
