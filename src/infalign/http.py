@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count, islice
@@ -139,7 +139,7 @@ class Servers:
         failures: dict[int, Exception] = {}
         begun = 0
         with _said(), start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
-            portal.call(_abandon_names)
+            portal.call(abandon_names)
             turns = portal.call(Semaphore, at_once)
 
             async def in_turn(number: int, item: Asked) -> Answer:
@@ -171,6 +171,13 @@ class Servers:
                     yield item, future.result()
         if failures:
             raise failures[min(failures)]
+
+    @asynccontextmanager
+    async def posting(self) -> AsyncIterator[Post]:
+        """Yield what asks the servers in the caller's own event loop, whose requests end with the caller's task."""
+        with _said():
+            async with self._client() as client:
+                yield partial(self._post, client, 0)
 
     def _client(self) -> httpx2.AsyncClient:
         import httpx2
@@ -256,7 +263,8 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     return found
 
 
-def _abandon_names() -> None:
+def abandon_names() -> None:
+    """Resolve names, in the running event loop, in threads that nobody waits for."""
     from asyncio import get_running_loop
 
     get_running_loop().set_default_executor(_Abandoning())
@@ -304,11 +312,16 @@ def quoted(text: str, key: str | None) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line[:300])
 
 
+def passes(status: int) -> bool:
+    """Return whether a request with this status can succeed later."""
+    return status in (408, 429) or status >= 500
+
+
 def may_pass(error: Exception) -> bool:
     """Return whether the same request can succeed later: a broken connection, no answer in time, 408, 429 or 5xx."""
     import httpx2
 
     if isinstance(error, httpx2.HTTPStatusError):
-        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+        return passes(error.response.status_code)
     never = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
     return isinstance(error, httpx2.TransportError) and not isinstance(error, never)

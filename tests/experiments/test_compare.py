@@ -15,7 +15,7 @@ from rich.console import Console
 
 from infalign.errors import ConfigError
 from infalign.evaluation.matched import matched
-from infalign.experiments.compare import _matched, compare_methods
+from infalign.experiments.compare import _matched, compare_methods, placed_in_theory
 from infalign.experiments.comparison_tables import sheets
 from infalign.experiments.methods import (
     METHODS,
@@ -452,3 +452,17 @@ def test_by_default_methods_end_within_the_range_compared(finished: dict[str, An
     for at in results["matched"]:
         assert not at["not_bracketed"]
         assert all(min(kls) <= at["kl"] <= max(kls) for kls in spent.values())
+
+
+def test_a_policy_that_ran_away_has_no_place_in_theory_and_the_table_says_why(finished: dict[str, Any]) -> None:
+    """Beyond the largest KL whose optimum is known the numbers are absent, and the others of the table stay."""
+    won = {"mean": 0.9, "low": 0.8, "high": 0.95}
+    lost = placed_in_theory(won, won, WorstOfN(4), 400.0)
+    assert {lost[name] for name in ("identity", "optimum", "share", "efficiency")} == {None}
+    assert "known up to a KL of 160.1 nats" in lost["none"]
+    results = finished["results"]
+    name, *_ = results["policies"]
+    runaway = {"kl": 400.0, "win_rate": won} | lost
+    policies = results["policies"] | {name: results["policies"][name] | {"captured": {"test": runaway}}}
+    text = "\n".join(sheet.markdown() for sheet in sheets(results | {"policies": policies}))
+    assert f"{name} on test prompts spent 400 nats, for which there is no theory: the optimum for worst-of-4" in text

@@ -175,7 +175,8 @@ class Hub:
                 self.made = json.loads(body)
                 return {"url": f"{self.url}/me/adapted"}
             case "models/me/adapted":
-                return {"id": "me/adapted", "private": self.private}
+                siblings = [{"rfilename": name} for name in [".gitattributes", "LICENSE", *self.files]]
+                return {"id": "me/adapted", "private": self.private, "siblings": siblings}
             case "validate-yaml":
                 return {"errors": [], "warnings": []}
             case "models/me/adapted/preupload/main":
@@ -185,6 +186,8 @@ class Hub:
                 for line in map(json.loads, body.splitlines()):
                     if line["key"] == "file":
                         self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    if line["key"] == "deletedFile":
+                        del self.files[line["value"]["path"]]
                 return {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.url}/me/adapted/commit/{COMMIT}"}
         raise AssertionError(path)
 
@@ -199,7 +202,9 @@ class Hub:
 def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
     """The real client of the hub uploads adapter and card to a private repository; a refusal is one sentence.
 
-    A repository that was there and public is not private because it was asked to be: it gets nothing.
+    A repository that was there and public is not private because it was asked to be: it gets nothing. A whole model
+    that follows an adapter removes what is left of it, and nothing but files of models. A hub that is down refuses
+    nothing.
     """
     words = ("push", run, "--policy", "adapted", "--to", "me/adapted", "--private")
     online = environment | {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
@@ -214,6 +219,11 @@ def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
     adapter = run / "models" / "adapted" / "adapter" / "adapter_model.safetensors"
     assert hub.files["adapter_model.safetensors"] == adapter.read_bytes()
     assert ModelCard(hub.files["README.md"].decode()).data["library_name"] == "peft"
+    with Hub() as hub:
+        hub.files = {"adapter_config.json": b"", "examples.md": b""}
+        whole = infalign(online | {"HF_ENDPOINT": hub.url}, *words, "--merged")
+    assert whole.returncode == 0, whole.stderr
+    assert hub.files.keys() & {"adapter_config.json", "examples.md"} == {"examples.md"}
     with Hub(private=False) as hub:
         public = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
     assert public.returncode == 2
@@ -224,6 +234,11 @@ def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
     assert refused.returncode == 2
     assert refused.stderr.startswith("infalign: the hub refused me/adapted: ")
     assert "hf_secret" not in refused.stderr
+    with Hub(status=503) as hub:
+        away = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
+    assert away.returncode == 4
+    assert "the hub did not answer" in away.stderr
+    assert "run the same command again" in away.stderr
 
 
 def test_what_would_be_pushed_is_shown(run: Path, environment: dict[str, str]) -> None:

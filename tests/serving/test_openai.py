@@ -218,6 +218,8 @@ TURN = {"role": "user", "content": PROMPT}
         ({"model": "aware:best-of-2000"}, 400, "model", "1,024 are the most"),
         ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
         ({"model": "aware:soft-best-of-1000000000:0.2"}, 404, "model", "of at most 100,000 draws"),
+        ({"model": "aware:best-of-poisson:1e300"}, 404, "model", "at most 100,000, found 1e+300"),
+        ({"model": "aware:rewind:0.75:4", "max_tokens": 3}, 400, "model", "quantile of draws of 3 tokens at most"),
         ({"model": "aware:rewind:0.99:2"}, 400, "model", "do not show the quantile 0.99"),
         ({"temperature": 0.7}, 400, "temperature", "leave it out or set it to 1"),
         ({"top_p": 0.9}, 400, "top_p", "is not served"),

@@ -241,7 +241,8 @@ def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
     ``efficiency`` is the standard win rate's gain over ½ relative to the largest possible at this KL, the identity's:
     KL spent on noise lowers it, and at small KL it is the correlation of log π/π_ref with the rank. ``share`` is
     (win rate − identity's) / (optimum's − identity's) of the recipe's procedure; None where these two are within
-    `LEAST_GAP` of each other. The policy's KL is treated as exact.
+    `LEAST_GAP` of each other. The policy's KL is treated as exact. For a KL beyond that of any known optimum, as a
+    policy that ran away has it, there are None, and ``none`` is the reason.
     """
     procedure = evaluated.procedure
     own, base = (
@@ -249,19 +250,23 @@ def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
         for values in (evaluated.column(model, "reward", split) for model in (name, "reference"))
     )
     kl = float(evaluated.column(name, "kl", split).mean())
-    found = evaluated.estimated_share(win_rates(own, base, procedure))
-    best = law_at_kl(Identity(), kl=max(kl, 1e-6))
-    identity, optimum = best.win_rate(procedure), optimal(procedure, kl=max(kl, 1e-6)).win_rate
+    won, won_plain = (evaluated.estimated_share(win_rates(own, base, served)) for served in (procedure, Standard()))
+    return {"kl": kl, "win_rate": won} | placed_in_theory(won, won_plain, procedure, max(kl, 1e-6))
+
+
+def placed_in_theory(won: Mapping[str, float], won_plain: Mapping[str, float], procedure: Served, kl: float) -> Numbers:
+    """Return theory's win rates at a KL, and where win rates under a procedure and plainly lie; see `_captured`."""
+    try:
+        best, optimum = law_at_kl(Identity(), kl=kl), optimal(procedure, kl=kl).win_rate
+    except ConfigError as error:
+        return dict.fromkeys(("identity", "optimum", "share", "efficiency")) | {"none": str(error)}
+    identity = best.win_rate(procedure)
     gap = optimum - identity
     return {
-        "kl": kl,
-        "win_rate": found,
         "identity": identity,
         "optimum": optimum,
-        "share": _placed(found, identity, gap) if gap > LEAST_GAP else None,
-        "efficiency": _placed(
-            evaluated.estimated_share(win_rates(own, base, Standard())), 0.5, best.win_rate(Standard()) - 0.5
-        ),
+        "share": _placed(won, identity, gap) if gap > LEAST_GAP else None,
+        "efficiency": _placed(won_plain, 0.5, best.win_rate(Standard()) - 0.5),
     }
 
 

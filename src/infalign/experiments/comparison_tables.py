@@ -112,6 +112,12 @@ def _shares(results: Numbers) -> Sheet:
         f"Share: where the {results['procedure']} win rate lies between what theory gives at this KL, to a policy that "
         "is free for every prompt, for the identity (0) and for the optimum (1).",
     ]
+    notes += [
+        f"{name} on {split} prompts spent {found['kl']:.3g} nats, for which there is no theory: {found['none']}."
+        for name, policy in results["policies"].items()
+        for split, found in policy.get("captured", {}).items()
+        if "none" in found
+    ]
     return Sheet("How much of what theory promises arrives", columns, rows, notes)
 
 

@@ -8,7 +8,8 @@ from rich.filesize import decimal
 
 from infalign.display import say
 from infalign.errors import ConfigError, PartialError, first_line
-from infalign.models.pretrained import ADAPTER
+from infalign.http import passes
+from infalign.models.pretrained import ADAPTER, MODEL_FILES
 from infalign.runs.card import base_of
 from infalign.runs.pending import pending
 from infalign.runs.pipeline import units
@@ -57,25 +58,30 @@ def publication(root: Path, name: str, *, merged: bool) -> Publication:
 def push(found: Publication, to: str, *, private: bool) -> str:
     """Upload the files to the repository ``to`` of the hub, which is made if it is not there; return its URL.
 
+    Files of a model that are there and not among these, as of an adapter that was pushed before, are removed.
     Raises ConfigError if the hub refuses, or if the repository is there and public though it is to be ``private``, and
-    PartialError if the hub does not answer.
+    PartialError if the hub does not answer, or not now.
     """
     from httpx2 import HTTPError
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     api = HfApi()
     try:
         url = api.create_repo(to, private=private, exist_ok=True)
-        if private and not api.model_info(to).private:  # one that was there is as it was
+        there = api.model_info(to)
+        if private and not there.private:  # one that was there is as it was
             raise ConfigError(
                 f"{to} is there already, and public; make it private in its settings on the hub, or leave --private out"
             )
         additions = [CommitOperationAdd(name, file) for name, file in sorted(found.files.items())]
-        api.create_commit(to, additions, commit_message="Upload by infalign")
-    except (HfHubHTTPError, HFValidationError) as error:
-        raise ConfigError(f"the hub refused {to}: {first_line(error)}") from error
-    except HTTPError as error:
+        before = {file.rfilename for file in there.siblings or ()} - found.files.keys()
+        left = [CommitOperationDelete(name) for name in sorted(before) if Path(name).suffix in MODEL_FILES]
+        api.create_commit(to, [*additions, *left], commit_message="Upload by infalign")
+    except (HFValidationError, HTTPError) as error:
+        never = isinstance(error, HfHubHTTPError) and not passes(error.response.status_code)
+        if isinstance(error, HFValidationError) or never:
+            raise ConfigError(f"the hub refused {to}: {first_line(error)}") from error
         raise PartialError(f"the hub did not answer ({first_line(error)}); run the same command again") from error
     return str(url)
 

@@ -108,6 +108,14 @@ class ServerEngine:
 
         return self.servers.answers(ask, asked)
 
+    async def drawn(self, asked: Asked) -> list[Response]:
+        """Return the responses to one prompt, asked for in the caller's event loop; raises as `sample`.
+
+        If the caller's task is cancelled, the connection is closed, by which a server knows to stop.
+        """
+        async with self.servers.posting() as post:
+            return await self._complete(post, *asked, self.sampling)
+
     def check(self, prompt_ids: Sequence[int]) -> None:
         """Raise `ConfigError` if 200 first tokens after a prompt do not look sampled from the whole vocabulary.
 

@@ -180,7 +180,8 @@ class ServedPolicy:
 
         ``on_tokens`` is called with what is served while it is drawn, if the procedure serves it whatever its reward
         is. With ``score_all`` all draws have a reward, also where the procedure looks at none. Raises as
-        `DrawSource.draw` and the reward, and RefusedError for a procedure that asks for more than 1024 draws.
+        `DrawSource.draw` and the reward, and RefusedError for a procedure that asks for more than 1024 draws, or that
+        would compare shortened draws with whole ones of the base.
         """
         draws: list[Response] = []
         rewards: list[float] = []
@@ -195,6 +196,11 @@ class ServedPolicy:
                         rewards += await self._score(asked, draws[len(rewards) :])
                         ask = serving.send(rewards[-number:])
                     case BaseQuantile(quantile):
+                        if asked.sampling.max_new_tokens < self.max_new_tokens:
+                            raise RefusedError(
+                                f"the base policy cannot show the quantile of draws of {asked.sampling.max_new_tokens} "
+                                f"tokens at most: its own have up to {self.max_new_tokens}; leave max_tokens out"
+                            )
                         threshold, drawn = await self.base.quantile(asked, quantile)
                         base_draws += drawn
                         ask = serving.send([threshold])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from infalign.http import abandon_names
 from infalign.sampling.continuous import ContinuousBatch, Row
-from infalign.sampling.engine import Engine, Prompt, Response, Sampling, check_not_empty, check_prompt
+from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt
+from infalign.sampling.server import ServerEngine
 
 OnTokens = Callable[[Sequence[int]], None]
 """Is called with all tokens of a draw so far, each time that there is one more."""
@@ -145,17 +146,16 @@ class LocalDraws:
 class RemoteDraws:
     """Draws of an engine that batches them itself, such as a vLLM server, asked by ``at_once`` requests at a time.
 
-    ``engine`` returns the engine for a seed and a length. Draws that are abandoned before they are asked for are not
-    drawn; what the engine has begun it ends.
+    ``engine`` returns the engine for a seed and a length. The request of draws that are abandoned is ended.
     """
 
     seeded = False
 
-    def __init__(self, engine: Callable[[Sampling], Engine], *, at_once: int) -> None:
+    def __init__(self, engine: Callable[[Sampling], ServerEngine], *, at_once: int) -> None:
         self.counts: Counter[str] = Counter()
         self.in_progress = 0
         self._engine = engine
-        self._threads = ThreadPoolExecutor(at_once)
+        self._turns = asyncio.Semaphore(at_once)
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
         """Raise DataError for an empty prompt; the engine alone knows its context."""
@@ -169,9 +169,9 @@ class RemoteDraws:
         Raises as the engine.
         """
         self.in_progress += len(indices)
-        sample, asked = self._engine(sampling).sample, (prompt.token_ids, prompt.prompt_id, indices)
         try:
-            drawn = await asyncio.get_running_loop().run_in_executor(self._threads, sample, *asked)
+            async with self._turns:
+                drawn = await self._engine(sampling).drawn((prompt, indices))
         except asyncio.CancelledError:
             self.counts["abandoned"] += len(indices)
             raise
@@ -183,4 +183,5 @@ class RemoteDraws:
         return drawn
 
     async def work(self) -> None:
-        """Return: the engine does the work."""
+        """Return: the engine does the work. A name that does not resolve keeps nobody waiting at the end."""
+        abandon_names()

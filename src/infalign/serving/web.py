@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 TOKEN = "INFALIGN_SERVE_TOKEN"
+GRACE = 30  # seconds for the requests under way when a server is stopped
 
 
 class TooLargeError(InfalignError):
@@ -59,9 +60,12 @@ def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None
     return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
 
 
-def listen(app: Starlette, host: str, port: int) -> None:
-    """Serve an application until the process is stopped, which is how a server ends."""
+def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE) -> None:
+    """Serve an application until the process is stopped, which is how a server ends.
+
+    Requests that are under way then are answered if that takes no longer than ``grace`` seconds, and cancelled if not.
+    """
     import uvicorn
 
     with suppress(KeyboardInterrupt, StoppedError):
-        uvicorn.run(app, host=host, port=port, log_level="warning")
+        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)

@@ -10,6 +10,7 @@ from scipy.special import gammaln, pdtr, pdtrc, xlogy
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import Draws, Serving, checked_samples, subsets_within, weights_from_counts
+from infalign.method.procedures.order_statistics import MOST_DRAWS
 
 NEGLIGIBLE = 1e-9  # probability that a sample-based estimate may leave out
 SPELLINGS = ("best-of-poisson:MU",)
@@ -22,8 +23,11 @@ class BestOfPoisson:
     mu: float
 
     def __post_init__(self) -> None:
-        if not (self.mu > 0 and np.isfinite(self.mu)):
-            raise ConfigError(f"best-of-poisson needs a positive finite mean number of further draws, found {self.mu}")
+        if not 0 < self.mu <= MOST_DRAWS:
+            raise ConfigError(
+                f"the mean number of further draws of best-of-poisson is positive and at most {MOST_DRAWS:,}, found "
+                f"{self.mu:g}"
+            )
 
     @property
     def name(self) -> str:
