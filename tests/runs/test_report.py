@@ -27,6 +27,7 @@ from infalign.runs.report.tables import comparison_rows, print_table
 from infalign.runs.report.words import judged_in_words, verdict
 from infalign.runs.results import read_results, write_results
 from infalign.storage import read_record, write_record, write_table
+from infalign.theory.knowledge import usable
 from infalign.theory.law import law_at_kl
 
 PROMPTS, SAMPLES, K = 24, 32, 16
@@ -200,8 +201,12 @@ def test_policies_that_follow_the_law_know_the_ranks(run):
         assert found["rho"]["high"] > 0.97
         assert found["kl"] == pytest.approx(results["policies"][name]["kl"]["mean"])
         assert list(found["reach"]) == ["exp:10", "identity"]
-        assert found["reach"]["exp:10"] > found["reach"]["identity"] + 0.03
-        assert f"{100 * found['reach']['identity']:.1f}" in html_of(run[1])
+        exponential, identity = found["reach"].values()
+        assert exponential["mean"] > identity["mean"] + 0.03
+        for wins in (exponential, identity):
+            assert wins["low"] <= wins["mean"] <= wins["high"]
+            assert (wins["low"] < wins["mean"]) == (usable(found["rho"]["low"]) < usable(found["rho"]["mean"]))
+        assert share(identity) in re.sub(r"<[^>]+>", "", html_of(run[1]))
 
 
 def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
@@ -256,6 +261,24 @@ def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
     for policy in results["policies"].values():
         policy["win_rates"]["judge"]["best-of-4"] = around(0.51)
     assert verdict(results)[0].startswith("Keep the reference: by the judge no policy is sure to beat it.")
+
+
+@pytest.mark.parametrize(
+    ("spent", "said", "cure"),
+    [
+        (0.3, "for 0.30 (0.28–0.32) nats, 60% of its budget", "the rest of the kl_budget, of which 60% is spent"),
+        (0.5, "for 0.50 (0.48–0.52) nats, 100% of its budget", "a larger kl_budget, with the same rollouts"),
+    ],
+)
+def test_verdict_says_whether_the_budget_was_spent(run, spent, said, cure):
+    """The KL has its interval, and a policy that left much of its budget is told to spend that first."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        policy["kl"], policy["theory"] = around(spent), None
+        for judge in policy["win_rates"]:
+            policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(0.7))
+    assert said in verdict(results)[0]
+    assert f"Next: {cure}" in verdict(results)[-1]
 
 
 @pytest.mark.parametrize(

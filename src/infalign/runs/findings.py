@@ -10,10 +10,10 @@ from infalign.display import listed_names
 from infalign.errors import InfalignError
 from infalign.runs.layout import Summary
 from infalign.runs.recipe import Recipe
+from infalign.training.solvers.base import OFF
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
 FEW_STEPS = 10  # the first optimiser step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
-UNSPENT, OVERSPENT = 0.5, 2.0  # of the KL budget; measured KL is usually within a third of it
 CHANCE = 0.5  # the accuracy of a coin
 
 
@@ -36,6 +36,7 @@ def findings(recipe: Recipe, unit: str, summary: Summary) -> list[Finding]:
         *_of_data(recipe, summary),
         *_of_training(summary),
         *_of_rewards(summary),
+        *_of_guide(recipe, unit, summary),
         *_of_kl(recipe, unit, summary),
         *_of_judges(recipe, unit),
     )
@@ -116,6 +117,19 @@ def _of_rewards(summary: Summary) -> Iterator[str]:
         )
 
 
+def _of_guide(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
+    policy = recipe.policies.get(unit.removeprefix("train-"))
+    if policy is None or policy.budget is None or "reached" not in summary:
+        return
+    reached, budget = summary["reached"], policy.budget
+    if abs(reached - budget) > OFF * budget:
+        limit, cure = ("most", "raise") if reached < budget else ("least", "lower")
+        yield (
+            f"its guide spends {reached:.2g} nats of {budget:.3g} at {summary['scale']:.2g} times its strength, the "
+            f"{limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
+        )
+
+
 def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     kl = summary.get("kl", 0.0)
     if kl == 0:
@@ -123,9 +137,9 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     name = unit.removeprefix("evaluate-").removesuffix(".train")  # a comparison names policies qrpo-0.5
     policy = recipe.policies.get(name)  # a policy trained elsewhere has no budget here
     budget = None if policy is None else policy.kl(recipe.procedure)
-    if budget is None or UNSPENT * budget <= kl <= OVERSPENT * budget:
+    if policy is None or budget is None or abs(kl - budget) <= OFF * budget:
         return
-    cure = "raise its fit.learning_rate or fit.epochs" if kl < budget else "lower its fit.learning_rate"
+    cure = policy.spends(more=kl < budget)
     yield f"the KL is {kl:.2g} nats, {kl / budget:.1%} of the {budget:.3g} it is to spend; {cure}"
 
 

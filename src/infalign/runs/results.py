@@ -31,7 +31,7 @@ from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.training.solvers.base import Solver
 
-FORMAT = 2  # of the numbers; increase it when they change their form, and they are computed anew
+FORMAT = 3  # of the numbers; increase it when they change their form, and they are computed anew
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 FARTHEST = 300.0  # nats; beyond it the identity wins all that there is to win
 
@@ -156,8 +156,8 @@ def _knowledge(
 ) -> dict[str, Any]:
     """Return for each policy with a law ρ, how well it knows ranks, and what a policy of this ρ and KL wins by each Φ.
 
-    The interval of ρ is that of KL and win rate together, over prompts. A policy whose KL no law reaches has no ρ, and
-    a Φ that cannot spend a policy's KL has None.
+    The interval of ρ is that of KL and win rate together, over prompts; what ``reach``es has that of ρ, at the KL that
+    was measured. A policy whose KL no law reaches has no ρ, and a Φ that cannot spend a policy's KL has None.
     """
     aim, found = evaluated.procedure, dict[str, Any]()
     spread = (0.5 - evaluated.intervals.level / 2, 0.5 + evaluated.intervals.level / 2)
@@ -177,19 +177,21 @@ def _knowledge(
     trained_on = {solvers[name].shaping.name: solvers[name] for name in found}
     for numbers in found.values():
         numbers["reach"] = {
-            name: _reached(policy, aim, usable(numbers["rho"]["mean"]), numbers["kl"])
-            for name, policy in trained_on.items()
+            name: _reached(policy, aim, numbers["rho"], numbers["kl"]) for name, policy in trained_on.items()
         }
     return found
 
 
-def _reached(policy: Solver, procedure: Served, rho: float, kl: float) -> float | None:
+def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: float) -> dict[str, float] | None:
     """Return what a policy of knowledge ``rho`` wins at ``kl`` nats; None if its Φ cannot spend them."""
+    law = policy.law_at(procedure, kl)
+    if law is None:
+        return None
     try:
-        law = policy.law_at(procedure, kl)
-        return None if law is None else knowing_law(law.transform, rho=rho, kl=kl).law.win_rate(procedure)
+        known = {end: knowing_law(law.transform, rho=usable(value), kl=kl) for end, value in rho.items()}
     except ConfigError:
         return None
+    return {end: found.law.win_rate(procedure) for end, found in known.items()}
 
 
 def _judged(

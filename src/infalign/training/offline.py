@@ -29,7 +29,7 @@ from infalign.models.settings import Fit
 from infalign.progress import OnProgress
 from infalign.training.common import Job, arguments, fit_and_save, lora
 from infalign.training.scale import scale_to_kl
-from infalign.training.solvers.base import Objective
+from infalign.training.solvers.base import OFF, Objective
 
 VALIDATED = {
     "eval_strategy": "steps",
@@ -46,7 +46,6 @@ VALIDATIONS = 1 + round(1 / 0.2)  # at the start, and so often as eval_steps say
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
 TOGETHER = 8  # examples of one prompt in a batch
 WATCHED = 1024  # examples of held-out prompts that the held-out loss is the mean of
-OFF = 0.1  # relative distance from the KL budget from which a run says so
 SCALED_ON = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
 
 
@@ -69,8 +68,9 @@ def fit_offline(
     without an improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than
     the start, the last row of the log has ``overfitted``, and the progress report says so: by this measure the
     reference is better than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if
-    given, on rollouts of the held-out prompts; the last row of the log has the factor, ``scale``. With a ``teacher``
-    the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
+    given, on rollouts of the held-out prompts; the last row of the log has the factor (``scale``) and the KL there
+    (``reached``). With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the
+    rollouts only.
     """
     training, evaluation, unseen = _rows(objective, rollouts, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
@@ -113,7 +113,7 @@ def _to_kl(
         on_progress(
             1, 1, f"! {reached:.2g} nats of {kl:g} at {scale:.2g} times the guide: change epochs or learning rate"
         )
-    return {"scale": scale}
+    return {"scale": scale, "reached": reached}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from infalign.display import Estimate, amount, gain, ratio, share
 from infalign.runs.results import unseen
+from infalign.training.solvers.base import OFF
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
@@ -87,8 +88,20 @@ def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
     rank = f", the most of {many} policies" if many > 1 else ""
     return (
         f"Ship {best}: by {SPOKEN[judge]} it wins {_percent(wins)} of pairs against the reference{rank}, both served "
-        f"as {procedure}, for {policy['kl']['mean']:.2f} nats{more}."
+        f"as {procedure}, for {amount(policy['kl'])} nats{_of_budget(policy)}{more}."
     )
+
+
+def _of_budget(policy: Numbers) -> str:
+    """Return how much of its KL budget a policy has spent; "" for one that has none."""
+    part = _spent(policy)
+    return "" if part is None else f", {part:.0%} of its budget"
+
+
+def _spent(policy: Numbers) -> float | None:
+    """Return the share of its KL budget that a policy has spent; None for one that has none."""
+    budget: float | None = policy["kl_budget"]
+    return None if budget is None else float(policy["kl"]["mean"]) / budget
 
 
 def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
@@ -177,13 +190,16 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
                 f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
             )
             return f"Next: a better reward model{agrees}, or a smaller kl_budget."
-    more = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}"
+    more, spent = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}", _spent(policy)
+    larger = "Next: a larger kl_budget, with the same rollouts"
+    if spent is not None and spent < 1 - OFF:
+        larger = f"Next: the rest of the kl_budget, of which {spent:.0%} is spent: a longer training or a higher rate"
     if policy["theory"] is None:
-        return "Next: a larger kl_budget, with the same rollouts." if learnt else f"{more}."
+        return f"{larger}." if learnt else f"{more}."
     promised = policy["theory"][procedure]
     if promised - wins["high"] > SHORT * (promised - 0.5):
         return f"{more} where theory promises {100 * promised:.1f}% at this KL."
-    return "Next: a larger kl_budget, with the same rollouts: what theory promises at this KL has nearly arrived."
+    return f"{larger}; what theory promises at this KL has nearly arrived."
 
 
 def _percent(e: Estimate) -> str:

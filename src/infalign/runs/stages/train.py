@@ -169,7 +169,7 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
             )  # the model folder keeps the transformation it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    watched |= {key: history[-1][key] for key in ("overfitted", "resumed", "scale") if key in history[-1]}
+    watched |= {key: history[-1][key] for key in ("overfitted", "resumed", "scale", "reached") if key in history[-1]}
     return {"beta": beta, "trainer_beta": trainer_beta, **watched, "history": history}
 
 

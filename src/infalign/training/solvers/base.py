@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from infalign.training.advantages import Advantages
 
 
+OFF = 0.1  # relative distance from the KL budget from which a run says so
+
+
 def read_shaping(name: str) -> Shaping:
     """Return the shaping that a recipe names; a shaping that is read from a file is named after the file."""
     shaping = parse_shaping(name)
@@ -133,6 +136,10 @@ class Solver(Kind):
         """Return the KL in nats that it is to spend: its budget or that of its law; None where there is neither."""
         law = self.law(procedure) if self.budget is None else None
         return law.kl if law is not None else self.budget
+
+    def spends(self, *, more: bool) -> str:
+        """Return the knob that makes the trained policy spend more of its KL budget, or less."""
+        return "raise its fit.epochs or fit.learning_rate" if more else "lower its fit.learning_rate or fit.epochs"
 
     def law_at(self, procedure: Served, kl: float) -> Law | None:
         """Return the law that theory gives for the same method at a KL of ``kl`` nats.
@@ -345,6 +352,12 @@ class Offline(Solver):
     @property
     def _said(self) -> str:
         return super()._said if self.guide is None else f"{super()._said} guided"
+
+    def spends(self, *, more: bool) -> str:
+        """Return the knob; a guide has the right strength on the training prompts that were held out to find it."""
+        if self.guide is None:
+            return super().spends(more=more)
+        return "raise rollout.prompts, a tenth of which sets the strength of its guide"
 
     @abstractmethod
     def objective(self, beta: float) -> Objective:

@@ -68,6 +68,10 @@ class Settings(Solver):
         """Its teacher's."""
         return self._teacher.budget
 
+    def spends(self, *, more: bool) -> str:
+        """Return the knob that brings it nearer to its teacher, whose budget it has."""
+        return f"{super().spends(more=more)}, if {self.teacher} spends its own"
+
     def law(self, procedure: Served) -> Law | None:
         """Return its teacher's."""
         return self._teacher.law(procedure)
