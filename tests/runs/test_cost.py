@@ -53,6 +53,8 @@ def test_what_is_not_here_is_told_by_its_flops(tokenizer: Any) -> None:
     assert read.at(probe).seconds == pytest.approx(2 * parameters * 5 * (16 + 72) / (H100.used * H100.float32))
     draw = Draw(SCRATCH, 5, 3, 16.0, 24.0, 48)
     assert draw.at(probe).seconds == pytest.approx(read.at(probe).seconds * H100.used / H100.used_drawing)
+    served = replace(draw, by_server=True)
+    assert served.at(probe).seconds == pytest.approx(draw.at(probe).seconds * H100.float32 / H100.bfloat16)
     keys_and_values = 2 * micro.SCRATCH["layers"] * micro.SCRATCH["hidden"]
     assert draw.at(probe).memory == 4 * (parameters + keys_and_values * (16 + 3 * 48))
 

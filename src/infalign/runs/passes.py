@@ -77,7 +77,10 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """``k`` responses to each prompt, drawn together; ``most`` is the length of the longest."""
+    """``k`` responses to each prompt, drawn together; ``most`` is the length of the longest.
+
+    ``by_server`` says whether an inference server draws them, which is elsewhere and computes in bfloat16.
+    """
 
     model: Architecture
     prompts: float
@@ -85,6 +88,7 @@ class Draw:
     prompt: float
     response: float
     most: int
+    by_server: bool = False
 
     @property
     def tokens(self) -> float:

@@ -192,7 +192,7 @@ def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, 
         whole = OTHERWISE + makespan(left, needed, at_once)
         low, high = (duration(edge * whole) for edge in (ASSUMED if probe.assumes else MEASURED))
         say(console, f"\nIn all about {duration(whole)}, {low} to {high}: {probe.how}", markup=False)
-        say(console, f"(told in {time.monotonic() - begun:.0f} s; without servers and rewards that are functions)")
+        say(console, f"(told in {time.monotonic() - begun:.0f} s; without rewards that are functions or at a URL)")
     unknown: dict[str, list[str]] = {}
     for name in todo:
         if said := costs[name].unknown:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import ceil, inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from psutil import Process
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from infalign.http import within
 from infalign.models import guided, pooled  # noqa: F401 - so that transformers knows them
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.logprobs import LOGITS
@@ -28,6 +29,7 @@ from infalign.sampling.shared_prefix import SharedPrefixEngine
 
 LARGEST = 200_000_000  # parameters of a model that is measured; for a larger one its FLOPs are told
 ENOUGH = 1e11  # FLOPs of one measurement: a second or two of a CPU core
+ASKED_SECONDS = 3.0  # for what the hub says of a model
 REPEATED = 0.3  # seconds in which a measurement is repeated
 BATCH_TOKENS = 16384  # as scoring and KL have them
 WEIGHT = 4  # bytes of a parameter, a gradient or a moment of Adam in float32
@@ -90,7 +92,8 @@ class Probe:
         """How the speeds were found, in words."""
         here = "measured on this machine with random weights in the models' shapes" if self.measures else ""
         told = (
-            f"by FLOPs, {TRAINED} a parameter and token that is trained on and {RUN} else, on {self.assumed}"
+            f"by FLOPs, {TRAINED} a parameter and token that is trained on and {RUN} else, on {self.assumed}, memory "
+            "without activations"
             if self.assumes
             else ""
         )
@@ -120,10 +123,10 @@ class Probe:
         """Return what drawing responses takes."""
         shape = self.shape(asked.model)
         tokens = asked.prompt + asked.k * asked.most
-        memory = self._bytes * (shape.parameters + shape.cached * tokens)
-        if not self._here(asked.model):
+        memory = (2 if asked.by_server else self._bytes) * (shape.parameters + shape.cached * tokens)
+        if asked.by_server or not self._here(asked.model):
             read = asked.tokens + asked.prompts * asked.prompt
-            return self._told(RUN * shape.parameters * read, memory, drawing=True)
+            return self._told(RUN * shape.parameters * read, memory, bf16=asked.by_server, drawing=True)
         start, step, row = self._draw(asked.model, asked.k, ceil(asked.prompt), asked.most)
         each = start + asked.most * step + asked.k * asked.response * row
         return Taken(asked.prompts * each, self.at_start + memory)
@@ -302,7 +305,7 @@ def _parameters_on_hub(model: str) -> int:
     from huggingface_hub import HfApi
 
     try:
-        weights = HfApi().model_info(model, timeout=3.0).safetensors
+        weights = within(ASKED_SECONDS, partial(HfApi().model_info, model, timeout=ASKED_SECONDS)).safetensors
     except Exception as error:  # no network, no such model, or a hub that answers otherwise
         raise UnknownSizeError(f"the size of {model}, for which the hub could not be asked") from error
     if weights is None:

@@ -151,9 +151,10 @@ def evaluation_passes(
 ) -> Iterator[Pass]:
     """Yield the draws of a model, the passes of the rewards over them, and those that measure its KL."""
     count, samples = of.prompts(prompts, split), run.recipe.evaluate.samples
-    own = run.networks(name)
+    own, rollout = run.networks(name), run.recipe.rollout
     for network in own:
-        yield Draw(network, count, samples, of.prompt, of.drawn, run.recipe.rollout.max_new_tokens)
+        served = not rollout.engine.own_models
+        yield Draw(network, count, samples, of.prompt, of.drawn, rollout.max_new_tokens, served)
     read = [run.architecture(source) for source in sources if run.recipe.rewards[source].is_classifier]
     if name != "reference":
         read += [*own, run.architecture("policy")]

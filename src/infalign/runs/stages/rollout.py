@@ -36,7 +36,8 @@ def rollout_passes(run: Run, texts: Texts) -> Iterator[Pass]:
     rollout, parts = run.recipe.rollout, len(run.rollout_parts)
     prompts = texts.prompts(rollout.prompts, "train") / parts
     policy = run.architecture("policy")
-    yield Draw(policy, prompts, rollout.k, texts.prompt, texts.drawn, rollout.max_new_tokens)
+    served = not rollout.engine.own_models
+    yield Draw(policy, prompts, rollout.k, texts.prompt, texts.drawn, rollout.max_new_tokens, served)
 
 
 def draw_rollouts(
