@@ -55,6 +55,10 @@ def test_what_is_not_here_is_told_by_its_flops(tokenizer: Any) -> None:
     assert draw.at(probe).seconds == pytest.approx(read.at(probe).seconds * H100.used / H100.used_drawing)
     served = replace(draw, by_server=True)
     assert served.at(probe).seconds == pytest.approx(draw.at(probe).seconds * H100.float32 / H100.bfloat16)
+    halved = Probe(None, tokenizer, "bfloat16")  # of drawing and scoring, not of training
+    assert read.at(halved).seconds == pytest.approx(read.at(probe).seconds * H100.float32 / H100.bfloat16)
+    whole = replace(train, fit=Fit())
+    assert whole.at(halved).seconds == whole.at(probe).seconds
     keys_and_values = 2 * micro.SCRATCH["layers"] * micro.SCRATCH["hidden"]
     assert draw.at(probe).memory == 4 * (parameters + keys_and_values * (16 + 3 * 48))
 

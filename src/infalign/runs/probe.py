@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,6 +21,7 @@ from infalign.models import guided, pooled  # noqa: F401 - so that transformers 
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.logprobs import LOGITS
 from infalign.models.packed import Packed, packing, packs
+from infalign.models.rehearsal import check_harmless
 from infalign.models.scratch import new_policy
 from infalign.models.settings import Scratch, is_hub_id
 from infalign.runs.passes import Architecture, Draw, Read, Taken, Train, UnknownSizeError
@@ -28,7 +29,7 @@ from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 
 LARGEST = 200_000_000  # parameters of a model that is measured; for a larger one its FLOPs are told
-ENOUGH = 1e11  # FLOPs of one measurement: a second or two of a CPU core
+ENOUGH = 2e10  # FLOPs of one measurement: half a second of a CPU core, and more where a single text takes more
 ASKED_SECONDS = 3.0  # for what the hub says of a model
 REPEATED = 0.3  # seconds in which a measurement is repeated
 BATCH_TOKENS = 16384  # as scoring and KL have them
@@ -77,11 +78,23 @@ class Probe:
     """Speeds of models on the device of this machine, and of larger ones on an accelerator that is assumed.
 
     Nothing is downloaded or written: a model has random weights in its own architecture. ``tokenizer`` is the policy's,
-    or one like it. Without a ``device``, nothing is measured.
+    or one like it; ``dtype`` is of drawing and scoring. Without a ``device``, nothing is measured. Raises ConfigError
+    for a model that is harmful to load, unless it is among those that were ``checked``. ``to_convert`` names the GGUFs
+    of folders that a run is to make of them.
     """
 
-    def __init__(self, device: str | None, tokenizer: Any, dtype: str, assumed: Accelerator = H100) -> None:
-        self.device, self.tokenizer, self.dtype, self.assumed = device, tokenizer, dtype, assumed
+    def __init__(
+        self,
+        device: str | None,
+        tokenizer: Any,
+        dtype: str,
+        *,
+        checked: Collection[str] = (),
+        to_convert: Mapping[str, str] | None = None,
+        assumed: Accelerator = H100,
+    ) -> None:
+        self.device, self.tokenizer, self.checked, self.assumed = device, tokenizer, checked, assumed
+        self.bf16, self.to_convert = dtype == "bfloat16", to_convert or {}
         self.at_start = Process().memory_info().rss if device == "cpu" else 0
         self.measures, self.assumes = False, False  # whether anything was measured, or told by FLOPs
         self._step, self._read, self._draw = cache(self._step_of), cache(self._read_of), cache(self._draw_of)
@@ -126,7 +139,7 @@ class Probe:
         memory = (2 if asked.by_server else self._bytes) * (shape.parameters + shape.cached * tokens)
         if asked.by_server or not self._here(asked.model):
             read = asked.tokens + asked.prompts * asked.prompt
-            return self._told(RUN * shape.parameters * read, memory, bf16=asked.by_server, drawing=True)
+            return self._told(RUN * shape.parameters * read, memory, bf16=asked.by_server or self.bf16, drawing=True)
         start, step, row = self._draw(asked.model, asked.k, ceil(asked.prompt), asked.most)
         each = start + asked.most * step + asked.k * asked.response * row
         return Taken(asked.prompts * each, self.at_start + memory)
@@ -135,35 +148,43 @@ class Probe:
         """Return what a pass without gradients takes."""
         size = self.shape(asked.model).parameters
         if not self._here(asked.model):
-            return self._told(RUN * size * asked.tokens, self._bytes * size)
+            return self._told(RUN * size * asked.tokens, self._bytes * size, bf16=self.bf16)
         a_token, of_token = self._read(asked.model, asked.k, ceil(asked.prompt), ceil(asked.response))
         at_once = min(asked.tokens, BATCH_TOKENS, LOGITS / _vocabulary(self._model(asked.model)))
         return Taken(asked.tokens * a_token, self.at_start + WEIGHT * size + of_token * at_once)
 
     # By FLOPs
 
-    def _told(self, flops: float, memory: float, *, bf16: bool = False, drawing: bool = False) -> Taken:
+    def _told(self, flops: float, memory: float, *, bf16: bool, drawing: bool = False) -> Taken:
         self.assumes = True
-        low = bf16 or self.dtype == "bfloat16"
-        peak = self.assumed.bfloat16 if low else self.assumed.float32
+        peak = self.assumed.bfloat16 if bf16 else self.assumed.float32
         return Taken(flops / (peak * (self.assumed.used_drawing if drawing else self.assumed.used)), memory)
 
     @property
     def _bytes(self) -> int:
-        return 2 if self.dtype == "bfloat16" else 4
+        return 2 if self.bf16 else WEIGHT
 
     def _here(self, model: Architecture) -> bool:
         found = self.device is not None and self.shape(model).parameters <= LARGEST and self._has_config(model)
         self.measures |= found
         return found
 
-    @staticmethod
-    def _has_config(model: Architecture) -> bool:
-        return isinstance(model, Scratch) or _folder(model) is not None
+    def _has_config(self, model: Architecture) -> bool:
+        return isinstance(model, Scratch) or self._place(model) is not None
+
+    def _config(self, model: str) -> tuple[str, str | None]:
+        place = self._place(model)
+        assert place is not None
+        return place
+
+    def _place(self, model: str) -> tuple[str, str | None] | None:
+        return _place(model if Path(model).is_dir() else self.to_convert.get(model, model))
 
     def _shape_of(self, model: Architecture) -> Shape:
         if not self._has_config(model):
             return Shape(_parameters_on_hub(str(model)), 0)
+        if not isinstance(model, Scratch) and model not in self.checked:
+            check_harmless(self.to_convert.get(model) or self._config(model)[0])
         with torch.device("meta"):
             found = self._new(model)
         config = found.config.get_text_config(decoder=True)
@@ -176,9 +197,7 @@ class Probe:
     def _new(self, model: Architecture) -> Any:
         if isinstance(model, Scratch):
             return new_policy(model, self.tokenizer, seed=0)
-        folder = _folder(model)
-        assert folder is not None
-        place, file = folder
+        place, file = self._config(model)
         try:
             options = {"trust_remote_code": False} | ({} if file is None else {"gguf_file": file})
             config = AutoConfig.from_pretrained(place, **options)
@@ -287,7 +306,7 @@ def _vocabulary(model: Any) -> int:
     return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
-def _folder(model: str) -> tuple[str, str | None] | None:
+def _place(model: str) -> tuple[str, str | None] | None:
     """Return the folder with a model's configuration, and the name of its GGUF in it; None if only the hub has it."""
     if is_gguf(model):
         file = gguf_file(model)
