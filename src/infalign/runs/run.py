@@ -100,7 +100,7 @@ class Run:
         """Return the architectures that the reference or a policy computes with: a guide's comes second."""
         policy, own = self.recipe.policies.get(name), self.architecture("policy")
         guide = policy.guide if isinstance(policy, Offline) else None
-        if guide is None:
+        if guide is None or guide.side is not None:  # the small network beside it is no model of its own
             return [own]
         if guide.trunk == "reward":
             return [own, self.architecture("reward")]

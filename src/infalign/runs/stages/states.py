@@ -5,7 +5,7 @@ from functools import partial
 
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
+from infalign.progress import NOTHING, OnProgress, SoFar
 from infalign.runs.layout import Summary
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
@@ -49,7 +49,7 @@ def compute_states(
     return {"responses": len(responses), "layers": layers}
 
 
-def states_so_far(stored: StoredRollouts, reads: int, part: int) -> str:
-    """Return how many shards of one part there are, "" for none."""
+def states_so_far(stored: StoredRollouts, reads: int, part: int) -> SoFar:
+    """Return how many shards of one part there are; how many there will be is not known."""
     shards = len([*stored.layout.states(reads, part).glob("from-*.safetensors")])
-    return f"{shards} shards" if shards else ""
+    return SoFar(f"{shards} shards", 0.0) if shards else NOTHING

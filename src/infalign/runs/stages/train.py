@@ -18,7 +18,7 @@ from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas
 from infalign.runs.layout import Layout, Summary
-from infalign.runs.passes import Draw, Pass, Read, Texts, Train
+from infalign.runs.passes import Draw, Pass, Read, Texts, Train, UnknownSizeError
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
@@ -90,6 +90,8 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, WATCHED
 
     policy, rollout = run.recipe.policies[name], run.recipe.rollout
+    if isinstance(policy, Offline) and policy.guide is not None and policy.guide.side is not None:
+        raise UnknownSizeError("what a guide with side takes")
     *frozen, own = run.networks(name)
     prompts = texts.prompts(rollout.prompts, "train")
     if isinstance(policy, OnPolicy):
