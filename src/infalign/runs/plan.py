@@ -41,7 +41,7 @@ from infalign.runs.stages.train import coarse_ranks
 from infalign.runs.units import Unit, needs
 
 CONNECT_SECONDS = 3.0
-LOOPS = 1.4  # times what passes take by themselves: loops, texts and files around them, jobs beside (docs/log/dry-run.md)
+LOOPS = 1.4  # times what passes take by themselves: loops, texts, files, jobs beside (docs/log/dry-run.md)
 OTHERWISE = 20.0  # seconds of a run in which no model works: libraries, data, figures
 MEASURED = 0.7, 1.5  # finished runs took between these multiples of the estimate (docs/log/dry-run.md)
 ASSUMED = 0.5, 3.0  # where speed is told by FLOPs, which no run has checked
