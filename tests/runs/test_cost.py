@@ -106,20 +106,27 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
 
 
 def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path, tokenizer: Any) -> None:
-    """What a recipe asks for is what its units pass through models: rollouts by the token, and nothing for tables."""
-    run = Run.of(recipe := Recipe.model_validate(micro.settings(tmp_path / "run")))
+    """What a recipe asks for is what its units pass through models: rollouts by the token, and nothing for tables.
+
+    What a guide on the reference's states takes is not known, and said.
+    """
+    settings = micro.settings(tmp_path / "run")
+    settings["policies"]["side"] = settings["policies"]["plain"] | {"guide": {"side": {}}}
+    run = Run.of(recipe := Recipe.model_validate(settings))
     probe = Probe(None, tokenizer, "float32")
     texts = Texts({"demonstrations": 90, "reward_pairs": 40, "judge_pairs": 40, "test_pairs": 9}, 10.0, 20.0, 12.0)
     found = {unit.name: cost(unit, texts, probe) for unit in units(run)}
     drawn = sum(found[f"rollout-{part}"].tokens for part in range(4))
     assert drawn == recipe.rollout.prompts * recipe.rollout.k * 12.0
+    assert sum(found[f"states-3-{part}"].tokens for part in range(4)) == drawn + recipe.rollout.prompts * 10.0
     assert found["sft"].tokens == 90 / 32 * 32 * (10 + 20)
+    assert found.pop("train-side").unknown == "what a guide with side takes"
     nothing = {name for name, one in found.items() if not one.seconds}
     assert nothing == {"data", "calibrate", "results", "report", *(f"card-{name}" for name in recipe.policies)}
     missing = {name: one.unknown for name, one in found.items() if one.unknown}
     assert not missing
     unknown = {unit.name for unit in units(run) if cost(unit, replace(texts, rows={}), probe).unknown}
-    assert unknown == {"sft", "reward", "judge"}
+    assert unknown == {"sft", "reward", "judge", "train-side"}
 
 
 def test_train_and_compare_have_a_dry_run(main: Any, tmp_path: Path) -> None:

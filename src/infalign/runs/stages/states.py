@@ -7,6 +7,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.progress import NOTHING, OnProgress, SoFar
 from infalign.runs.layout import Summary
+from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
@@ -26,7 +27,15 @@ def units(run: Run) -> Iterator[Unit]:
                 output=run.layout.states(reads, part),
                 work=partial(compute_states, run.reference, run.recipe.compute, run.stored, reads, part),
                 so_far=partial(states_so_far, run.stored, reads, part),
+                passes=partial(states_passes, run),
             )
+
+
+def states_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the pass of the reference over one part of the rollouts."""
+    rollout = run.recipe.rollout
+    prompts = texts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
+    yield Read(run.architecture("policy"), prompts, rollout.k, texts.prompt, texts.drawn)
 
 
 def stored_layers(policy: Solver) -> int:
