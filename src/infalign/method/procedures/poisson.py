@@ -25,8 +25,8 @@ class BestOfPoisson:
     def __post_init__(self) -> None:
         if not 0 < self.mu <= MOST_DRAWS:
             raise ConfigError(
-                f"the mean number of further draws of best-of-poisson is positive and at most {MOST_DRAWS:,}, found "
-                f"{self.mu:g}"
+                "best-of-poisson needs a positive finite number of further draws on average, at most "
+                f"{MOST_DRAWS:,}, found {self.mu}"
             )
 
     @property
