@@ -176,30 +176,22 @@ def test_a_trunk_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) 
         guided_by(tmp_path / "empty", reference, tokenizer)
 
 
-def test_a_recipe_trains_a_guide(tmp_path: Path) -> None:
-    """From data to report; the policy's folder is a guided model. A guide and LoRA do not go together."""
-    settings = micro.settings(tmp_path / "run")
-    plain = settings["policies"]["plain"]
-    small = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}
-    settings["policies"] = {
-        "guided": plain | {"guide": {"trunk": "reward"}},
-        "side": plain | {"guide": {"side": small}, "fit": micro.FIT | {"bf16": True}},
-    }
-    path = micro.write(tmp_path / "recipe.yaml", settings)
-    ended = micro.infalign("run", path, "--debug")
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
-    for name in settings["policies"]:
-        model, _ = load_policy(tmp_path / "run" / "models" / name)
-        assert (type(model), model.read is not None) == (GuidedForCausalLM, name == "side")
-    assert len([*(tmp_path / "run" / "states").rglob("*.safetensors")]) == 4  # one a part
-    refused = micro.infalign("run", path, "--set", "policies.guided.fit.lora={rank: 2}")
-    assert refused.returncode == 2
-    assert "a guide takes guide.lora: leave fit.lora out" in refused.stderr
-    refused = micro.infalign("run", path, "--set", "policies.guided.guide.lora={rank: 2}")
-    assert refused.returncode == 2
-    assert "a guide with lora is an adapter on the reference, found the trunk reward" in refused.stderr
-    refused = micro.infalign("run", path, "--set", "policies.side.guide.side.heads=3")
-    assert "hidden 8 is no multiple of twice the 3 heads" in refused.stderr
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"guide": {}, "fit": micro.FIT | {"lora": {"rank": 2}}}, "a guide takes guide.lora: leave fit.lora out"),
+        ({"guide": {"trunk": "reward", "lora": {}}}, "an adapter on the reference, found the trunk reward"),
+        ({"guide": {"trunk": "reward", "side": {}}}, "reads the reference's states, found the trunk reward"),
+        ({"guide": {"lora": {}, "side": {}}}, r"an adapter \(lora\) or a small network \(side\), not both"),
+        ({"guide": {"side": {"hidden": 8, "heads": 3}}}, "hidden 8 is no multiple of twice the 3 heads"),
+    ],
+)
+def test_a_guide_has_one_form(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """What does not go together is refused on reading."""
+    recipe = micro.settings(tmp_path / "run")
+    recipe["policies"] = {"guided": recipe["policies"]["plain"] | settings}
+    with pytest.raises(ValueError, match=said):
+        Recipe.model_validate(recipe)
 
 
 @pytest.mark.parametrize(

@@ -40,21 +40,24 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
 
 
-def test_a_recipe_distils_a_guide(tmp_path: Path) -> None:
-    """The student is a plain model, and has its teacher's budget, theory and transformation in all results.
-
-    The teacher is an adapter on the reference.
-    """
+def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
+    """From data to report; a student is a plain model with its teacher's budget and transformation in all results."""
     settings = micro.settings(tmp_path / "run")
-    fit = settings["policies"]["aware"]["fit"]
-    settings["policies"] = {
-        "student": {"solver": "distil", "teacher": "aware", "fit": fit},
+    plain, fit = settings["policies"]["plain"], settings["policies"]["aware"]["fit"]
+    small = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}
+    guides = {
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
+        "trunk": plain | {"guide": {"trunk": "reward"}},
+        "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
     }
+    settings["policies"] = {"student": {"solver": "distil", "teacher": "aware", "fit": fit}, **guides}
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
-    model, _ = load_policy(tmp_path / "run" / "models" / "student")
-    assert isinstance(model, LlamaForCausalLM)
+    models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}
+    assert isinstance(models["student"], LlamaForCausalLM)
+    own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
+    assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True)}
+    assert len([*(tmp_path / "run" / "states").rglob("*.safetensors")]) == 4  # one a part of the rollouts
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     for same in ("transform", "kl_budget", "beta"):
