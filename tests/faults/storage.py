@@ -320,7 +320,11 @@ def model_harmed(lab: Lab, harm: Harm, *, first: int = 1) -> str:
     run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
     layout, target = run.layout, run.target("plain")
     model, tokenizer = load_policy(layout.model("plain"))
-    names = {path.name for path in layout.model("plain").iterdir()}
+
+    def names() -> set[str]:
+        return {path.name for path in layout.model("plain").iterdir()} - {layout.card("plain").name}  # comes afterwards
+
+    saved = names()
 
     def work() -> None:
         with target.job(quiet) as (_, folder):
@@ -328,7 +332,7 @@ def model_harmed(lab: Lab, harm: Harm, *, first: int = 1) -> str:
 
     def whole() -> None:
         if layout.model("plain").exists():
-            assert {path.name for path in layout.model("plain").iterdir()} == names
+            assert names() == saved
             load_policy(layout.model("plain"))
 
     return everywhere(harm, work, after=whole, first=first)
