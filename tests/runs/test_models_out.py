@@ -270,6 +270,7 @@ def test_a_guide_is_not_pushed_but_its_student_is(run: Path, environment: dict[s
     assert "has no policy other; it has adapted, guided, student" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
     run: Path, environment: dict[str, str], results: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path)
     assert again(root, "policies.plain.kl_budget=0.3") == []
 
 
+@pytest.mark.slow
 def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Path, tmp_path: Path) -> None:
     """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
     table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
@@ -201,6 +202,7 @@ def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
     assert pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows > before
 
 
+@pytest.mark.slow
 def test_a_policy_in_a_gguf_is_that_of_its_folder(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
