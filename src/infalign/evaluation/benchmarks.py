@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from infalign.data.files import read_rows
 from infalign.errors import ConfigError, DataError, InfalignError, first_line
 from infalign.evaluation.settings import HELD_OUT, Benchmarks, is_file_task, task_label
 from infalign.method.calibration import Array
+from infalign.spelling import did_you_mean
 from infalign.storage import listed
 
 if TYPE_CHECKING:
@@ -206,8 +206,7 @@ def _tasks_of_the_harness() -> TaskManager:
 
 def _check_known(task: str, known: TaskManager) -> None:
     if task not in known.all_tasks:
-        near = get_close_matches(task, known.all_tasks, 1)
-        meant = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists them"
+        meant = did_you_mean(task, known.all_tasks) or "`lm-eval ls tasks` lists them"
         raise ConfigError(f"lm-evaluation-harness has no task {task} (benchmarks.tasks); {meant}")
 
 

@@ -25,25 +25,24 @@ from infalign.storage import listed, read_table
 
 
 class Quantity(Protocol):
-    """What figures draw against KL."""
+    """What figures draw against KL; ``scale`` is by what values are multiplied on the axis: 100 for shares."""
+
+    scale: ClassVar[float] = 1.0
 
     @property
     def label(self) -> str:
         """What the axis says."""
 
-    @property
-    def scale(self) -> float:
-        """By what values are multiplied on the axis: 100 for shares."""
-
     def lacks(self, recipe: Recipe) -> str:
         """Return why a recipe's evaluation cannot give it, "" if it can."""
+        return ""
 
     def of(self, seed: "Seed", name: str) -> Array:
         """Return the value (P,) of a policy for each test prompt."""
 
 
 @dataclass(frozen=True)
-class WinRate:
+class WinRate(Quantity):
     """The win rate against the reference, both served by a procedure, by a judge."""
 
     procedure: Served
@@ -81,16 +80,11 @@ class WinRate:
 
 
 @dataclass(frozen=True)
-class RawReward:
+class RawReward(Quantity):
     """The reward above the reference's, in standard deviations of the reference's rewards within prompts."""
 
-    scale: ClassVar[float] = 1.0
     start: ClassVar[float] = 0.0
     label: ClassVar[str] = "raw reward above the reference, sd"
-
-    def lacks(self, recipe: Recipe) -> str:
-        """Return "": every evaluation has rewards."""
-        return ""
 
     def of(self, seed: "Seed", name: str) -> Array:
         """Return each prompt's mean reward above the reference's."""
@@ -104,15 +98,10 @@ class RawReward:
 
 
 @dataclass(frozen=True)
-class RewindDraws:
+class RewindDraws(Quantity):
     """How many draws the recipe's Rewind-and-Repeat takes."""
 
-    scale: ClassVar[float] = 1.0
     label: ClassVar[str] = "draws a response"
-
-    def lacks(self, recipe: Recipe) -> str:
-        """Return "": the recipe's settings see to it that its samples are enough."""
-        return ""
 
     def of(self, seed: "Seed", name: str) -> Array:
         """Return the expected number of draws to each prompt."""

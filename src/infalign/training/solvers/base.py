@@ -311,7 +311,7 @@ class Guide(Settings):
 
     trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
     lora: Lora | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
-    side: Side | None = Field(None, description="Q is a small network that reads the reference's states: the cheapest")
+    side: Side | None = Field(None, description="Q is a small network that reads the reference's states")
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
