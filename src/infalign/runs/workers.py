@@ -210,8 +210,12 @@ def _work(connection: Connection, threads: int | None) -> None:
 
 
 def _stop(_: int, frame: FrameType | None) -> None:
-    """Raise, so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal this process."""
+    """Raise, so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal this process.
+
+    It says no more: where C++ calls Python, or threads of C++ are left at the end, the exception aborts the process.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     raise_outside(StoppedError, frame)
 
 
