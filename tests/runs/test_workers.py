@@ -224,6 +224,26 @@ def test_a_worker_is_stopped_while_a_library_catches_everything(
     assert capfd.readouterr() == ("", "")
 
 
+def abort(folder: Path, *, on_progress: OnProgress) -> None:
+    """Go on for ever, and end as a process does whose C++ code meets an exception of Python."""
+    (folder / "begun").touch()
+    try:
+        time.sleep(600.0)
+    finally:
+        os.write(2, b"terminate called without an active exception\n")
+        os.abort()
+
+
+def test_a_worker_that_aborts_when_it_is_stopped_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only the error that ended the run is seen."""
+    work = [job("abort", abort, tmp_path), job("fail", fail_after, tmp_path / "begun")]
+    with pytest.raises(ConfigError, match="over"):
+        run(work, 2, Console(file=io.StringIO()))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain line says how much is done, and no line comes before its time."""
     console = Console(file=io.StringIO(), width=80)
