@@ -586,3 +586,16 @@ def test_figures_have_words(run, browser):
     for figure in figures:
         assert len(figure.find_element("css selector", "[role=img]").get_attribute("aria-label")) > 30
         assert figure.find_element("css selector", "figcaption").get_attribute("textContent").strip()
+
+
+def test_the_explorer_is_in_the_report_with_its_policies(run, browser):
+    """The page allows its script and no other; it opens with the run's procedure and draws the run's policies."""
+    browser.get_log("browser")
+    show(browser, run[1] / "report.html", 1200)
+    browser.find_element("css selector", "details:has(iframe) summary").click()
+    browser.switch_to.frame(browser.find_element("tag name", "iframe"))
+    assert "best-of-4" in browser.find_element("id", "said").text.lower().replace("best of 4", "best-of-4")
+    words = {text.text for text in browser.find_elements("css selector", "svg text")}
+    browser.switch_to.default_content()
+    assert set(json.loads((run[1] / "results.json").read_text())["policies"]) <= words
+    assert browser.get_log("browser") == []

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pages import show
 
@@ -15,16 +16,30 @@ from infalign.theory.knowledge import knowing_law
 from infalign.theory.tabulation import smoothed
 
 ATTACK = "</script><script>alert(1)</script>"
-SETTINGS = {"KLS": (0.25, 1.0), "NS": (1, 4), "RHOS": (1.0, 0.7), "ROLLOUTS": (None, 16)}
+SETTINGS = {"KLS": (0.2, 1.0), "NS": (1, 4), "RHOS": (1.0, 0.7), "ROLLOUTS": (None, 16)}
 
 
 @pytest.fixture(scope="module")
-def curves():
-    """Return the numbers for a few settings."""
+def tables():
+    """Return the numbers for a few settings, computed anew."""
     with pytest.MonkeyPatch.context() as patch:
         for name, values in SETTINGS.items():
             patch.setattr(explorer, name, values)
-        yield explorer.explorer_curves(on_progress=lambda *_: None)
+        return json.loads(json.dumps(explorer.explorer_tables()))
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """Return the numbers that the page has."""
+    return json.loads(explorer._own_file("explorer.json"))
+
+
+@pytest.fixture(scope="module")
+def curves(tables):
+    """Return the records of the few settings, whose numbers of draws are numbers again."""
+    return [
+        c | {key: {int(n): v for n, v in c[key].items()} for key in ("won", "from_plain")} for c in tables["curves"]
+    ]
 
 
 def find(curves: list[dict], kind: str, transform: str, n: int) -> dict:
@@ -58,29 +73,50 @@ def test_noise_and_rollouts_are_those_of_the_laws(curves):
         assert found["won"][4][1][rollouts][1] == pytest.approx(law.win_rate(BestOfN(4)), abs=1e-5)
 
 
+def test_the_page_has_the_numbers_of_the_laws(tables, shipped):
+    """What is shipped is what is computed; if this fails, write the file again as the module's first lines say."""
+    at = [[shipped[key].index(value) for value in tables[key]] for key in ("kls", "rollouts", "rhos")]
+    for own in tables["curves"]:
+        (there,) = (
+            c
+            for c in shipped["curves"]
+            if (c["kind"], c["transform"]) == (own["kind"], own["transform"]) and own["won"].keys() <= c["won"].keys()
+        )
+        for key in ("won", "from_plain"):
+            for n, wins in own[key].items():
+                found = [[[there[key][n][i][k][r] for r in at[2]] for k in at[1]] for i in at[0]]
+                assert np.array(wins, dtype=float) == pytest.approx(np.array(found, dtype=float), abs=1.1e-5)
+        densities = [there["log_density"][i] for i in at[0]]
+        assert np.array(own["log_density"], dtype=float) == pytest.approx(np.array(densities, dtype=float), abs=1.1e-3)
+
+
+@pytest.mark.slow
+def test_the_page_has_all_the_numbers_of_the_laws(shipped):
+    """Where nothing has changed, computing all of them again gives the file."""
+    assert json.loads(json.dumps(explorer.explorer_tables())) == shipped
+
+
 def test_a_transformation_that_cannot_spend_the_budget_has_no_number():
     """Ranks of which a policy knows next to nothing cannot be tilted by three nats."""
     assert explorer._law(parse_transform("identity"), 1, 0.5, 400.0) is None
 
 
 @pytest.fixture(scope="module")
-def page(curves, tmp_path_factory):
-    """Return the page of these numbers, with a policy whose name is an attack."""
+def page(tmp_path_factory):
+    """Return the page with a policy whose name is an attack, at 0.5 nats."""
     wins = {"mean": 0.8, "low": 0.78, "high": 0.82}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, values in SETTINGS.items():
-            patch.setattr(explorer, name, values)
-        html = explorer.explorer_page(curves, [{"name": ATTACK, "kl": 0.5, "win_rates": {"best-of-4": wins}}])
+    html = explorer.explorer_page(
+        [{"name": ATTACK, "transform": "exp:10", "colour": "#0072b2", "kl": 0.5, "win_rates": {"best-of-4": wins}}]
+    )
     path = tmp_path_factory.mktemp("page") / "explorer.html"
     path.write_text(html, encoding="utf-8")
     return path
 
 
 def open_at(browser, page: Path, width: int) -> None:
-    """Open the page for best-of-4 at one nat, by the keyboard alone."""
+    """Open the page, which begins with best-of-4 at the policy's KL, and go to one nat by the keyboard."""
     show(browser, page, width)
-    for slider in ("n", "kl"):
-        browser.find_element("id", slider).send_keys("\ue010")  # the End key: the last value
+    browser.find_element("id", "kl").send_keys("\ue014" * 2)  # the right arrow: from 0.5 by 0.75 to 1
 
 
 def test_the_page_says_what_the_laws_say(browser, page, curves):
@@ -88,6 +124,8 @@ def test_the_page_says_what_the_laws_say(browser, page, curves):
     open_at(browser, page, 1200)
     said = browser.find_element("id", "said").text
     rows = [row.text for row in browser.find_elements("css selector", "#rows tr")]
+    line = browser.find_element("xpath", "//*[@class='key']/span[text()='exp:10']/i")
+    assert line.value_of_css_property("border-top-color") == "rgba(0, 114, 178, 1)"  # as the policy that learnt it
     for name in ("identity", "exp:10", "optimal"):
         won = f"{100 * find(curves, 'best-of', name, 4)['won'][4][1][0][0]:.1f}"
         assert won in said

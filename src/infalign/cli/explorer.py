@@ -1,6 +1,5 @@
 """The command that writes the explorer."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ Examples:
 Choose N, KL, K, what the policy knows of ranks and the price of a draw, and see
 what each transformation wins, which Φ and density are best, and what N is
 worth. The page needs no network and can be mailed. With a run, its policies are
-points. The laws take half a minute to compute.
+points; its report has the same page.
 """
 
 
@@ -33,23 +32,13 @@ def explore(
 ) -> None:
     """Write a page on which to explore what each transformation wins."""
     from infalign.errors import ConfigError
-    from infalign.progress import ProgressDisplay
     from infalign.runs.layout import Layout
-    from infalign.runs.results import read_results
+    from infalign.runs.results import explored, read_results
     from infalign.storage import write_text
-    from infalign.theory.explorer import explorer_curves, explorer_page
+    from infalign.theory.explorer import explorer_page
 
-    file, measured = new_file(output, ".html"), []
-    if run is not None:
-        if not Layout(run).results.is_file():
-            raise ConfigError(f"{run} has no results.json; finish it with `infalign run`")
-        measured = [
-            {"name": name, "kl": policy["kl"]["mean"], "win_rates": policy["win_rates"]["reward"]}
-            for name, policy in read_results(run)["policies"].items()
-        ]
-    console = open_console()
-    with ProgressDisplay(console) as display:
-        display.start("laws")
-        curves = explorer_curves(on_progress=partial(display.update, "laws"))
-    write_text(file, explorer_page(curves, measured))
-    say(console, f"Explorer: {file}", markup=False)
+    file = new_file(output, ".html")
+    if run is not None and not Layout(run).results.is_file():
+        raise ConfigError(f"{run} has no results.json; finish it with `infalign run`")
+    write_text(file, explorer_page() if run is None else explored(read_results(run)))
+    say(open_console(), f"Explorer: {file}", markup=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from infalign.display import LOOKS, QUIET
 from infalign.errors import ConfigError, DataError, InfalignError
 from infalign.evaluation.benchmarks import by_metric
 from infalign.evaluation.diagnostics import agreement, uniformity
@@ -26,6 +27,7 @@ from infalign.runs.calibrated import reference_rewards
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.storage import read_table, write_text
+from infalign.theory.explorer import explorer_page
 from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
@@ -86,6 +88,27 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         results["benchmarks"] = _benchmarks(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
+
+
+def explored(results: Mapping[str, Any]) -> str:
+    """Return the explorer's page with the policies of a run as points, in the colours that its report gives them."""
+    points = [
+        {"name": name, "colour": colour, "transform": policy["transform"], "kl": policy["kl"]["mean"]}
+        | {"win_rates": policy["win_rates"]["reward"]}
+        for (name, policy), (colour, _) in zip(results["policies"].items(), policy_looks(results).values(), strict=True)
+    ]
+    return explorer_page(points, results["procedure"])
+
+
+def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return each policy's colour and marker: its own for the best by who did not select, as many as there are."""
+    judge, policies = unseen(results)[0], results["policies"]
+    best = list(policies)
+    if len(policies) > len(LOOKS):
+        wins = {name: policy["win_rates"][judge][results["procedure"]]["mean"] for name, policy in policies.items()}
+        best = sorted(wins, key=lambda name: -wins[name])
+    own = dict(zip(best, LOOKS, strict=False))
+    return {name: own.get(name, (QUIET, ".")) for name in policies}
 
 
 def unseen(results: Mapping[str, Any]) -> list[str]:

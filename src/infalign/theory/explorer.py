@@ -2,6 +2,7 @@
 
 The page only looks numbers up. They are computed here by the exact laws: what each transformation wins at a KL when it
 trains a policy of knowledge ρ (`knowing_law`) that learns the mean of the ranks among K rollouts (`smoothed`).
+``python -m infalign.theory.explorer > src/infalign/theory/explorer.json`` computes them again, in half a minute.
 """
 
 import json
@@ -11,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from infalign.display import COLOURS, QUIET
 from infalign.errors import ConfigError
 from infalign.method.procedures import BestOfN, RankProcedure, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Identity, Transformation
-from infalign.progress import OnProgress
 from infalign.theory.figures import OWN
 from infalign.theory.knowledge import knowing_law
 from infalign.theory.law import Law
@@ -31,16 +32,46 @@ PLAIN = Standard()
 Curve = dict[str, Any]
 
 
-def explorer_page(curves: Sequence[Curve], measured: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page, whole in itself; ``measured`` policies have name, kl and win_rates by procedure."""
-    data = {"kls": KLS, "ns": NS, "rhos": RHOS, "rollouts": ROLLOUTS, "ranks": RANKS.tolist()}
-    data |= {"curves": curves, "measured": measured, "colours": OWN | {"optimal": "currentColor"}}
-    template = files("infalign.theory").joinpath("explorer.html").read_text(encoding="utf-8")
-    return template.replace("{{ data }}", json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
+def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "best-of-4") -> str:
+    """Return the page, whole in itself, which opens with the procedure ``served`` where it knows it.
+
+    ``measured`` policies have name, transform, kl, colour and win_rates by procedure; it opens at their mean KL, and
+    what one of them was trained on has its colour.
+    """
+    tables = json.loads(_own_file("explorer.json"))
+    kl = np.mean([policy["kl"] for policy in measured]) if measured else 0.5
+    nearest = int(np.abs(np.log(np.array(tables["kls"]) / max(kl, tables["kls"][0]))).argmin())
+    data = {"measured": measured, "colours": _colours(measured), "served": served, "kl": nearest}
+    return _own_file("explorer.html").replace("{{ data }}", _json(tables | data))
 
 
-def explorer_curves(*, on_progress: OnProgress) -> list[Curve]:
-    """Return a record for each kind of procedure and transformation, and for the optimum of each N; half a minute.
+def explorer_tables() -> dict[str, Any]:
+    """Return all that the page looks up, and where each number stands."""
+    places = {"kls": KLS, "ns": NS, "rhos": RHOS, "rollouts": ROLLOUTS, "ranks": RANKS.round(5).tolist()}
+    return places | {"curves": _curves()}
+
+
+def _colours(measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the colour of each transformation: of the first policy that was trained on it, or one that none has."""
+    if not measured:
+        return OWN | {"optimal": "currentColor"}
+    trained = {policy["transform"]: policy["colour"] for policy in reversed(measured)}
+    free = iter([colour for colour in COLOURS if colour not in {policy["colour"] for policy in measured}])
+    others = {name: next(free, QUIET) for name in OWN if name not in trained}
+    return others | {"optimal": "currentColor"} | trained
+
+
+def _own_file(name: str) -> str:
+    return files("infalign.theory").joinpath(name).read_text(encoding="utf-8")
+
+
+def _json(data: Any) -> str:
+    """Return JSON that may stand in a page."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _curves() -> list[Curve]:
+    """Return a record for each kind of procedure and transformation, and for the optimum of each N.
 
     ``won`` and ``from_plain`` have win rates for each N by KL, K and ρ: against the base served alike, and against one
     plain draw of it; None where the transformation cannot spend the KL. ``log_density`` is log f(u) at `RANKS` by KL
@@ -54,9 +85,8 @@ def explorer_curves(*, on_progress: OnProgress) -> list[Curve]:
         aims += [(kind, t, procedures) for t in (Identity(), Exponential(5.0 * sign), Exponential(10.0 * sign))]
         aims += [(kind, None, {n: procedure}) for n, procedure in procedures.items()]
     curves: list[Curve] = []
-    for done, (kind, transform, procedures) in enumerate(aims):
+    for kind, transform, procedures in aims:
         name = transform.name if transform else "optimal"
-        on_progress(done, len(aims), f"{kind}-N, {name}")
         curves.append({"kind": kind, "transform": name} | _curve(transform, procedures))
     return curves
 
@@ -88,3 +118,7 @@ def _law(transform: Transformation, rollouts: int | None, rho: float, kl: float)
         return knowing_law(learnt, rho=rho, kl=kl).law
     except ConfigError:
         return None
+
+
+if __name__ == "__main__":
+    print(_json(explorer_tables()))

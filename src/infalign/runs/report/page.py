@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.display import LOOKS, QUIET
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
@@ -19,7 +18,7 @@ from infalign.runs.findings import findings, sentences
 from infalign.runs.layout import Layout, records
 from infalign.runs.reading import dump_recipe
 from infalign.runs.recipe import Recipe
-from infalign.runs.report.html import check_drawable, embedded, template
+from infalign.runs.report.html import check_drawable, embedded, script_hash, template
 from infalign.runs.report.pictures import (
     STYLE,
     Look,
@@ -33,7 +32,7 @@ from infalign.runs.report.pictures import (
 )
 from infalign.runs.report.tables import comparison_rows
 from infalign.runs.report.words import SPOKEN, Numbers, elsewhere, judged_in_words, verdict
-from infalign.runs.results import read_results, unseen
+from infalign.runs.results import explored, policy_looks, read_results
 from infalign.storage import read_table, write_text
 
 SHOWN_EXAMPLES = 4
@@ -50,10 +49,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
     root, evaluated = layout.root, Evaluated.of(recipe, layout)
     results, made = read_results(root), _made(recipe, layout)
     against = [finding for name, record in made.items() for finding in findings(recipe, name, record["summary"])]
-    own = dict(zip(_shown(results), LOOKS, strict=False))
-    looks = {
-        name: Look(*own.get(name, (QUIET, ".")), policy, recipe.procedure) for name, policy in recipe.policies.items()
-    }
+    looks = {name: Look(*look, recipe.policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         names = [picture.name for found in pictures.values() for picture in found]
@@ -65,6 +61,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
             ]
             for section, found in pictures.items()
         }
+    explorer = explored(results)
     html = template("infalign.runs.report", "report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -78,6 +75,8 @@ def write(recipe: Recipe, layout: Layout) -> None:
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
         elsewhere=elsewhere(results),
+        explorer=explorer,
+        explorer_hash=script_hash(explorer),
         figures=figures,
         results_json=embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in recipe.policies.items()},
@@ -89,15 +88,6 @@ def write(recipe: Recipe, layout: Layout) -> None:
         seconds=_seconds(made),
     )
     write_text(layout.report, html)
-
-
-def _shown(results: Numbers) -> list[str]:
-    """Return the policies that figures show one by one: all, or as many of the best as there are looks."""
-    judge, policies = unseen(results)[0], results["policies"]
-    if len(policies) <= len(LOOKS):
-        return list(policies)
-    wins = {name: policy["win_rates"][judge][results["procedure"]]["mean"] for name, policy in policies.items()}
-    return sorted(wins, key=lambda name: -wins[name])[: len(LOOKS)]
 
 
 def _pictures(
