@@ -13,6 +13,7 @@ from gather import gather
 import infalign
 from infalign import cli
 from infalign.method.procedures import parse_procedure
+from infalign.runs.reading import load_recipe
 from infalign.theory.choose import rank
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +122,17 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
 
 
 DOCUMENTS = [file.relative_to(ROOT) for kind in ("*.md", "*.ipynb") for file in sorted((ROOT / "docs").rglob(kind))]
+
+
+def test_readme_and_guide_begin_with_the_same_valid_recipe(tmp_path: Path) -> None:
+    """Who pastes it, and has such rows and the model, has a run that compares ours with ordinary RLHF."""
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md")]
+    first, second = (page.partition("```yaml\n")[2].partition("```")[0] for page in pages)
+    assert first == second
+    (tmp_path / "recipe.yaml").write_text(first, encoding="utf-8")
+    policies = load_recipe(tmp_path / "recipe.yaml", []).policies
+    assert [policy.transform.name for policy in policies.values()] == ["exp:10", "identity"]
+    assert policies["aware"].guide == policies["ordinary"].guide
 
 
 @pytest.mark.parametrize("page", [Path("README.md"), *DOCUMENTS], ids=str)
