@@ -1,5 +1,8 @@
 """Inference servers that a recipe starts, as real processes."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -51,6 +54,23 @@ def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert not any(map(ended, pids))
     while not all(map(ended, pids)):
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is told of its parent's death by Linux alone")
+def test_a_server_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
+    """SIGKILL leaves nobody to stop it, and the next run needs its memory."""
+    (tmp_path / "server.py").write_text(SERVER)
+    block = f"""if True:
+        import os, signal
+        from infalign.sampling.launch import serving
+        with serving("{sys.executable} server.py {{port}}", "some/model", "unused"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    server, child = (int(pid) for pid in (tmp_path / "pids").read_text().split())
+    os.kill(child, signal.SIGKILL)  # this one does not look after its own
+    while not ended(server):
         time.sleep(0.05)
 
 
