@@ -3,9 +3,10 @@
 ``python benchmarks/forms.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2: the demo's data, models and
 rollouts are made once a seed; in a copy of its run directory for each form `infalign compare` trains the methods at the
 demo's KL budget, for one procedure after the other: what does not depend on it is trained once. Prints a row a method
-with the mean over seeds and its 95 % interval (Student's t over seeds): KL, the served win rate by each judge at the KL
-that all methods of the comparison reach, and the method's share of theory's gap. What is done is not repeated. Some 40
-minutes a seed on two cores.
+with the mean over seeds and its 95 % interval (Student's t over seeds, each of which has its own test prompts): KL, the
+served win rate by each judge at the KL that all methods of the comparison reach, by how many points qrpo is ahead of it
+there, paired by seed, and the method's share of theory's gap. What is done is not repeated. Some 40 minutes a seed on
+two cores.
 """
 
 import json
@@ -32,6 +33,7 @@ FORMS = {
     "plain": ([*OFFLINE, *ON_POLICY], ["policies.aware.guide=null", "policies.aware.fit.learning_rate=0.0004"]),
 }
 PROCEDURES = ("best-of-4", "worst-of-4")
+OURS = "qrpo"
 
 
 def base_run(folder: Path, seed: str, settings: list[str]) -> Path:
@@ -63,7 +65,8 @@ def numbers(results: dict[str, Any], method: str) -> dict[str, float]:
     share = policy["captured"]["test"]["share"]
     row = {"KL": policy["kl"]["mean"]}
     for judge, wins in results["matched"][-1]["win_rates"].items():
-        row[judge] = 100 * wins[results["procedure"]].get(method, {"mean": np.nan})["mean"]
+        own, ours = (100 * wins[results["procedure"]].get(m, {"mean": np.nan})["mean"] for m in (method, OURS))
+        row |= {judge: own, f"{OURS} is ahead by {judge}": ours - own}
     return row | {"share": np.nan if share is None else share["mean"]}
 
 
@@ -79,8 +82,8 @@ def main() -> None:
     """Do what is missing and print a table for each procedure and form."""
     folder, *words = sys.argv[1:]
     overrides, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
-    for procedure in PROCEDURES:
-        for form, (methods, _) in FORMS.items():
+    for form, (methods, _) in FORMS.items():
+        for procedure in PROCEDURES:
             rows = defaultdict(list)
             for seed in seeds or ["0", "1", "2"]:
                 results = compared(Path(folder), seed, procedure, form, overrides)
