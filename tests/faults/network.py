@@ -32,7 +32,7 @@ def speaking(begin: bytes, forever: bytes = b"") -> Iterator[str]:
 
     def speak(connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            connection.recv(65536)
+            read_request(connection)
             connection.sendall(begin)
             while forever and not over.wait(0.02):
                 connection.sendall(forever)
@@ -49,6 +49,16 @@ def speaking(begin: bytes, forever: bytes = b"") -> Iterator[str]:
         over.set()
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
+
+
+def read_request(connection: socket.socket) -> None:
+    """Read the whole of a request: what is unread when a connection is closed can take the answer with it."""
+    with connection.makefile("rb") as request:
+        length = 0
+        while line := request.readline().strip().lower():
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        request.read(length)
 
 
 def asked(lab: Lab, begin: bytes, forever: bytes = b"", *, code: int) -> Seen:
