@@ -254,6 +254,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_half_done(
     assert not [path for path in left if path.startswith(absent)]
 
 
+def test_a_model_of_a_hub_that_cannot_be_reached_is_told_with_the_way_round(tmp_path: Path, models: Path) -> None:
+    """The hub is asked once, not for minutes, and the answer says how to bring the model."""
+    path = recipe(tmp_path, models, policy={"model": "owner/model"})
+    settings = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
+    ended = subprocess.run([COMMAND, "run", path], env=settings, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("owner/model is no folder here")) == (2, 1), ended.stderr
+    assert "`hf download owner/model --local-dir FOLDER`" in ended.stderr
+    assert "Retrying" not in ended.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """No process is left, nothing is said but one sentence, and the exit code tells the signal."""

@@ -146,6 +146,16 @@ def test_the_page_opens_offline_silently_and_policies_are_text(browser, page):
     assert ATTACK in [text.text for text in browser.find_elements("css selector", "svg text")]
 
 
+def test_the_page_opens_where_a_run_was(browser, tmp_path):
+    """With its procedure, near its KL and near what its policies know of ranks."""
+    path = tmp_path / "explorer.html"
+    path.write_text(explorer.explorer_page(served="worst-of-8", rho=0.76), encoding="utf-8")
+    show(browser, path, 1200)
+    chosen = {name: browser.find_element("id", name).get_property("value") for name in ("kind", "n", "kl", "rho")}
+    places = [explorer.NS.index(8), explorer.KLS.index(0.5), explorer.RHOS.index(0.7)]
+    assert chosen == dict(zip(("kind", "n", "kl", "rho"), ("worst-of", *map(str, places)), strict=True))
+
+
 @pytest.mark.parametrize("width", [375, 1200])
 def test_the_page_scrolls_down_only_and_names_its_controls(browser, page, width):
     """It is no wider than the window, and each control and each chart has a name for who does not see it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError, DataError
+from infalign.models.settings import is_hub_id
 from infalign.storage import hash_file
 
 TEMPLATES = {
@@ -18,6 +19,7 @@ TEMPLATES = {
     "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\\n\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
 }
+HUB_SECONDS = 10.0
 PANIC = "PanicException"  # of tokenizers, on a text that a regular expression cannot decide; nothing exports its class
 AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 
@@ -167,10 +169,13 @@ def read_template(name: str) -> str:
 def load_tokenizer(path: str | Path, *, template: str | None = None, **options: Any) -> Any:
     """Load a tokenizer, with ``template`` for its chat template; without a padding token it pads with EOS.
 
-    Raises ConfigError if there is none, or it has no EOS token or no chat template that renders.
+    Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
+    template that renders.
     """
     from transformers import AutoTokenizer
 
+    if is_hub_id(str(path)) and not Path(path).is_dir():
+        _check_reach(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
@@ -191,6 +196,24 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _check_reach(model: str) -> None:
+    """Ask the hub once for a model that is not in its cache; without a network its client would try for minutes."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(model, timeout=HUB_SECONDS)
+    except HfHubHTTPError as error:
+        raise ConfigError(f"the hub does not give {model}: {' '.join(str(error).split())[:300]}") from error
+    except Exception as error:  # of the client, or of the network below it
+        raise ConfigError(
+            f"{model} is no folder here, and the hub cannot be reached ({type(error).__name__}); where there is a "
+            f"network, `hf download {model} --local-dir FOLDER`, bring the folder here and name it instead"
+        ) from error
 
 
 def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:

@@ -97,7 +97,8 @@ def explored(results: Mapping[str, Any]) -> str:
         | {"win_rates": policy["win_rates"]["reward"]}
         for (name, policy), (colour, _) in zip(results["policies"].items(), policy_looks(results).values(), strict=True)
     ]
-    return explorer_page(points, results["procedure"])
+    known = [found["rho"]["mean"] for found in results["knowledge"].values()]
+    return explorer_page(points, results["procedure"], max(known, default=1.0))
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

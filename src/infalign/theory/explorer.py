@@ -32,8 +32,8 @@ PLAIN = Standard()
 Curve = dict[str, Any]
 
 
-def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "best-of-4") -> str:
-    """Return the page, whole in itself, which opens with the procedure ``served`` where it knows it.
+def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "best-of-4", rho: float = 1.0) -> str:
+    """Return the page, whole in itself, which opens with the procedure ``served``, where it knows it, and near ``rho``.
 
     ``measured`` policies have name, transform, kl, colour and win_rates by procedure; it opens at their mean KL, and
     what one of them was trained on has its colour.
@@ -41,7 +41,8 @@ def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "bes
     tables = json.loads(_own_file("explorer.json"))
     kl = np.mean([policy["kl"] for policy in measured]) if measured else 0.5
     nearest = int(np.abs(np.log(np.array(tables["kls"]) / max(kl, tables["kls"][0]))).argmin())
-    data = {"measured": measured, "colours": _colours(measured), "served": served, "kl": nearest}
+    knows = int(np.abs(np.array(tables["rhos"]) - rho).argmin())
+    data = {"measured": measured, "colours": _colours(measured), "served": served, "kl": nearest, "rho": knows}
     return _own_file("explorer.html").replace("{{ data }}", _json(tables | data))
 
 
