@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,14 @@ import pytest
 from micro import COMMAND, infalign
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from infalign.data.sources import read_examples
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipes import built_in
 from infalign.runs import STAGES
 from infalign.runs.ownership import MARKER
+from infalign.runs.reading import load_recipe
+from infalign.runs.stages.data import split
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 
@@ -172,6 +176,23 @@ def test_a_dry_run_checks_and_writes_nothing(main: Any, tmp_path: Path, models: 
     assert "93.5" in out  # win rate of best-of-4 for exp:10 at 1 nat
     assert "training rollouts  72         864" in out
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_counts_the_prompts_that_are_there(main: Any, tmp_path: Path, models: Path) -> None:
+    """Where the data has fewer than are asked for, these are counted, as the run will have them, and it is said."""
+    changes = {
+        "rollout": {"prompts": 1000, "k": 6, "max_new_tokens": 12},
+        "evaluate": {"prompts": 500, "samples": 8, "max_n": 4},
+    }
+    path = recipe(tmp_path, models, **changes)
+    code, out, err = main("run", path, "--dry-run")
+    assert (code, err) == (0, "")
+    data = load_recipe(path).data
+    found = split(data, read_examples(data, data.sources, seed=0)[0], [], judge_learns=False, seed=0)
+    train, test = (len({e.prompt_id for e in found.asking[name]}) for name in ("train", "test"))
+    assert f"! {train} of the 1,000 prompts of rollout.prompts, {test} of the 500 prompts of evaluate.prompts: " in out
+    assert re.search(rf"training rollouts +{6 * train:,} ", out)
+    assert re.search(rf"evaluation +{2 * 8 * test:,} ", out)
 
 
 def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Path, models: Path) -> None:

@@ -29,6 +29,7 @@ from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
+from infalign.runs.findings import fewer_prompts
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import Layout, records
 from infalign.runs.ownership import check_inputs, check_run_dir
@@ -82,9 +83,11 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     asked = wanted(run)
     tokenizer, exact = stand_in(run, train)
     texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
+    if fewer := fewer_prompts(recipe, texts.rows):
+        say(console, f"[yellow]![/] {fewer}")
     _print_work(recipe.named_models, run, asked, texts, tokenizer, console)
     _print_policies(recipe, console)
-    _print_cost(run.recipe, console)  # whose models are folders
+    _print_cost(run.recipe, texts, console)  # whose models are folders
 
 
 def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[Example], list[str]]:
@@ -105,13 +108,6 @@ def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[E
             left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
             counts = f"{pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations{left_out}"
             say(console, f"{where}.{i}: {_origin(source)}: {counts}")
-    prompts = {example.prompt_id for example in found["data.sources"]}
-    if len(prompts) < recipe.rollout.prompts and all(source.hub is None for source in recipe.data.sources):
-        say(
-            console,
-            f"[yellow]![/] rollout.prompts is {recipe.rollout.prompts:,}, and the data has {len(prompts):,} prompts, "
-            "test prompts among them; all training prompts get rollouts",
-        )
     return found["data.sources"], found["data.test"], on_hub
 
 
@@ -231,15 +227,16 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         say(console, f"[yellow]![/] {warning}")
 
 
-def _print_cost(recipe: Recipe, console: Console) -> None:
+def _print_cost(recipe: Recipe, texts: Texts, console: Console) -> None:
     rollout, evaluate, tokens = recipe.rollout, recipe.evaluate, recipe.rollout.max_new_tokens
+    prompts = texts.prompts(rollout.prompts, "train")
     generated = {
-        "training rollouts": rollout.prompts * rollout.k,
-        "evaluation": (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples,
+        "training rollouts": prompts * rollout.k,
+        "evaluation": (1 + len(recipe.policies)) * texts.prompts(evaluate.prompts, "test") * evaluate.samples,
     }
     stored = sum(generated.values()) * (tokens * TOKEN_BYTES + ROW_BYTES)
     if a_prompt := sum(policy.generated_a_prompt for policy in recipe.policies.values()):
-        generated["on-policy training"] = math.ceil(rollout.prompts * a_prompt)
+        generated["on-policy training"] = math.ceil(prompts * a_prompt)
     table = plain_table("generated", "responses", "tokens at most", breaking=[0, 1, 2])
     for purpose, responses in generated.items():
         table.add_row(purpose, f"{responses:,}", f"{responses * tokens:,}")
