@@ -140,6 +140,12 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["run", "x.yaml", "--set"], "--set requires an argument"),
         (["run", "absent.yaml"], "the recipe absent.yaml cannot be read"),
         (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
+        (
+            ["status", "runs/nope"],
+            "there is no run directory runs/nope and no recipe of that name; name the run_dir of",
+        ),
+        (["status", "dmo"], "there is no run directory dmo and no recipe of that name; did you mean demo?"),
+        (["evaluate", "runs/nope", "--policy", "a"], "there is no run directory runs/nope and no recipe of that name"),
         (["push", "absent", "--policy", "a", "--to", "me/a"], "absent is not the directory of a run"),
         (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not the directory of a"),
     ],
@@ -150,6 +156,23 @@ def test_wrong_usage_is_exit_code_2_with_a_suggestion(main: Any, words: list[str
     assert (code, out) == (2, "")
     assert one_sentence(err)
     assert said in err
+
+
+def test_a_near_name_in_the_same_folder_is_asked_about(main: Any, tmp_path: Path) -> None:
+    """A recipe is answered with a recipe, a run directory with a run; a file that is there is not."""
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "recipe.yaml").touch()
+    for words, said in (
+        (["run", tmp_path / "reciple.yaml"], f"No such file or directory; did you mean {tmp_path / 'recipe.yaml'}?"),
+        (["run", tmp_path / "recipe"], f"No such file or directory; did you mean {tmp_path / 'recipe.yaml'}?"),
+        (["run", tmp_path / "other.yaml"], "No such file or directory; `infalign recipes` lists"),
+        (["run", tmp_path / "no" / "recipe.yaml"], "No such file or directory; `infalign recipes` lists"),
+        (["status", tmp_path / "runs" / "mien"], f"of that name; did you mean {tmp_path / 'runs' / 'mine'}?"),
+    ):
+        code, _, err = main(*words)
+        assert (code, one_sentence(err)) == (2, True)
+        assert said in err
 
 
 def test_an_unexpected_exception_is_one_line_and_debug_shows_where(main: Any, tmp_path: Path, models: Path) -> None:
