@@ -201,6 +201,23 @@ def test_a_dry_run_checks_and_writes_nothing(main: Any, tmp_path: Path, models: 
     assert not (tmp_path / "run").exists()
 
 
+def test_one_is_no_plural(main: Any, tmp_path: Path, models: Path) -> None:
+    """One invalid row, one demonstration and one job are said as such."""
+    rows = [{"prompt": f"Name {i}", "chosen": "b", "rejected": "c"} for i in range(100)]
+    rows += [{"prompt": "a", "completion": "b"}, {"prompt": "a", "chosen": "b"}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "max_prompt_tokens": 180}
+    path = recipe(tmp_path, models, data=data)
+    words = ["--skip-invalid", "--set", "compute.processes=1"]
+    code, out, err = main("run", path, "--dry-run", *words)
+    assert (code, err) == (0, "")
+    assert "100 preference pairs, 1 demonstration, 1 invalid row left out" in out
+    assert "at most 1 job at a time" in " ".join(out.split())
+    code, out, err = main("data", path, *words)
+    assert (code, err) == (0, "")
+    assert "1 invalid row was left out: " in out
+
+
 def test_a_dry_run_counts_the_prompts_that_are_there(main: Any, tmp_path: Path, models: Path) -> None:
     """Where the data has fewer than are asked for, these are counted, as the run will have them, and it is said."""
     changes = {

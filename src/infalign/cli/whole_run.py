@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from infalign.cli.completion import recipes_and_runs
 from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe
 from infalign.cli.output import open_console, print_json
-from infalign.display import say
+from infalign.display import counted, say
 from infalign.errors import ConfigError, PartialError
 from infalign.recipes import ENDINGS, built_in
 from infalign.spelling import nearest
@@ -171,5 +171,5 @@ def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid:
     root = pipeline.run(recipe, until=stage, console=console)
     if skipped := records(root)["data"]["summary"]["skipped"]:
         listed = Layout(root).data / "skipped.txt"
-        say(console, f"{skipped:,} invalid rows were left out: {listed}")
+        say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
     return root

@@ -6,7 +6,7 @@ Nothing of it is stored: the terminal, ``infalign status`` and the report read t
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infalign.display import listed_names
+from infalign.display import counted, listed_names
 from infalign.errors import InfalignError
 from infalign.runs.layout import Summary
 from infalign.runs.recipe import Recipe
@@ -110,7 +110,7 @@ def _of_training(summary: Summary) -> Iterator[str]:
     history = summary.get("history")
     if history and (steps := history[-1]["step"]) < FEW_STEPS:
         yield (
-            f"the training had {steps} optimiser {'step' if steps == 1 else 'steps'}, the first at learning rate 0; "
+            f"the training had {counted(steps, 'optimiser step')}, the first at learning rate 0; "
             "raise its fit.epochs or lower its fit.batch_size"
         )
     if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from infalign.data.examples import Example
 from infalign.data.sources import Source, read_examples
-from infalign.display import duration, heading, listed_names, plain_table, say
+from infalign.display import counted, duration, heading, listed_names, plain_table, say
 from infalign.errors import ConfigError
 from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.http import api_key, within
@@ -105,9 +105,9 @@ def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[E
             examples, skipped = read_examples(recipe.data, [source], seed=recipe.seed)
             found[where] += examples
             pairs = sum(example.rejected is not None for example in examples)
-            left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
-            counts = f"{pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations{left_out}"
-            say(console, f"{where}.{i}: {_origin(source)}: {counts}")
+            left_out = f", {counted(len(skipped), 'invalid row')} left out" if skipped else ""
+            counts = f"{counted(pairs, 'preference pair')}, {counted(len(examples) - pairs, 'demonstration')}"
+            say(console, f"{where}.{i}: {_origin(source)}: {counts}{left_out}")
     return found["data.sources"], found["data.test"], on_hub
 
 
@@ -186,7 +186,7 @@ def _print_work(
             known = (decimal(round(memory)), duration(seconds)) if seconds else ("?", "?")
             numbers = (f"{tokens:,.0f}", *known) if tokens else ()
             table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *numbers)
-    _print(console, f"Work in {run.layout.root}, at most {at_once} jobs at a time", table)
+    _print(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at a time", table)
     for line in reasons(todo):
         say(console, line, markup=False)
     if any(left.values()):
@@ -245,7 +245,8 @@ def _print_cost(recipe: Recipe, texts: Texts, console: Console) -> None:
     known = [size for size in sizes if size is not None]
     models = WEIGHT_BYTES * sum(known)
     checkpoints = 2 * CHECKPOINT_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
-    unknown = "" if len(known) == len(sizes) else f", and {len(sizes) - len(known)} models whose size the hub knows"
+    unseen = len(sizes) - len(known)
+    unknown = f", and {counted(unseen, 'model')} whose size the hub knows" if unseen else ""
     say(
         console,
         f"\nDisk, at most: tables {decimal(stored)}, models {decimal(models)}, checkpoints while training "
