@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,14 @@ import pytest
 from micro import COMMAND, infalign
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from infalign.data.sources import read_examples
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipes import built_in
 from infalign.runs import STAGES
 from infalign.runs.ownership import MARKER
+from infalign.runs.reading import load_recipe
+from infalign.runs.stages.data import split
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 
@@ -136,6 +140,12 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["run", "x.yaml", "--set"], "--set requires an argument"),
         (["run", "absent.yaml"], "the recipe absent.yaml cannot be read"),
         (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
+        (
+            ["status", "runs/nope"],
+            "there is no run directory runs/nope and no recipe of that name; name the run_dir of",
+        ),
+        (["status", "dmo"], "there is no run directory dmo and no recipe of that name; did you mean demo?"),
+        (["evaluate", "runs/nope", "--policy", "a"], "there is no run directory runs/nope and no recipe of that name"),
         (["push", "absent", "--policy", "a", "--to", "me/a"], "absent is not the directory of a run"),
         (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not the directory of a"),
     ],
@@ -146,6 +156,23 @@ def test_wrong_usage_is_exit_code_2_with_a_suggestion(main: Any, words: list[str
     assert (code, out) == (2, "")
     assert one_sentence(err)
     assert said in err
+
+
+def test_a_near_name_in_the_same_folder_is_asked_about(main: Any, tmp_path: Path) -> None:
+    """A recipe is answered with a recipe, a run directory with a run; a file that is there is not."""
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "recipe.yaml").touch()
+    for words, said in (
+        (["run", tmp_path / "reciple.yaml"], f"No such file or directory; did you mean {tmp_path / 'recipe.yaml'}?"),
+        (["run", tmp_path / "recipe"], f"No such file or directory; did you mean {tmp_path / 'recipe.yaml'}?"),
+        (["run", tmp_path / "other.yaml"], "No such file or directory; `infalign recipes` lists"),
+        (["run", tmp_path / "no" / "recipe.yaml"], "No such file or directory; `infalign recipes` lists"),
+        (["status", tmp_path / "runs" / "mien"], f"of that name; did you mean {tmp_path / 'runs' / 'mine'}?"),
+    ):
+        code, _, err = main(*words)
+        assert (code, one_sentence(err)) == (2, True)
+        assert said in err
 
 
 def test_an_unexpected_exception_is_one_line_and_debug_shows_where(main: Any, tmp_path: Path, models: Path) -> None:
@@ -172,6 +199,40 @@ def test_a_dry_run_checks_and_writes_nothing(main: Any, tmp_path: Path, models: 
     assert "93.5" in out  # win rate of best-of-4 for exp:10 at 1 nat
     assert "training rollouts  72         864" in out
     assert not (tmp_path / "run").exists()
+
+
+def test_one_is_no_plural(main: Any, tmp_path: Path, models: Path) -> None:
+    """One invalid row, one demonstration and one job are said as such."""
+    rows = [{"prompt": f"Name {i}", "chosen": "b", "rejected": "c"} for i in range(100)]
+    rows += [{"prompt": "a", "completion": "b"}, {"prompt": "a", "chosen": "b"}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "max_prompt_tokens": 180}
+    path = recipe(tmp_path, models, data=data)
+    words = ["--skip-invalid", "--set", "compute.processes=1"]
+    code, out, err = main("run", path, "--dry-run", *words)
+    assert (code, err) == (0, "")
+    assert "100 preference pairs, 1 demonstration, 1 invalid row left out" in out
+    assert "at most 1 job at a time" in " ".join(out.split())
+    code, out, err = main("data", path, *words)
+    assert (code, err) == (0, "")
+    assert "1 invalid row was left out: " in out
+
+
+def test_a_dry_run_counts_the_prompts_that_are_there(main: Any, tmp_path: Path, models: Path) -> None:
+    """Where the data has fewer than are asked for, these are counted, as the run will have them, and it is said."""
+    changes = {
+        "rollout": {"prompts": 1000, "k": 6, "max_new_tokens": 12},
+        "evaluate": {"prompts": 500, "samples": 8, "max_n": 4},
+    }
+    path = recipe(tmp_path, models, **changes)
+    code, out, err = main("run", path, "--dry-run")
+    assert (code, err) == (0, "")
+    data = load_recipe(path).data
+    found = split(data, read_examples(data, data.sources, seed=0)[0], [], judge_learns=False, seed=0)
+    train, test = (len({e.prompt_id for e in found.asking[name]}) for name in ("train", "test"))
+    assert f"! {train} of the 1,000 prompts of rollout.prompts, {test} of the 500 prompts of evaluate.prompts: " in out
+    assert re.search(rf"training rollouts +{6 * train:,} ", out)
+    assert re.search(rf"evaluation +{2 * 8 * test:,} ", out)
 
 
 def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Path, models: Path) -> None:

@@ -26,6 +26,15 @@ def listed_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "job"), counted(2000, "job")
+    ('1 job', '2,000 jobs')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def heading(console: "Console", title: str, *below: str) -> None:
     """Print an empty line, a title in bold and the lines below it."""
     say(console, "\n".join([f"\n[bold]{title}[/]", *below]), wrap=True)

@@ -141,6 +141,8 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"chosen": YES + transcript("Why?", "So"), "rejected": NO + transcript("Why?", "So")}, "their last Human"),
         ({"chosen": YES, "rejected": transcript("Ho", "No")}, "share no prompt"),
         ({"chosen": "Yes", "rejected": "No"}, "there is no prompt, and chosen is no transcript"),
+        ({"chosen": "Yes", "rejected": "No", "id": "a"}, r"\['chosen', 'id', 'rejected'\] and needs prompt, chosen"),
+        ({"chosen": "Yes", "rejected": "No", "a": "Is it?", "b": "It is."}, "and needs prompt, chosen and rejected"),
         ({"chosen": transcript("", "Yes"), "rejected": transcript("", "No")}, "last turn of the prompt is empty"),
         ({"chosen": YES}, r"column rejected is missing; the row has \['chosen'\]"),
         ({"chosen": None, "rejected": NO}, "column chosen is null, not text"),
@@ -177,6 +179,16 @@ def test_load_is_strict_unless_told():
     examples, skipped = load_examples(rows, skip_invalid=True)
     assert [example.where for example in examples] == ["line 1", "line 3"]
     assert skipped == ["line 2: the rejected response is empty"]
+
+
+def test_a_misnamed_column_is_to_be_renamed():
+    """Where one other column holds text, it may be the prompt of every row, so none is dropped for it."""
+    row = {"id": "a7", "question": "Name a colour", "chosen": "Blue", "rejected": "7"}
+    said = r"; the row has \['chosen', 'id', 'question', 'rejected'\]: rename question to prompt$"
+    with pytest.raises(DataError, match=said):
+        load_examples([("line 1", row)])
+    with pytest.raises(DataError, match=f"all 1 are invalid, the first: line 1: .*{said}"):
+        load_examples([("line 1", row)], skip_invalid=True)
 
 
 def test_nothing_left_is_an_error():

@@ -88,7 +88,7 @@ def test_models_that_only_the_hub_has_are_named(tokenizer: Any, monkeypatch: pyt
 
 
 def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
-    """Tables that the stage data writes have the expected rows, up to the chance of the split, and lengths."""
+    """Tables that the stage data writes have the expected rows; what fits is told by a tokenizer like the run's."""
     data = {"sources": [{"world": 1000}], "max_prompt_tokens": 48}
     recipe = Recipe.model_validate(micro.settings(tmp_path / "run") | {"data": data})
     run = Run.of(recipe)
@@ -97,7 +97,8 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
     run.layout.root.mkdir()
     made = prepare_data(recipe.data, recipe.policy, run.layout, judge_learns=True, seed=0, on_progress=lambda *_: None)
     for table, rows in texts.rows.items():
-        assert rows == pytest.approx(made[table], rel=0.25), table
+        beyond = 0.02 * made[f"{table.partition('_')[0]}_prompts"] if "prompts" in table else 0
+        assert rows == pytest.approx(made[table], abs=beyond), table
     tokenizer, _ = stand_in(run, examples)
     assert texts.response == pytest.approx(
         sum(len(tokenizer(e.chosen)["input_ids"]) + 1 for e in examples) / len(examples), rel=0.1

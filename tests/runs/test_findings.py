@@ -133,6 +133,25 @@ def test_who_misses_the_budget_is_told_its_own_knob(
     assert findings(recipe, unit, summary | near) == []
 
 
+def test_fewer_prompts_than_asked_for_are_said(recipe: Recipe) -> None:
+    """Each number that the data does not reach, and where other prompts went; nothing where all are there."""
+    there = {"train_prompts": 12, "train_prompts_too_long": 0, "test_prompts": 6, "test_prompts_too_long": 2}
+    assert findings(recipe, "data", there) == []
+    (found,) = findings(recipe, "data", there | {"test_prompts": 5})
+    assert found.said == (
+        "5 of the 6 prompts of evaluate.prompts: the data has no more beside those that are too long "
+        "(data.max_prompt_tokens)"
+    )
+    (found,) = findings(recipe, "data", there | {"train_prompts": 9, "test_prompts": 5, "test_prompts_too_long": 0})
+    assert found.said == (
+        "9 of the 12 prompts of rollout.prompts, 5 of the 6 prompts of evaluate.prompts: the data has no more beside "
+        "those that are the judge's (data.judge_fraction)"
+    )
+    alone = recipe.model_copy(update={"judge": None})
+    (found,) = findings(alone, "data", there | {"train_prompts": 9})
+    assert found.said == "9 of the 12 prompts of rollout.prompts: the data has no more"
+
+
 def test_units_share_a_line() -> None:
     """The same words against several units are one line, and what is worthless comes first."""
     found = [Finding(f"score-{part}", "is short") for part in range(5)]

@@ -175,29 +175,56 @@ def test_an_answer_that_cannot_be_writes_nothing(main: Any, project: Path, words
     assert after == before
 
 
-def test_on_a_terminal_it_asks(project: Path) -> None:
-    """Each question has a default; the answers make the recipe."""
+def init_on_a_terminal(words: list[str], *dialogue: tuple[str, str]) -> None:
+    """Give each answer once its question is there, until the recipe is written."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "infalign", "init", "--procedure", "best-of-2"]
+    command = [sys.executable, "-m", "infalign", "init", *words]
     run = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     said = ""
-    for question, answer in (
-        ("Data", "rows.jsonl"),
-        ("Policy", ""),
-        ("Reward", "my_reward.py:score"),
-        ("KL budget", "0.3"),
-        ("Next:", None),
-    ):
+    for question, answer in (*dialogue, ("Next:", None)):
         while question not in said:
             assert select.select([ours], [], [], 120)[0], said
             said += os.read(ours, 1000).decode()
+        said = said.partition(question)[2]
         if answer is not None:
             os.write(ours, f"{answer}\n".encode())
     assert run.wait() == 0, said
     os.close(ours)
+
+
+def test_on_a_terminal_it_asks(project: Path) -> None:
+    """Each question has a default; the answers make the recipe."""
+    init_on_a_terminal(
+        ["--procedure", "best-of-2"],
+        ("Data", "rows.jsonl"),
+        ("Policy", ""),
+        ("Reward", "my_reward.py:score"),
+        ("KL budget", "0.3"),
+    )
     recipe = load_recipe("recipe.yaml")
     assert (recipe.procedure.name, recipe.policies["aware"].budget) == ("best-of-2", 0.3)
     assert recipe.policy.scratch is not None
     assert recipe.reward.function == f"{project / 'my_reward.py'}:score"
+
+
+def test_an_answer_that_cannot_be_is_asked_for_again(project: Path) -> None:
+    """What is wrong is said at once, and the answers before it are kept."""
+    init_on_a_terminal(
+        [],
+        ("Data", "absent.jsonl"),
+        ("absent.jsonl does not exist; correct the path\r\nData", "told.jsonl"),
+        ("Policy", "./absent"),
+        ("there is no folder ./absent\r\nPolicy", "./model"),
+        ("Reward", ""),
+        ("told.jsonl has no preference pairs, which a reward learns from; give --reward\r\nReward", "my_reward.py:f"),
+        ("my_reward.py has no function f\r\nReward", "my_reward.py:score"),
+        ("Served as", "best"),
+        ("unknown procedure 'best'", "worst-of-2"),
+        ("KL budget", "-1"),
+        ("the budget must be positive", "0.3"),
+    )
+    recipe = load_recipe("recipe.yaml")
+    assert (recipe.data.sources[0].path, recipe.policy.model) == ("told.jsonl", "./model")
+    assert (recipe.procedure.name, recipe.policies["aware"].budget) == ("worst-of-2", 0.3)

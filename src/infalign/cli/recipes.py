@@ -1,16 +1,25 @@
 """The commands with which a recipe of your own begins."""
 
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from infalign.cli import completion
-from infalign.errors import ConfigError
+from infalign.cli.output import open_console
+from infalign.display import say
+from infalign.errors import ConfigError, InfalignError
 from infalign.recipes import built_in, named
 
-PROCEDURE, KL_BUDGET = "best-of-4", 0.6
+if TYPE_CHECKING:
+    from infalign.runs.first_recipe import Answers
+
+DEFAULTS = {"data": "world", "policy": "scratch", "reward": None, "procedure": "best-of-4", "kl_budget": 0.6}
+LEARNT = "learn it from the pairs"  # what is asked for as a reward
 INIT_EPILOGUE = """\
 Examples:
   infalign init                                    asks
@@ -104,26 +113,53 @@ def init(
     ask = sys.stdin.isatty() and sys.stdout.isatty()
     if not ask and (data is None or policy is None):
         raise ConfigError("give --data and --policy; on a terminal, `infalign init` asks for them")
-    if ask:
-        from rich.prompt import FloatPrompt, Prompt
-
-        data = data or Prompt.ask(
-            "Data: a file of yours, hh-helpful, hh-harmless, tldr, a hub id, or world", default="world"
-        )
-        policy = policy or Prompt.ask("Policy: a model's folder, GGUF or hub id, or scratch", default="scratch")
-        learnt = "learn it from the pairs"
-        if reward is None:
-            answer = Prompt.ask("Reward: my_file.py:function, a URL, a model, fit, head", default=learnt)
-            reward = None if answer == learnt else answer
-        procedure = procedure or Prompt.ask("Served as: best-of-N, worst-of-N, rewind:Q:N, standard", default=PROCEDURE)
-        if kl_budget is None:
-            kl_budget = FloatPrompt.ask("KL budget, nats a response", default=KL_BUDGET)
     from infalign.runs.first_recipe import Answers, write_first_recipe
 
-    budget = KL_BUDGET if kl_budget is None else kl_budget
-    answers = Answers(str(data), str(policy), reward, procedure or PROCEDURE, budget)
+    options = {"data": data, "policy": policy, "reward": reward, "procedure": procedure, "kl_budget": kl_budget}
+    given: dict[str, Any] = {name: answer for name, answer in options.items() if answer is not None}
+    answers = Answers(**DEFAULTS | given)
+    if ask:
+        answers = _asked(answers, [name for name in options if name not in given], out)
     following = write_first_recipe(answers, out)
     print("\n  ".join([f"{out} is written. Next:", *following]))
+
+
+def _asked(answers: "Answers", names: Sequence[str], out: Path) -> "Answers":
+    """Return answers in which those of ``names`` are asked for, each again as long as no recipe can have it.
+
+    What is given is checked before the first question, and then each answer with those before it.
+    """
+    from rich.prompt import FloatPrompt, Prompt
+
+    from infalign.runs.first_recipe import checked
+
+    questions: dict[str, Callable[[], Any]] = {
+        "data": partial(
+            Prompt.ask, "Data: a file of yours, hh-helpful, hh-harmless, tldr, a hub id, or world", default=answers.data
+        ),
+        "policy": partial(Prompt.ask, "Policy: a model's folder, GGUF or hub id, or scratch", default=answers.policy),
+        "reward": partial(Prompt.ask, "Reward: my_file.py:function, a URL, a model, fit, head", default=LEARNT),
+        "procedure": partial(
+            Prompt.ask, "Served as: best-of-N, worst-of-N, rewind:Q:N, standard", default=answers.procedure
+        ),
+        "kl_budget": partial(FloatPrompt.ask, "KL budget, nats a response", default=answers.kl_budget),
+    }
+    if "reward" in names:  # data without pairs will do until it is asked whether the reward learns from them
+        answers = replace(answers, reward="http://127.0.0.1")
+    checked(answers, out)
+    for name in names:
+        while True:
+            answer = questions[name]()
+            changed: dict[str, Any] = {name: None if answer == LEARNT else answer}
+            found = replace(answers, **changed)
+            try:
+                checked(found, out)
+            except InfalignError as error:
+                say(open_console(), str(error), markup=False)
+            else:
+                answers = found
+                break
+    return answers
 
 
 def list_recipes() -> str:

@@ -4,15 +4,20 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from infalign.cli.completion import recipes_and_runs
 from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe
 from infalign.cli.output import open_console, print_json
-from infalign.display import say
+from infalign.display import counted, say
 from infalign.errors import ConfigError, PartialError
+from infalign.recipes import ENDINGS, built_in
+from infalign.spelling import nearest
+
+if TYPE_CHECKING:
+    from infalign.runs.recipe import Recipe
 
 STATUS_EPILOGUE = """\
 Examples:
@@ -75,10 +80,10 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show what is done, what is not and why; exit code 4 if work is left."""
-    from infalign.runs.status import print_status, recorded_recipe
+    from infalign.runs.status import print_status
     from infalign.runs.status import status as status_of
 
-    found = status_of(recorded_recipe(Path(run), set_) if Path(run).is_dir() else read_recipe(run, set_))
+    found = status_of(_of_run_or_recipe(run, set_))
     if as_json:
         print_json(found.as_dict())
     else:
@@ -112,11 +117,8 @@ def evaluate(
     if dry_run:
         raise ConfigError("a dry run is of the recipe's own policies: leave out --policy or --dry-run")
     from infalign.runs.guest import evaluate_guest, print_guest
-    from infalign.runs.status import recorded_recipe
 
-    root = Path(recipe)
-    read = recorded_recipe(root, set_) if root.is_dir() else read_recipe(recipe, set_, skip_invalid)
-    console = open_console()
+    read, console = _of_run_or_recipe(recipe, set_, skip_invalid), open_console()
     print_guest(evaluate_guest(read, policy, console=console), console)
 
 
@@ -137,6 +139,22 @@ def up_to(stage: str, about: str) -> Callable[..., None]:
     return command
 
 
+def _of_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
+    """Return the recipe of the last run in a folder, or else the recipe itself."""
+    from infalign.runs.status import recorded_recipe
+
+    path, names = Path(name), [found.name for found in built_in()]
+    if path.is_dir():
+        return recorded_recipe(path, overrides)
+    if path.suffix in ENDINGS or name in names or path.is_file():
+        return read_recipe(name, overrides, skip_invalid)
+    runs = {folder.parent.name: str(folder.parent) for folder in path.parent.glob("*/recipe.yaml")}
+    known = runs | ({found: found for found in names} if name == path.name else {})
+    near = nearest(path.name, known)
+    cure = f"did you mean {known[near]}?" if near else "name the run_dir of a recipe, or a recipe (`infalign recipes`)"
+    raise ConfigError(f"there is no run directory {name} and no recipe of that name; {cure}")
+
+
 def _plan(stage: str, path: str, overrides: list[str] | None, skip_invalid: bool) -> None:
     recipe, console = read_recipe(path, overrides, skip_invalid), open_console()
     from infalign.runs.pipeline import units
@@ -153,5 +171,5 @@ def _run_until(stage: str, path: str, overrides: list[str] | None, skip_invalid:
     root = pipeline.run(recipe, until=stage, console=console)
     if skipped := records(root)["data"]["summary"]["skipped"]:
         listed = Layout(root).data / "skipped.txt"
-        say(console, f"{skipped:,} invalid rows were left out: {listed}")
+        say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
     return root

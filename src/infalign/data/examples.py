@@ -22,6 +22,10 @@ SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TLDR_QUERY = re.compile(r"SUBREDDIT: r/(\S+)\n\nTITLE: (.*?)\n\nPOST: (.*)\n\nTL;DR:", re.DOTALL)
 
 
+class MisnamedError(DataError):
+    """A row whose prompt seems to be in a column of another name, as it then is in every row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A prompt with a chosen and a rejected response, or with one demonstrated response (``rejected`` is None)."""
@@ -71,7 +75,8 @@ def load_examples(
             examples.append(parse_example(row, where))
         except DataError as error:
             if not skip_invalid:
-                raise DataError(f"{error}; drop the row or pass --skip-invalid") from error
+                cure = "" if isinstance(error, MisnamedError) else "; drop the row or pass --skip-invalid"
+                raise DataError(f"{error}{cure}") from error
             skipped.append(str(error))
     if not examples:
         reason = f"all {len(skipped)} are invalid, the first: {skipped[0]}" if skipped else "there are none"
@@ -100,7 +105,7 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
         if chosen == rejected:
             raise DataError("the chosen and the rejected response are identical, which says nothing")
     except DataError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise type(error)(f"{where}: {error}") from None
     return Example(prompt, chosen, rejected, where)
 
 
@@ -128,7 +133,11 @@ def _parse(row: Mapping[str, Any]) -> tuple[Conversation, str, str | None]:
             return prompt, _response(row, "chosen", prompt), _response(row, "rejected", prompt)
         if isinstance(row.get("chosen"), list):
             return _split_conversations(row)
-        return _split_transcripts(_text(row, "chosen"), _text(row, "rejected"))
+        chosen, rejected = _text(row, "chosen"), _text(row, "rejected")
+        for column, transcript in (("chosen", chosen), ("rejected", rejected)):
+            if not transcript.startswith("\n\nHuman:"):
+                raise _without_prompt(row, column)
+        return _split_transcripts(chosen, rejected)
     if "completion" in row:
         prompt = _prompt(row)
         return prompt, _response(row, "completion", prompt), None
@@ -140,10 +149,17 @@ def _parse(row: Mapping[str, Any]) -> tuple[Conversation, str, str | None]:
     raise DataError(f"the columns {sorted(row)} hold neither chosen and rejected, nor completion, nor messages")
 
 
+def _without_prompt(row: Mapping[str, Any], column: str) -> DataError:
+    """Return the error of a comparison whose ``column`` is no transcript, with the column that the prompt may be in."""
+    said = f"there is no prompt, and {column} is no transcript that starts with a Human turn; the row has {sorted(row)}"
+    others = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
+    asking = [name for name, value in others.items() if isinstance(value, str) and len(value.split()) > 1]
+    if len(asking) == 1:
+        return MisnamedError(f"{said}: rename {asking[0]} to prompt")
+    return DataError(f"{said} and needs prompt, chosen and rejected")
+
+
 def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, str, str]:
-    for column, transcript in (("chosen", chosen), ("rejected", rejected)):
-        if not transcript.startswith("\n\nHuman:"):
-            raise DataError(f"there is no prompt, and {column} is no transcript that starts with a Human turn")
     # Where one side's answer goes on in a second Assistant turn, only the shared start says where the answer starts.
     shared = cut = 0
     for asked, turn in pairwise(TURN.finditer(chosen)):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infalign.errors import ConfigError
-from infalign.spelling import did_you_mean
+from infalign.spelling import did_you_mean, nearest
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")
@@ -37,9 +37,16 @@ def find(recipe: str | Path) -> Path:
 
 
 def meant(path: Path) -> str:
-    """Return how to name the recipe that the name of a missing file suggests."""
+    """Return how to name the recipe that the name of a missing file suggests: one that comes along or lies beside."""
     names = [found.name for found in built_in()]
-    return f"did you mean {path.stem}?" if path.stem in names else "`infalign recipes` lists those that come along"
+    if path.stem in names:
+        return f"did you mean {path.stem}?"
+    try:
+        beside = {file.stem: str(file) for file in path.parent.iterdir() if file.suffix in ENDINGS and file != path}
+    except (OSError, ValueError):  # no folder, or a name that none can have
+        beside = {}
+    near = nearest(path.stem, beside)
+    return f"did you mean {beside[near]}?" if near else "`infalign recipes` lists those that come along"
 
 
 def named(name: str) -> Path:

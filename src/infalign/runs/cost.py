@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -14,10 +14,11 @@ from infalign.models.pretrained import conversation_ids, load_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.passes import Speeds, Texts, UnknownSizeError
 from infalign.runs.run import Run
-from infalign.runs.stages.data import HELD_OUT_PAIRS
+from infalign.runs.stages.data import split
 from infalign.runs.units import Unit
 
 TAUGHT, SAMPLE = 2000, 256  # examples that a tokenizer is trained on here, and those whose lengths are measured
+FITTED = 2000  # prompts of a split of which it is seen whether they fit
 LETTERS = 4  # of a token, where no tokenizer is here
 
 
@@ -77,10 +78,8 @@ def stand_in(run: Run, examples: Sequence[Example]) -> tuple[Any, bool]:
     return train_tokenizer(texts, policy.scratch or Scratch()), policy.scratch is not None
 
 
-def texts_of(
-    run: Run, train: Sequence[Example], test: Sequence[Example], whole: bool, tokenizer: Any, exact: bool
-) -> Texts:
-    """Return how much text a run has, before it is prepared: splits as they are on average, lengths of a sample.
+def texts_of(run: Run, train: list[Example], test: list[Example], whole: bool, tokenizer: Any, exact: bool) -> Texts:
+    """Return how much text a run has, before it is prepared: the rows of its splits, lengths of a sample.
 
     ``whole`` says whether no other rows are on the hub. Without examples here, texts are as long as the recipe allows.
     """
@@ -99,28 +98,20 @@ def texts_of(
     some = train[:: max(1, len(train) // SAMPLE)]
     prompts, responses = [asked(example) for example in some], [tokens(example.chosen) for example in some]
     short = [length for length in prompts if length <= data.max_prompt_tokens] or [data.max_prompt_tokens]
-    rows = _rows(run, train, test, len(short) / len(prompts)) if whole else {}
+    rows = _rows(run, train, test, lambda example: asked(example) <= data.max_prompt_tokens) if whole else {}
     drawn = fmean(min(length, longest) for length in responses)
     return Texts(rows, fmean(short), fmean(responses), drawn)
 
 
-def _rows(run: Run, train: Sequence[Example], test: Sequence[Example], fitting: float) -> Mapping[str, int]:
-    """Return the rows of the tables that the stage data will write, by the shares of its splits."""
-    data, judge = run.recipe.data, run.recipe.judge
-    kept = 1.0 if data.test else 1 - data.test_fraction
-    to_judge = data.judge_fraction if judge is not None and judge.trained else 0.0
-    pairs = sum(example.rejected is not None for example in train)
-    prompts, groups = len({e.prompt_id for e in train}), len({e.group for e in train if e.rejected is not None})
-    if data.test:
-        tested, test_pairs = len({e.prompt_id for e in test}), len({e.group for e in test if e.rejected is not None})
-    else:
-        tested, test_pairs = round(data.test_fraction * prompts), round(data.test_fraction * groups)
-    counts = {
-        "demonstrations": kept * (len(train) - pairs or pairs),
-        "reward_pairs": kept * (1 - to_judge) * pairs,
-        "judge_pairs": kept * to_judge * pairs,
-        "test_pairs": min(test_pairs, HELD_OUT_PAIRS),
-        "train_prompts": fitting * kept * (1 - to_judge) * prompts,
-        "test_prompts": fitting * tested,
-    }
-    return {name: round(count) for name, count in counts.items()}
+def _rows(run: Run, train: list[Example], test: list[Example], fits: Callable[[Example], bool]) -> Mapping[str, int]:
+    """Return the rows of the tables that the stage data will write, and how many prompts will be too long."""
+    recipe = run.recipe
+    learns = recipe.judge is not None and recipe.judge.trained
+    found = split(recipe.data, train, test, judge_learns=learns, seed=recipe.seed)
+    rows = {name: len(table) for name, table in found.tables.items()}
+    for name, asking in found.asking.items():
+        distinct = list({example.prompt_id: example for example in asking}.values())
+        some = distinct[:: max(1, len(distinct) // FITTED)]
+        rows[f"{name}_prompts"] = round(len(distinct) * fmean(map(fits, some))) if some else 0
+        rows[f"{name}_prompts_too_long"] = len(distinct) - rows[f"{name}_prompts"]
+    return rows

@@ -3,10 +3,10 @@
 Nothing of it is stored: the terminal, ``infalign status`` and the report read the same records.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infalign.display import listed_names
+from infalign.display import counted, listed_names
 from infalign.errors import InfalignError
 from infalign.runs.layout import Summary
 from infalign.runs.recipe import Recipe
@@ -55,6 +55,22 @@ def sentences(found: Iterable[Finding]) -> list[str]:
     return [f"{listed_names(names)}: {said}" for said, names in units.items()]
 
 
+def fewer_prompts(recipe: Recipe, rows: Mapping[str, int]) -> str:
+    """Return how many of the prompts that a recipe asks for there are, by the rows of its data; nothing if all are."""
+    asked = {"train": ("rollout", recipe.rollout.prompts), "test": ("evaluate", recipe.evaluate.prompts)}
+    short = [name for name, (_, wanted) in asked.items() if rows.get(f"{name}_prompts", wanted) < wanted]
+    if not short:
+        return ""
+    there = (
+        f"{rows[f'{name}_prompts']:,} of the {asked[name][1]:,} prompts of {asked[name][0]}.prompts" for name in short
+    )
+    kept = recipe.judge is not None and recipe.judge.trained and "train" in short
+    too_long = any(rows[f"{name}_prompts_too_long"] for name in short)
+    why = ["the judge's (data.judge_fraction)"] * kept + ["too long (data.max_prompt_tokens)"] * too_long
+    beside = f" beside those that are {' or '.join(why)}" if why else ""
+    return f"{', '.join(there)}: the data has no more{beside}"
+
+
 def check_worth(recipe: Recipe, found: Iterable[Finding]) -> None:
     """Raise InfalignError for a worthless result, unless the recipe allows them."""
     for finding in found:
@@ -76,6 +92,8 @@ def _worthless(summary: Summary) -> Iterator[str]:
 
 
 def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
+    if fewer := fewer_prompts(recipe, summary):
+        yield fewer
     for name, long in summary.items():
         kept = name.removesuffix("_too_long")
         if name != kept and long > summary.get(kept, long):
@@ -92,7 +110,7 @@ def _of_training(summary: Summary) -> Iterator[str]:
     history = summary.get("history")
     if history and (steps := history[-1]["step"]) < FEW_STEPS:
         yield (
-            f"the training had {steps} optimiser {'step' if steps == 1 else 'steps'}, the first at learning rate 0; "
+            f"the training had {counted(steps, 'optimiser step')}, the first at learning rate 0; "
             "raise its fit.epochs or lower its fit.batch_size"
         )
     if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -15,7 +16,7 @@ from infalign.data.sets import SETS, part_file
 from infalign.errors import ConfigError
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import Served, is_extreme, rewinds
+from infalign.method.procedures import is_extreme, rewinds
 from infalign.models.gguf import is_gguf
 from infalign.models.settings import is_hub_id
 from infalign.rewards.function import function_reward, is_file
@@ -43,8 +44,19 @@ class Answers:
 def write_first_recipe(answers: Answers, path: Path) -> list[str]:
     """Write the recipe of ``answers`` to a new file and return the commands that come next.
 
+    Raises as `checked` does, and nothing is written then.
+    """
+    write_text(path, checked(answers, path))
+    named = answers.data in SETS and not part_file("data", answers.data, "train").is_file()
+    fetch = [f"infalign data get {answers.data}"] * named
+    return [*fetch, f"infalign run {_called(path)} --dry-run", f"infalign run {_called(path)}"]
+
+
+def checked(answers: Answers, path: Path) -> str:
+    """Return the text of the recipe for a new file, which was read as every recipe is.
+
     Raises ConfigError for a file that is there, and for an answer that cannot be; DataError for data that cannot be
-    read. Nothing is written then.
+    read.
     """
     if path.exists():
         raise ConfigError(f"{path} is there already and is not overwritten; choose another --out")
@@ -52,10 +64,7 @@ def write_first_recipe(answers: Answers, path: Path) -> list[str]:
         raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
     text = first_recipe(answers, path)
     recipe_of(text.encode(), path)
-    write_text(path, text)
-    named = answers.data in SETS and not part_file("data", answers.data, "train").is_file()
-    fetch = [f"infalign data get {answers.data}"] * named
-    return [*fetch, f"infalign run {_called(path)} --dry-run", f"infalign run {_called(path)}"]
+    return text
 
 
 def first_recipe(answers: Answers, path: Path) -> str:
@@ -72,7 +81,7 @@ def first_recipe(answers: Answers, path: Path) -> str:
     procedure, budget, k = read_procedure(answers.procedure), answers.kl_budget, ROLLOUTS[scratch]
     most = procedure.n if is_extreme(procedure) else 1
     samples = rewind_samples(procedure) if rewinds(procedure) else 2 * most
-    transform = _best_transform(procedure, budget, k)
+    transform = _best_transform(answers.procedure, budget, k)
     reward_trunk = given == "fit"
     ordinary = [
         "  ordinary:                # ordinary RLHF, to compare with",
@@ -113,9 +122,10 @@ def first_recipe(answers: Answers, path: Path) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _best_transform(procedure: Served, kl: float, k: int) -> str:
+@cache
+def _best_transform(procedure: str, kl: float, k: int) -> str:
     """Return the transformation that `infalign choose` finds best of those that a recipe can spell."""
-    found = rank(procedure, kl=kl, rollouts=k).candidates
+    found = rank(read_procedure(procedure), kl=kl, rollouts=k).candidates
     spelled = [candidate for candidate in found if not candidate.transform.name.startswith("optimal")]
     if not spelled:
         raise ConfigError(f"no transformation that has a name can spend {kl} nats; give a smaller --kl-budget")

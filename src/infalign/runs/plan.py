@@ -17,7 +17,7 @@ from rich.table import Table
 
 from infalign.data.examples import Example
 from infalign.data.sources import Source, read_examples
-from infalign.display import duration, heading, listed_names, plain_table, say
+from infalign.display import counted, duration, heading, listed_names, plain_table, say
 from infalign.errors import ConfigError
 from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.http import api_key, within
@@ -29,6 +29,7 @@ from infalign.models.settings import Model, Scratch, is_hub_id
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
+from infalign.runs.findings import fewer_prompts
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import Layout, records
 from infalign.runs.ownership import check_inputs, check_run_dir
@@ -82,9 +83,11 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     asked = wanted(run)
     tokenizer, exact = stand_in(run, train)
     texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
+    if fewer := fewer_prompts(recipe, texts.rows):
+        say(console, f"[yellow]![/] {fewer}")
     _print_work(recipe.named_models, run, asked, texts, tokenizer, console)
     _print_policies(recipe, console)
-    _print_cost(run.recipe, console)  # whose models are folders
+    _print_cost(run.recipe, texts, console)  # whose models are folders
 
 
 def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[Example], list[str]]:
@@ -102,16 +105,9 @@ def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[E
             examples, skipped = read_examples(recipe.data, [source], seed=recipe.seed)
             found[where] += examples
             pairs = sum(example.rejected is not None for example in examples)
-            left_out = f", {len(skipped):,} invalid rows left out" if skipped else ""
-            counts = f"{pairs:,} preference pairs, {len(examples) - pairs:,} demonstrations{left_out}"
-            say(console, f"{where}.{i}: {_origin(source)}: {counts}")
-    prompts = {example.prompt_id for example in found["data.sources"]}
-    if len(prompts) < recipe.rollout.prompts and all(source.hub is None for source in recipe.data.sources):
-        say(
-            console,
-            f"[yellow]![/] rollout.prompts is {recipe.rollout.prompts:,}, and the data has {len(prompts):,} prompts, "
-            "test prompts among them; all training prompts get rollouts",
-        )
+            left_out = f", {counted(len(skipped), 'invalid row')} left out" if skipped else ""
+            counts = f"{counted(pairs, 'preference pair')}, {counted(len(examples) - pairs, 'demonstration')}"
+            say(console, f"{where}.{i}: {_origin(source)}: {counts}{left_out}")
     return found["data.sources"], found["data.test"], on_hub
 
 
@@ -190,7 +186,7 @@ def _print_work(
             known = (decimal(round(memory)), duration(seconds)) if seconds else ("?", "?")
             numbers = (f"{tokens:,.0f}", *known) if tokens else ()
             table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *numbers)
-    _print(console, f"Work in {run.layout.root}, at most {at_once} jobs at a time", table)
+    _print(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at a time", table)
     for line in reasons(todo):
         say(console, line, markup=False)
     if any(left.values()):
@@ -231,15 +227,16 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         say(console, f"[yellow]![/] {warning}")
 
 
-def _print_cost(recipe: Recipe, console: Console) -> None:
+def _print_cost(recipe: Recipe, texts: Texts, console: Console) -> None:
     rollout, evaluate, tokens = recipe.rollout, recipe.evaluate, recipe.rollout.max_new_tokens
+    prompts = texts.prompts(rollout.prompts, "train")
     generated = {
-        "training rollouts": rollout.prompts * rollout.k,
-        "evaluation": (1 + len(recipe.policies)) * evaluate.prompts * evaluate.samples,
+        "training rollouts": prompts * rollout.k,
+        "evaluation": (1 + len(recipe.policies)) * texts.prompts(evaluate.prompts, "test") * evaluate.samples,
     }
     stored = sum(generated.values()) * (tokens * TOKEN_BYTES + ROW_BYTES)
     if a_prompt := sum(policy.generated_a_prompt for policy in recipe.policies.values()):
-        generated["on-policy training"] = math.ceil(rollout.prompts * a_prompt)
+        generated["on-policy training"] = math.ceil(prompts * a_prompt)
     table = plain_table("generated", "responses", "tokens at most", breaking=[0, 1, 2])
     for purpose, responses in generated.items():
         table.add_row(purpose, f"{responses:,}", f"{responses * tokens:,}")
@@ -248,7 +245,8 @@ def _print_cost(recipe: Recipe, console: Console) -> None:
     known = [size for size in sizes if size is not None]
     models = WEIGHT_BYTES * sum(known)
     checkpoints = 2 * CHECKPOINT_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
-    unknown = "" if len(known) == len(sizes) else f", and {len(sizes) - len(known)} models whose size the hub knows"
+    unseen = len(sizes) - len(known)
+    unknown = f", and {counted(unseen, 'model')} whose size the hub knows" if unseen else ""
     say(
         console,
         f"\nDisk, at most: tables {decimal(stored)}, models {decimal(models)}, checkpoints while training "

@@ -1,9 +1,9 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -43,6 +43,39 @@ def units(run: Run) -> Iterator[Unit]:
     )
 
 
+class Split(NamedTuple):
+    """The rows of training, the rows of each table, and those whose prompts are the train and the test prompts.
+
+    ``overlapping`` rows share the start of a conversation with the test and are in none.
+    """
+
+    train: list[Example]
+    tables: Mapping[str, list[Example]]
+    asking: Mapping[str, list[Example]]
+    overlapping: int
+
+
+def split(data: Data, examples: list[Example], test: list[Example], *, judge_learns: bool, seed: int) -> Split:
+    """Return the rows of ``data.sources`` and of ``data.test`` as a run uses them, without leaks between the tables."""
+    if data.test:
+        train, overlapping = without_groups_of(examples, test)
+    else:
+        fraction = data.test_fraction
+        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
+        train, test, overlapping = parts["train"], parts["test"], 0
+    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge needs no rows
+    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
+    tables = {
+        "demonstrations": [e for e in train if e.rejected is None] or train,
+        "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
+        "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
+        # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
+        "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
+    }
+    tables["test_pairs"] = tables["test_pairs"][:HELD_OUT_PAIRS]
+    return Split(train, tables, {"train": parts["reward"], "test": test}, overlapping)
+
+
 def prepare_data(
     data: Data, policy: PolicyModel, layout: Layout, *, judge_learns: bool, seed: int, on_progress: OnProgress
 ) -> Summary:
@@ -53,36 +86,18 @@ def prepare_data(
     Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
-    if data.test:
-        test, skipped_test = read_examples(data, data.test, seed=seed)
-        skipped += skipped_test
-        train, overlapping = without_groups_of(examples, test)
-    else:
-        fraction = data.test_fraction
-        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
-        train, test, overlapping = parts["train"], parts["test"], 0
-    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge needs no rows
-    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
+    test, skipped_test = read_examples(data, data.test, seed=seed)
+    skipped += skipped_test
+    found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
 
-    tokenizer = _tokenizer(policy, train)
-    prompts = {
-        "train": _distinct_prompts(parts["reward"], tokenizer, data.max_prompt_tokens),
-        "test": _distinct_prompts(test, tokenizer, data.max_prompt_tokens),
-    }
+    tokenizer = _tokenizer(policy, found.train)
+    prompts = {name: _distinct_prompts(rows, tokenizer, data.max_prompt_tokens) for name, rows in found.asking.items()}
     for name, (short, _) in prompts.items():
         if len(short) < LEAST_PROMPTS:
             raise DataError(
                 f"{len(short)} {name} prompts of at most {data.max_prompt_tokens} tokens are left, and a run "
                 f"takes {LEAST_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
             )
-    demonstrations = [e for e in train if e.rejected is None] or train
-    pairs = {
-        "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
-        "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
-        # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
-        "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
-    }
-    pairs["test_pairs"] = pairs["test_pairs"][:HELD_OUT_PAIRS]
 
     layout.record("data").unlink(missing_ok=True)  # from here on the recorded output is replaced
     remove(layout.data)
@@ -91,7 +106,7 @@ def prepare_data(
         tokenizer.save_pretrained(layout.tokenizer)
     for name, (short, _) in prompts.items():
         _write_prompts(layout.prompts(name), short)
-    for name, rows in {"demonstrations": demonstrations, **pairs}.items():
+    for name, rows in found.tables.items():
         _write_examples(layout.data / f"{name}.parquet", rows)
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
     return {
@@ -99,9 +114,8 @@ def prepare_data(
         "skipped": len(skipped),
         "repeated": len(examples) - len({(e.prompt_id, e.chosen, e.rejected) for e in examples}),
         "contradictory": _contradictory(examples),
-        "dropped_shared_start": overlapping,
-        "demonstrations": len(demonstrations),
-        **{name: len(rows) for name, rows in pairs.items()},
+        "dropped_shared_start": found.overlapping,
+        **{name: len(rows) for name, rows in found.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
     }
