@@ -15,7 +15,7 @@ SHORT = 0.2  # of theory's gain over the reference: what is missing when trainin
 def verdict(results: Numbers) -> list[str]:
     """Return the outcome in a few paragraphs: what to ship, what its training gained, for which N it pays, what next.
 
-    Those judge who trained none of the policies, where there are any.
+    It is judged by those that trained none of the policies, where there are any.
     """
     judges = unseen(results)
     best = best_policy(results)
@@ -42,7 +42,7 @@ def best_policy(results: Numbers) -> str:
 
 
 def judged_in_words(results: Numbers) -> list[str]:
-    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by him."""
+    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by it."""
     sentences = []
     for judge, found in results["judged"].items():
         *_, (most, last) = found["best_of_n"].items()
@@ -187,7 +187,7 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
         if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
             known = results["base"]["agreement"].get(judge)
             agrees = (
-                f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
+                f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {ratio(known)}" if known else ""
             )
             return f"Next: a better reward model{agrees}, or a smaller kl_budget."
     more, spent = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}", _spent(policy)
