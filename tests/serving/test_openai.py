@@ -493,6 +493,12 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(
             client.chat.completions.create(**asked())
 
 
+def test_help_and_page_say_that_one_temperature_is_served(main: Any) -> None:
+    """Who wants another finds out before the server is up."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert all("Only temperature 1 is served" in said for said in (main("serve", "--help")[1], page))
+
+
 def test_the_command_serves_with_a_token(evaluated_run: Path) -> None:
     """The client's API key is the token; without one nothing but this machine's own address is listened at."""
     refused = micro.infalign("serve", evaluated_run, "--host", "0.0.0.0")
