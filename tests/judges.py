@@ -27,7 +27,7 @@ class GaussianJudge:
         return chance
 
     def ahead(self, score: Array) -> Array:
-        """How far the judge puts a score above each of NODES, in units of his own spread."""
+        """How far the judge puts a score above each of NODES, in units of its own spread."""
         return np.asarray(self.rho * (np.ravel(score)[:, None] - NODES) / np.sqrt(2.0 * (1.0 - self.rho**2)))
 
     def chance(self, score: Array) -> Array:
@@ -57,7 +57,7 @@ class RewardAsJudge:
 
 @dataclass(frozen=True)
 class TurningJudge:
-    """He likes the normal score ``peak`` best: A = 0.8·e^{−(s − peak)²/2}."""
+    """It likes the normal score ``peak`` best: A = 0.8·e^{−(s − peak)²/2}."""
 
     peak: float
 

@@ -48,14 +48,19 @@ def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
     return table
 
 
+def number(value: float, form: str = ".2f") -> str:
+    """Return a number as it is shown, with a minus sign where a hyphen would be written: ``−0.30``."""
+    return f"{value:{form}}".replace("-", "−")
+
+
 def amount(e: Estimate, digits: int = 2) -> str:
     """Return an estimate with its interval: ``0.93 (0.88–0.98)``."""
-    return _with_interval(e, lambda value: f"{value:.{digits}f}")
+    return _with_interval(e, lambda value: number(value, f".{digits}f"))
 
 
 def share(e: Estimate) -> str:
     """Return an estimated share in per cent with its interval: ``71.2 (69.5–72.9)``."""
-    return _with_interval(e, lambda value: f"{100 * value:.1f}")
+    return _with_interval(e, lambda value: number(100 * value, ".1f"))
 
 
 def percent(share: float) -> str:
@@ -70,7 +75,7 @@ def percent(share: float) -> str:
 
 def ratio(e: Estimate, digits: int = 2) -> str:
     """Return an estimate that can be negative with its interval: ``0.12 (−0.05 to 0.29)``."""
-    return _with_interval(e, lambda value: f"{value:.{digits}f}".replace("-", "−"), " to ")
+    return _with_interval(e, lambda value: number(value, f".{digits}f"), " to ")
 
 
 def gain(e: Estimate) -> str:
@@ -80,17 +85,17 @@ def gain(e: Estimate) -> str:
 
 def plus_minus(e: Estimate) -> str:
     """Return an estimate with the larger half of its interval: ``0.93 ± 0.05``."""
-    return f"{e['mean']:.2f} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
+    return f"{number(e['mean'])} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
 
 
 def _with_interval(e: Estimate, write: Callable[[float], str], between: str = "–") -> str:
     mean, low, high = (write(e[key]) for key in ("mean", "low", "high"))
-    return f"{mean} ({low}{between}{high})"
+    return f"{mean} ({low}{' to ' if '−' in low else between}{high})"
 
 
 def in_points(difference: float) -> str:
     """Return a difference of shares in percentage points: ``+1.2``."""
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    return number(100 * difference, "+.1f")
 
 
 def duration(seconds: float) -> str:

@@ -55,10 +55,11 @@ def make_recipe(root: Path, *, policies: dict, gold: bool = True, **changes: obj
     )
 
 
-def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: float = 0.5) -> None:
+def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: float = 0.5, said: str = ATTACK) -> None:
     """Write what a finished evaluation leaves: every policy follows the theory's law at KL 0.5, judges hear noise.
 
-    With ``levels`` the reward takes only so many values; ``kl`` is what the first policy is said to have spent.
+    With ``levels`` the reward takes only so many values; ``kl`` is what the first policy is said to have spent,
+    and every response has ``said`` in it.
     """
     layout, rng = Layout(root), np.random.default_rng(0)
     layout.data.mkdir(parents=True)
@@ -81,7 +82,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
             law = law_at_kl(parse_transform(recipe.policies[name].shaping.name), kl=0.5)
             ranks = np.interp(ranks, law.cdf.ravel(), law.u.ravel())
         columns = {"prompt_id": np.repeat(ids, SAMPLES), "index": np.tile(np.arange(SAMPLES, dtype=np.int32), PROMPTS)}
-        texts = [f"{name} says {ATTACK} {i}" for i in range(PROMPTS * SAMPLES)]
+        texts = [f"{name} says {said} {i}" for i in range(PROMPTS * SAMPLES)]
         samples = layout.evaluation(name) / "samples"
         samples.mkdir(parents=True)
         finish = ["length"] * len(texts)
@@ -193,6 +194,20 @@ def test_policies_that_follow_the_law_lie_on_the_theory(run):
     assert rows[1]["gain"] == gain(measured)
 
 
+@pytest.mark.parametrize(
+    ("spent", "said"), [(0.57, r"brought down from 0\.5\d nats"), (2.0, r"not compared: at least \d\.\d\d nats")]
+)
+def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spent, said):
+    """Table, terminal and verdict say the same of it: it has a win rate and a star, or neither."""
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False)
+    finish_run(tmp_path, recipe, kl=spent)
+    rows, shown = comparison_rows(read_results(tmp_path)), printed(tmp_path, 120)
+    row, compared = next(row for row in rows if row["method"] == "exp:10 (qrpo)"), spent < 1
+    assert re.fullmatch(said, row["outside"])
+    assert (row["wins"] != "–") == compared == ("exp:10 (qrpo) *" in shown) == ("is brought down to this KL" in shown)
+    assert ("exp:10 (qrpo) is not compared" in shown) == (not compared)
+
+
 def test_policies_that_follow_the_law_know_the_ranks(run):
     """Their ρ is 1 within its interval, and the best that they reach is theory's at the KL that they spent."""
     results = read_results(run[1])
@@ -210,7 +225,7 @@ def test_policies_that_follow_the_law_know_the_ranks(run):
 
 
 def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
-    """The judge of this run hears noise on the rank: what A promises is what he measures, below his own optimum."""
+    """The judge of this run hears noise on the rank: what A promises is what it measures, below its own optimum."""
     results = read_results(run[1])
     for judge, found in results["judged"].items():
         for name, expected in found["at_kl"].items():
@@ -347,6 +362,26 @@ def test_model_text_is_text(run):
     html = html_of(run[1])
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<script" not in html
+
+
+def test_control_characters_of_a_model_are_shown_as_such(tmp_path):
+    """A page cannot hold them, wherever a model or a prompt has them; new lines and tabs stay."""
+    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False)
+    finish_run(tmp_path, recipe, said="a\0b\x1b[31mc\x7fd\x85e\n\tf")
+    write(recipe, Layout(tmp_path))
+    html = html_of(tmp_path)
+    assert "only says a\ufffdb\ufffd[31mc\ufffdd\ufffde\n\tf" in html
+    assert set(re.findall(r"[\x00-\x1f\x7f-\x9f]", html)) == {"\n", "\t"}
+
+
+def test_numbers_have_one_minus_sign(run):
+    """Below zero a number is written with a minus sign, and its interval with a word that no sign runs into."""
+    below = {"mean": -0.3, "low": -0.36, "high": -0.23}
+    assert amount(below) == "−0.30 (−0.36 to −0.23)"
+    assert share(below | {"high": 0.02}) == "−30.0 (−36.0 to 2.0)"
+    text = re.sub(r"<style.*?</style>|<[^>]+>", "", html_of(run[1]), flags=re.DOTALL)
+    assert re.search(r"reward −\d\.\d\d", text)
+    assert re.findall(r"[ (]-\.?\d.*", text) == []
 
 
 def test_served_example_is_the_best_of_the_first_n(run):
@@ -557,6 +592,19 @@ def test_a_phone_scrolls_down_only(run, browser, opened):
     show(browser, run[1] / "report.html", 375)
     browser.execute_script(f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
+
+
+def test_the_number_that_counts_is_in_sight_of_a_phone(run, browser):
+    """The served procedure is the first column of win rates; a wide page has every table whole."""
+    columns = "return [...document.querySelectorAll('#numbers ~ .scroll thead')[0].querySelectorAll('th')]"
+    show(browser, run[1] / "report.html", 390)
+    heads = browser.execute_script(f"{columns}.map(th => [th.textContent, th.getBoundingClientRect().right])")
+    names = [name for name, _ in heads]
+    assert names == ["judged by", "policy", "best-of-4", "the same at equal length", "standard"]
+    assert heads[2][1] <= 390
+    show(browser, run[1] / "report.html", 1200)
+    wide = "return [...document.querySelectorAll('.scroll')].filter(d => d.scrollWidth > d.clientWidth).length"
+    assert browser.execute_script(wide) == 0
 
 
 def test_examples_wait_for_a_click(run, browser):

@@ -214,6 +214,7 @@ TURN = {"role": "user", "content": PROMPT}
     ("change", "status", "param", "said"),
     [
         ({"model": "gpt-4"}, 404, "model", "this server has aware"),
+        ({"model": "reference"}, 404, "model", "--policy NAME` serves the run's other policies: reference"),
         ({"model": "aware:best-of-none"}, 404, "model", "unknown procedure 'best-of-none'"),
         ({"model": "aware:best-of-2000"}, 400, "model", "1,024 are the most"),
         ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
@@ -228,10 +229,12 @@ TURN = {"role": "user", "content": PROMPT}
         ({"n": 0}, 400, "n", "greater than or equal to 1"),
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"seed": 2**70}, 400, "seed", "less than"),
-        ({"messages": []}, 400, "messages", "empty"),
+        ({"messages": []}, 400, "messages", "messages is empty; give at least a message of the user"),
         ({"messages": [TURN | {"role": "tool"}]}, 400, "messages", "has the role 'tool'"),
         ({"messages": [TURN | {"role": "assistant"}]}, 400, "messages", "does not end with a user turn"),
-        ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "exceeds the model's context"),
+        ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "up to 12 exceeds the model's context of"),
+        ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "the content of a message is not text"),
+        ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "the role of a message is not text"),
         ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "with a text"),
         ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "with a text"),
         ({"messages": [3]}, 400, "messages", "not an object with role and content"),
@@ -248,6 +251,16 @@ def test_what_is_not_served_is_refused_with_the_field(
     assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize("path", ["completions", "responses", "embeddings"])
+def test_an_unknown_path_says_which_there_are(client: OpenAI, path: str) -> None:
+    """OpenAI's client shows the sentence, not a bare page."""
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.post(f"/{path}", body={"model": "aware"}, cast_to=object)
+    said = f"there is no '/v1/{path}'; this server has /v1/chat/completions and /v1/models"
+    about = {"type": "invalid_request_error", "param": None, "code": "unknown_url"}
+    assert refused.value.body == {"message": said, **about}
 
 
 def test_a_prompt_that_is_too_long_for_the_base_is_refused(evaluated_run: Path, client: OpenAI) -> None:
@@ -478,6 +491,12 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(
         engine.broken_after = 0
         with pytest.raises(openai.InternalServerError, match="did not answer"):
             client.chat.completions.create(**asked())
+
+
+def test_help_and_page_say_that_one_temperature_is_served(main: Any) -> None:
+    """Who wants another finds out before the server is up."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert all("Only temperature 1 is served" in said for said in (main("serve", "--help")[1], page))
 
 
 def test_the_command_serves_with_a_token(evaluated_run: Path) -> None:

@@ -44,6 +44,8 @@ Any OpenAI client works: base_url http://localhost:8080/v1, and as the model the
 policy's name, with another procedure behind a colon: aware:worst-of-8,
 aware:standard (which streams), aware:rewind:0.85:32. Tokens of all draws count
 as completion tokens. /v1/models, /health and /metrics answer too.
+Only temperature 1 is served, and top_p 1: another would be another policy than
+the one that was trained, and the report's win rates would not be its own.
 Any --host but this machine's own needs a token in INFALIGN_SERVE_TOKEN, which
 clients give as their API key.
 With --engine-url another server, such as vLLM, draws (its key is read from

@@ -30,7 +30,7 @@ def length_controlled(
     ``blocks`` are pairs (policy, base) with lengths; prompts with other numbers of samples go to another block. Where
     no lengths differ these are the win rates themselves. tanh is rounded to 1/100. Cost: all pairs, for one procedure.
 
-    It answers for a judge who is swayed by length alone, alike for every prompt, in steps of log odds that saturate. Do
+    It answers for a judge swayed by length alone, alike for every prompt, in steps of log odds that saturate. Do
     not trust it where good answers have to be long, or where few pairs are near equal length: there α is extrapolated.
 
     Raises DataError without lengths, where every served pair is won or every one lost, where all of the policy's

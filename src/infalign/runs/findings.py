@@ -6,7 +6,7 @@ Nothing of it is stored: the terminal, ``infalign status`` and the report read t
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infalign.display import counted, listed_names
+from infalign.display import counted, listed_names, number
 from infalign.errors import InfalignError
 from infalign.runs.layout import Summary
 from infalign.runs.recipe import Recipe
@@ -114,7 +114,8 @@ def _of_training(summary: Summary) -> Iterator[str]:
             "raise its fit.epochs or lower its fit.batch_size"
         )
     if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):
-        yield f"the loss rose from {first:.3g} to {summary['loss']:.3g}; lower its fit.learning_rate"
+        least, last = number(first, ".3g"), number(summary["loss"], ".3g")
+        yield f"the loss rose from {least} to {last}; lower its fit.learning_rate"
     if summary.get("overfitted"):
         yield (
             "no checkpoint has a lower held-out loss than the reference; lower its fit.learning_rate, or raise "
@@ -158,7 +159,7 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     if policy is None or budget is None or abs(kl - budget) <= OFF * budget:
         return
     cure = policy.spends(more=kl < budget)
-    yield f"the KL is {kl:.2g} nats, {kl / budget:.1%} of the {budget:.3g} it is to spend; {cure}"
+    yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the {budget:.3g} it is to spend; {cure}"
 
 
 def _of_judges(recipe: Recipe, unit: str) -> Iterator[str]:

@@ -221,7 +221,7 @@ def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: fl
 def _judged(
     evaluated: Evaluated, solvers: Mapping[str, Solver], judge: str, policies: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what theory expects by a judge who is not the reward, from the reference's samples that both scored.
+    """Return what theory expects by a judge that is not the reward, from the reference's samples that both scored.
 
     ``best_of_n`` has the reference's own win rates, and from which N they fall; ``at_kl`` for each policy what its Φ
     and what the best Φ for this judge win at the policy's KL, with intervals. ``none`` is why there is no ``at_kl``.
@@ -252,7 +252,7 @@ def _judged(
 
 
 def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -> dict[str, float]:
-    """Return what a policy wins by an estimated judge, with the interval of what is known of him, over prompts."""
+    """Return what a policy wins by an estimated judge, with the interval of what is known of it, over prompts."""
     low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), [0.5 - level / 2, 0.5 + level / 2])
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
 

@@ -130,15 +130,21 @@ def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling
     """Raise if ``model`` cannot answer the prompt with ``max_new_tokens`` tokens."""
     check_not_empty(prompt_ids, prompt_id)
     check_evaluating(model)
-    config = model.config.get_text_config(decoder=True)
-    context = getattr(config, "max_position_embeddings", None)
+    context = context_of(model)
     if context is not None and len(prompt_ids) + sampling.max_new_tokens > context:
         raise DataError(
             f"prompt {prompt_id!r} has {len(prompt_ids)} tokens, which with max_new_tokens {sampling.max_new_tokens} "
             f"exceeds the model's context of {context}; drop the prompt or lower max_new_tokens"
         )
-    if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
-        raise DataError(f"prompt {prompt_id!r} has token ids outside the model's vocabulary of {config.vocab_size}")
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
+        raise DataError(f"prompt {prompt_id!r} has token ids outside the model's vocabulary of {vocabulary}")
+
+
+def context_of(model: Any) -> int | None:
+    """Return how many tokens ``model`` can hold; None if its configuration has no limit."""
+    context: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return context
 
 
 def check_evaluating(model: Any) -> None:

@@ -151,7 +151,10 @@ def _succeeded(task: asyncio.Task[Any]) -> bool:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """A policy with what serves it; ``procedure`` is the one that is meant where nobody says another."""
+    """A policy with what serves it; ``procedure`` is the one that is meant where nobody says another.
+
+    ``others`` are the run's policies that are not served.
+    """
 
     name: str
     procedure: Served
@@ -160,6 +163,7 @@ class ServedPolicy:
     draws: DrawSource
     scores: Scores
     base: BaseRewards
+    others: Sequence[str] = ()
 
     def asked(
         self, conversation: list[Message], procedure: Served, *, seed: int, choice: int = 0, length: int | None = None

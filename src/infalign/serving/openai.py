@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from infalign.data.examples import parse_prompt
+from infalign.display import listed_names
 from infalign.errors import ConfigError, DataError, InfalignError, PartialError
 from infalign.method.procedures import Served, parse_procedure
 from infalign.serving.answers import Answer, Asked, RefusedError, ServedPolicy
@@ -137,10 +138,12 @@ class Desk:
         name = self.policy.name  # that of a folder may have a colon
         spelled = model.removeprefix(name)
         if spelled == model or spelled[:1] not in ("", ":"):
+            others = listed_names(self.policy.others)
+            served = f"; `infalign serve RUN --policy NAME` serves the run's other policies: {others}" if others else ""
             raise _ApiError(
                 404,
                 f"the model {shown(model)} does not exist; this server has {name}, which can be followed by a "
-                f"procedure: {name}:{self.policy.procedure.name}",
+                f"procedure: {name}:{self.policy.procedure.name}{served}",
                 param="model",
                 code="model_not_found",
             )
@@ -270,7 +273,13 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         Route("/health", health),
         Route("/metrics", checked(metrics)),
     ]
-    return Starlette(routes=routes, lifespan=working)
+    return Starlette(routes=routes, exception_handlers={404: _unknown}, lifespan=working)
+
+
+async def _unknown(request: Request, _: Exception) -> Response:
+    """Return the answer at a path that there is not."""
+    said = f"there is no {shown(request.url.path)}; this server has /v1/chat/completions and /v1/models"
+    return _ApiError(404, said, code="unknown_url").response()
 
 
 def _body(content: bytes) -> _Body:
@@ -296,6 +305,8 @@ def _body(content: bytes) -> _Body:
 
 def _messages(body: _Body) -> list[dict[str, str]]:
     """Return the conversation; parts of text are joined. Raises `_ApiError` for one that does not end with the user."""
+    if not body.messages:
+        raise _ApiError(400, "messages is empty; give at least a message of the user", param="messages")
     turns = [dict(turn) if isinstance(turn, dict) else turn for turn in body.messages]
     for place, turn in enumerate(turns):
         if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
@@ -303,6 +314,9 @@ def _messages(body: _Body) -> list[dict[str, str]]:
             if len(texts) < len(parts):
                 raise _ApiError(400, "only parts with a text are read", param=f"messages.{place}.content")
             turn["content"] = "".join(texts)
+        for key in ("role", "content"):
+            if isinstance(turn, dict) and not isinstance(turn.get(key), str):
+                raise _ApiError(400, f"the {key} of a message is not text", param=f"messages.{place}.{key}")
     try:
         return list(parse_prompt({"prompt": turns}, "messages"))
     except DataError as error:

@@ -64,7 +64,9 @@ def opened(
     engine = engine_model or path
     draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, tokenizer, sampling)
     base = BaseRewards(partial(_local, run, run.reference), scores, recipe.rollout.k, sampling)
-    return ServedPolicy(Path(name).resolve().name, served_by, sampling.max_new_tokens, tokenizer, draws, scores, base)
+    others = [other for other in ("reference", *recipe.policies) if other != name]
+    name, longest = Path(name).resolve().name, sampling.max_new_tokens
+    return ServedPolicy(name, served_by, longest, tokenizer, draws, scores, base, others)
 
 
 def _model(run: Run, name: str) -> str:

@@ -83,7 +83,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class JudgeGain:
-    """What is known of the judge, and what the optimum by him gains over the optimum by the reward, exact ranks.
+    """What is known of the judge, and what the optimum by it gains over the optimum by the reward, exact ranks.
 
     ``gain`` is cross-fitted: the optimum is that of one half of the prompts, its worth that by the other half's judge.
     """
@@ -128,7 +128,7 @@ class _Setting:
         return judged_win_rate(law, self.procedure, self.judge.judge)
 
     def resampled(self, law: Law) -> Array:
-        """Return the win rates by each of the resampled judges; a single 0 without a judge, who then adds no error."""
+        """Return the win rates by each of the resampled judges; a single 0 without a judge, which adds no error."""
         if self.judge is None:
             return np.zeros(1)
         return resampled_win_rates(law, self.procedure, self.judge.resampled)
@@ -178,7 +178,7 @@ class _Setting:
             return Exponential(float(f"{start * 2.0**inside.x:.2g}"))
 
         aims = [lambda t: float((most - wins(t)).max()), *(lambda t, i=i: -float(wins(t)[i]) for i in range(most.size))]
-        return [nearby(aim) for aim in (aims if self.judge is None else aims[:1])]  # his chances are less exact
+        return [nearby(aim) for aim in (aims if self.judge is None else aims[:1])]  # its chances are less exact
 
 
 def rank(
@@ -197,7 +197,7 @@ def rank(
     prompts; the best exponentials are searched on others. What memorising costs Rewind-and-Repeat is not known, so its
     ranking is that of the other limit. Raises ConfigError for a budget that the rollouts cannot spend.
 
-    With a ``judge``, estimated for the same ``base``, all win rates are by him, and the optimum by him is a candidate.
+    With a ``judge``, estimated for the same ``base``, all win rates are by it, and the optimum by it is a candidate.
     """
     if rollouts < 1:
         raise ConfigError(f"at least 1 rollout a prompt is needed, found {rollouts}")
@@ -270,7 +270,7 @@ def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
 
 
 def _gain_by(judge: EstimatedJudge, setting: _Setting) -> JudgeGain:
-    """Return what is known of the judge and the cross-fitted gain of the optimum by him."""
+    """Return what is known of the judge and the cross-fitted gain of the optimum by it."""
     known = (judge.prompts, judge.samples, judge.misfit, judge.noise)
     procedure, kl = setting.procedure, setting.kl
     try:

@@ -84,7 +84,7 @@ def finite_rollouts(
     The references of a prompt cut [0, 1] into K + 1 intervals of lengths D ~ Dirichlet(1, …, 1), inside which Ĉ = c/K
     cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves all the
     simulated ``prompts`` and spends ``kl`` nats on average; the win rate is the true one, for continuous rewards,
-    against the base served by ``base``, or by a ``judge``, who knows himself how the base is served. Raises ConfigError
+    against the base served by ``base``, or by a ``judge``, which knows how the base is served. Raises ConfigError
     for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
     """
     base = base or procedure

@@ -1,4 +1,4 @@
-"""What a policy wins by a judge who is not the reward, and the transformation that wins most by him.
+"""What a policy wins by a judge that is not the reward, and the transformation that wins most by it.
 
 With A(u) the judge's chance that a response of reward rank u beats what the base serves, W = ∫ A dh(F): section 4 of
 docs/theory.md with another right-hand side, Φ'(u) = h'(F(u))·A'(u). In the normal score s of u everything is smooth,
@@ -49,7 +49,7 @@ def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> JudgedOptimum:
     """Return the policy with the largest win rate by ``judge`` at ``kl`` nats, served by ``procedure``.
 
     The equation is solved for one plain draw, where Φ = A, and continued to the procedure in steps; and from policies
-    that favour the top and the bottom of the reward, since with a judge who turns several policies may solve it. Raises
+    that favour the top and the bottom of the reward, since several policies may solve it if the judge turns. Raises
     ConfigError for Rewind-and-Repeat and for a budget out of reach.
     """
     if rewinds(procedure):
@@ -131,7 +131,7 @@ def _tilted(phi: Array, kl: float) -> _Solution:
         return float(weight @ information(log_density(log_beta))) - kl
 
     if np.ptp(phi) < 1e-12:
-        raise ConfigError("the judge finds all ranks of the reward equal, so there is nothing to win by him")
+        raise ConfigError("the judge finds all ranks of the reward equal, so there is nothing to win by it")
     lowest = float(np.log(np.ptp(phi))) - 12.0
     if excess(lowest) < 0:
         raise ConfigError(f"a KL of {kl:g} nats is out of reach of the optimum by this judge")

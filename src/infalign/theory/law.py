@@ -130,7 +130,7 @@ def training_beta(transform: Transformation, *, kl: float) -> float:
 def judged_win_rate(law: Law, procedure: Served, judge: Judge) -> float:
     """Return W = ∫ A dh(F), what the policy wins by ``judge`` if it is served by ``procedure``.
 
-    A is the judge's chance against what the base serves, so how the base is served is known to him alone.
+    A is the judge's chance against what the base serves, so how the base is served is known to it alone.
     """
 
     def integrand(law: Law) -> Array:

@@ -5,8 +5,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from infalign.display import amount, gain, ratio, share
+from infalign.display import amount, gain, number, ratio, share
 from infalign.errors import ConfigError
+
+CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
 
 
 def check_drawable(what: str = "the report") -> None:
@@ -19,7 +21,10 @@ def check_drawable(what: str = "the report") -> None:
 
 
 def template(package: str, name: str) -> Any:
-    """Return a template that lies in ``package``; it may extend page.html.j2 and import the macros of parts.html.j2."""
+    """Return a template that lies in ``package``; it may extend page.html.j2 and import the macros of parts.html.j2.
+
+    Control characters, which a model may write and a page cannot hold, are shown as U+FFFD wherever they are.
+    """
     import jinja2
 
     places = [jinja2.PackageLoader(place, ".") for place in dict.fromkeys((package, __package__))]
@@ -27,10 +32,11 @@ def template(package: str, name: str) -> Any:
         loader=jinja2.ChoiceLoader(places),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value.translate(CONTROL) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": share, "amount": amount, "gain": gain, "ratio": ratio}
+    environment.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
     return environment.get_template(name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from infalign.display import COLOURS, INK, PAPER, QUIET, amount, panels, save, share
+from infalign.display import COLOURS, INK, PAPER, QUIET, amount, number, panels, save, share
 from infalign.display import STYLE as ANY_STYLE
 from infalign.evaluation.diagnostics import uniformity
 from infalign.evaluation.intervals import estimate
@@ -196,8 +196,8 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
         "calibration",
         figure,
         f"The same raw reward ranks high for one prompt and low for another: {len(chosen)} training prompts, evenly "
-        f" spaced by median reward (dark: low) among {len(order)}, {rewards_PK.shape[1]} responses each.",
-        f"One rising curve a prompt; the curves lie apart. Their medians reach from {low:.2f} to {high:.2f}.",
+        f"spaced by median reward (dark: low) among {len(order)}, {rewards_PK.shape[1]} responses each.",
+        f"One rising curve a prompt; the curves lie apart. Their medians reach from {number(low)} to {number(high)}.",
     )
 
 
@@ -264,7 +264,7 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
             axes.plot(
                 steps, values, "o-" if held_out else "-", color=INK if held_out else color, markersize=4, label=label
             )
-            last.append(f"{label} from {values[0]:.3g} to {values[-1]:.3g}")
+            last.append(f"{label} from {number(values[0], '.3g')} to {number(values[-1], '.3g')}")
         if len(shown) > 1:
             axes.set_ylabel(next(iter(panel.values())))
     if len(shown) == 1:

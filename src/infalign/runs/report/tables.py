@@ -15,14 +15,13 @@ def print_table(root: Path, console: Console) -> None:
     results = read_results(root)
     procedure = results["procedure"]
     spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
-    table = plain_table("policy", "judged by", "KL, nats", "standard, %")
-    if procedure != "standard":
-        table.add_column(f"{procedure}, %", no_wrap=True)
+    ways = dict.fromkeys((procedure, "standard"))
+    table = plain_table("policy", "judged by", "KL, nats", *(f"{way}, %" for way in ways))
     for name, policy in results["policies"].items():
         for judge, wins in policy["win_rates"].items():
             first = judge == results["judges"][0]
-            served = [wins["standard"], wins[procedure]][: 1 + (procedure != "standard")]
-            table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *map(share, served))
+            served = (share(wins[way]) for way in ways)
+            table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *served)
         table.add_section()
     heading(console, "Win rate against the reference, both served alike", spent)
     console.print(table)
@@ -31,16 +30,15 @@ def print_table(root: Path, console: Console) -> None:
         table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
         for row in rows:
             judge = row["judge"] if row["first"] else ""
-            method = f"{row['method']}{' *' if row['outside'] else ''}"
+            method = f"{row['method']}{' *' if row['down'] else ''}"
             table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
             if row["last"]:
                 table.add_section()
         title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
         heading(console, escape(title))
         console.print(table)
-        if outside := matched["not_bracketed"].values():
-            least = f"{min(outside):.2f} nats"
-            say(console, f"* not bracketed: it spent more, at least {least}; brought down to this KL")
+        if any(row["down"] for row in rows):
+            say(console, "* not bracketed: it spent more with every policy, and is brought down to this KL")
     for sentence in ("", *verdict(results)):
         say(console, sentence, markup=False, wrap=True)
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
@@ -50,7 +48,7 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
     """Return the rows of the comparison at one KL, judge by judge; none for a single method.
 
     Theory's win rates are for the reward itself as judge, so only the rows of that judge have them. A method that spent
-    more than this KL with every policy says so.
+    more than this KL with every policy says so, and whether it is brought ``down`` to this KL or not compared.
     """
     if results["matched"] is None:
         return []
@@ -59,6 +57,8 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
     for judge, found in matched["judges"].items():
         methods = list(dict.fromkeys([*found["win_rates"], *outside]))
         for i, method in enumerate(methods):
+            compared = method in found["win_rates"]
+            said = "brought down from" if compared else "not compared: at least"
             theory = matched["theory"].get(method) if judge == "reward" else None
             first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
             rows.append(
@@ -67,8 +67,9 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
                     "first": i == 0,
                     "last": i == len(methods) - 1,
                     "method": method,
-                    "outside": f"not bracketed: at least {outside[method]:.2f} nats" if method in outside else "",
-                    "wins": share(found["win_rates"][method]) if method in found["win_rates"] else "–",
+                    "outside": f"{said} {outside[method]:.2f} nats" if method in outside else "",
+                    "down": method in outside and compared,
+                    "wins": share(found["win_rates"][method]) if compared else "–",
                     "theory": "" if theory is None else f"{100 * theory:.1f}",
                     "gain": "" if over is None else gain(over),
                     "theory_gain": ""

@@ -16,7 +16,7 @@ SHORT = 0.2  # of theory's gain over the reference: what is missing when trainin
 def verdict(results: Numbers) -> list[str]:
     """Return the outcome in a few paragraphs: what to ship, what its training gained, for which N it pays, what next.
 
-    Those judge who trained none of the policies, where there are any.
+    It is judged by those that trained none of the policies, where there are any.
     """
     judges = unseen(results)
     best = best_policy(results)
@@ -43,7 +43,7 @@ def best_policy(results: Numbers) -> str:
 
 
 def judged_in_words(results: Numbers) -> list[str]:
-    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by him."""
+    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by it."""
     sentences = []
     for judge, found in results["judged"].items():
         *_, (most, last) = found["best_of_n"].items()
