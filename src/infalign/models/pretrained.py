@@ -208,7 +208,10 @@ def _check_reach(model: str) -> None:
     try:
         HfApi().model_info(model, timeout=HUB_SECONDS)
     except HfHubHTTPError as error:
-        raise ConfigError(f"the hub does not give {model}: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(
+            f"the hub does not give {model}; correct the name, or `hf auth login` for a model that asks who you are: "
+            f"{' '.join(str(error).split())[:300]}"
+        ) from error
     except Exception as error:  # of the client, or of the network below it
         raise ConfigError(
             f"{model} is no folder here, and the hub cannot be reached ({type(error).__name__}); where there is a "
