@@ -1,10 +1,10 @@
-"""Whether the aware policy wins, and by how much: ``python benchmarks/demo_seeds.py FOLDER [SEED …]``.
+"""Whether the aware policy wins, and by how much: ``python benchmarks/demo_seeds.py FOLDER [SEED …] [key=value …]``.
 
-Runs the demo with each seed, by default ten, in a directory of its own in which finished stages are not done again.
-Prints shares and gains in points of the served win rate over the baselines at the same KL, by each judge: a row a seed,
-then the mean over seeds with its 95 % interval (Student's t) and the number of seeds that are ahead. The share is the
-part of the gap between theory's identity and theory's optimum that a policy reaches, each at the KL it spends. Some
-eight minutes a seed.
+Runs the demo, with settings if some are given, with each seed, by default ten, in a directory of its own in which
+finished stages are not done again. Prints shares and gains in points of the served win rate over the baselines at the
+same KL, by each judge: a row a seed, then the mean over seeds with its 95 % interval (Student's t) and the number of
+seeds that are ahead. The share is the part of the gap between theory's identity and theory's optimum that a policy
+reaches, each at the KL it spends. Some eight minutes a seed.
 """
 
 import subprocess
@@ -50,12 +50,13 @@ def numbers(results: dict[str, Any]) -> dict[str, float]:
 
 def main() -> int:
     """Run the seeds and print the table; return 1 if a run fails."""
-    folder, *seeds = sys.argv[1:]
+    folder, *words = sys.argv[1:]
+    settings, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
     found = []
     for seed in seeds or map(str, range(10)):
         run_dir = Path(folder) / f"seed-{seed}"
         command = [sys.executable, "-m", "infalign", "run", RECIPE]
-        changes = ["--set", f"run_dir={run_dir}", "--set", f"seed={seed}"]
+        changes = [word for change in (f"run_dir={run_dir}", f"seed={seed}", *settings) for word in ("--set", change)]
         if subprocess.run([*command, *changes], stdout=subprocess.DEVNULL, check=False).returncode:
             return 1
         found.append(numbers(read_results(run_dir)))

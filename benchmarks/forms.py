@@ -1,12 +1,13 @@
 """All methods as guides and as plain language models, for Best-of-4 and for Worst-of-4, in the demo's world.
 
 ``python benchmarks/forms.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2: the demo's data, models and
-rollouts are made once a seed; in a copy of its run directory for each form `infalign compare` trains the methods at the
-demo's KL budget, for one procedure after the other: what does not depend on it is trained once. Prints a row a method
-with the mean over seeds and its 95 % interval (Student's t over seeds, each of which has its own test prompts): KL, the
-served win rate by each judge at the KL that all methods of the comparison reach, by how many points qrpo is ahead of it
-there, paired by seed, and the method's share of theory's gap. What is done is not repeated. Some 40 minutes a seed on
-two cores.
+rollouts are made once a seed; in a copy of its run directory for each form the methods are trained at the demo's KL
+budget, for one procedure after the other: what does not depend on it is trained once. A guide is scaled to its budget;
+a plain policy spends what it spends, so methods get further budgets until each has policies on both sides of the median
+KL, as in `infalign compare`. Prints a row a method with the mean over seeds and its 95 % interval (Student's t over
+seeds, each of which has its own test prompts): the served win rate by each judge at the KL that all methods of the
+comparison reach, by how many points qrpo is ahead of it there, paired by seed, and of its policy nearest to that KL its
+own KL and share of theory's gap. What is done is not repeated. Some 40 minutes a seed on two cores.
 """
 
 import json
@@ -21,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from scipy.stats import t
 
-from infalign.experiments.compare import compare_methods
+from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
 from infalign.experiments.methods import METHODS
 from infalign.runs.reading import load_recipe
 
@@ -29,8 +30,8 @@ RECIPE = "demo"
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
 ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
 FORMS = {
-    "guide": (OFFLINE, []),
-    "plain": ([*OFFLINE, *ON_POLICY], ["policies.aware.guide=null", "policies.aware.fit.learning_rate=0.0004"]),
+    "guide": (OFFLINE, [], 0),
+    "plain": ([*OFFLINE, *ON_POLICY], ["policies.aware.guide=null", "policies.aware.fit.learning_rate=0.0004"], ROUNDS),
 }
 PROCEDURES = ("best-of-4", "worst-of-4")
 OURS = "qrpo"
@@ -45,26 +46,28 @@ def base_run(folder: Path, seed: str, settings: list[str]) -> Path:
     return base
 
 
-def compared(folder: Path, seed: str, procedure: str, form: str, overrides: list[str]) -> dict[str, Any]:
+def comparison(folder: Path, seed: str, procedure: str, form: str, overrides: list[str]) -> dict[str, Any]:
     """Return the numbers of a comparison, from its file if it is done."""
     of_seed, settings = folder / f"seed-{seed}", [f"seed={seed}", *overrides]
     run_dir, found = of_seed / form, of_seed / f"{procedure}-{form}.json"
     if not found.exists():
-        base, (methods, changes) = base_run(folder, seed, settings), FORMS[form]
+        base, (methods, changes, rounds) = base_run(folder, seed, settings), FORMS[form]
         if not run_dir.exists():
             shutil.copytree(base, run_dir)
         recipe = load_recipe(RECIPE, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes])
         budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
-        found.write_text(json.dumps(compare_methods(recipe, methods=methods, budgets=[budget], console=Console())))
+        compared = train_methods(recipe, methods, [budget], rounds=rounds, console=Console())
+        found.write_text(json.dumps(measured_comparison(compared)))
     return dict(json.loads(found.read_text()))
 
 
 def numbers(results: dict[str, Any], method: str) -> dict[str, float]:
-    """Return the numbers of a method; NaN where it spent a KL too far from the others'."""
-    (policy,) = (policy for policy in results["policies"].values() if policy["method"] == method)
+    """Return the numbers of a method; win rates are NaN where it spent a KL too far from the others'."""
+    common, own = results["matched"][-1], [p for p in results["policies"].values() if p["method"] == method]
+    policy = min(own, key=lambda policy: abs(policy["kl"]["mean"] - (common["kl"] or 0.0)))
     share = policy["captured"]["test"]["share"]
     row = {"KL": policy["kl"]["mean"]}
-    for judge, wins in results["matched"][-1]["win_rates"].items():
+    for judge, wins in common["win_rates"].items():
         own, ours = (100 * wins[results["procedure"]].get(m, {"mean": np.nan})["mean"] for m in (method, OURS))
         row |= {judge: own, f"{OURS} is ahead by {judge}": ours - own}
     return row | {"share": np.nan if share is None else share["mean"]}
@@ -82,11 +85,11 @@ def main() -> None:
     """Do what is missing and print a table for each procedure and form."""
     folder, *words = sys.argv[1:]
     overrides, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
-    for form, (methods, _) in FORMS.items():
+    for form, (methods, *_) in FORMS.items():
         for procedure in PROCEDURES:
             rows = defaultdict(list)
             for seed in seeds or ["0", "1", "2"]:
-                results = compared(Path(folder), seed, procedure, form, overrides)
+                results = comparison(Path(folder), seed, procedure, form, overrides)
                 for method in methods:
                     rows[method].append(numbers(results, method))
             columns = list(rows[methods[0]][0])
