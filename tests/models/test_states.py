@@ -1,19 +1,24 @@
 """States of a frozen reference on disk: the same logits, losses and gradients as without them."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import TaskType, get_peft_model
 from safetensors.torch import load_file
+from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from infalign.errors import ConfigError
 from infalign.models import states
+from infalign.models.above import above, check_above, layers_below
 from infalign.models.guided import GuidedForCausalLM, layers_read
 from infalign.models.packed import Packed, packed_logprobs, packing
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import stored_states, write_states
+from infalign.training.common import lora
 
 K = 3
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice
@@ -70,6 +75,53 @@ def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCau
         torch.testing.assert_close(of_kept[name], gradient, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("last", [1, 3, 4])
+def test_the_last_layers_learn_the_same_from_the_states_below_them(
+    policy: GuidedForCausalLM, tmp_path: Path, last: int
+) -> None:
+    """Log-probabilities, and the gradients of an adapter on them, are those of passes through the whole model."""
+    reference = deepcopy(policy.reference)
+    write_states(reference, [layers_below(reference.config, last)], PROMPTS, RESPONSES, tmp_path / "states", nothing)
+    stored = stored_states(PROMPTS, RESPONSES, tmp_path / "states")
+    torch.manual_seed(0)
+    adapted = get_peft_model(reference, lora(Fit(lora=Lora(layers=last)), TaskType.CAUSAL_LM, reference.config))
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(0.0, 0.2)
+    rows = [10, 1, 0, 4, 7, 11]
+    prompts, responses = [PROMPTS[row // K] for row in rows], [RESPONSES[row] for row in rows]
+    found = []
+    for read in ([], [stored[row] for row in rows]):
+        adapted.zero_grad()
+        with packing(adapted), above(adapted, last):
+            logprobs = Packed.of(prompts, responses, states=read).logprobs(adapted)
+        logprobs.square().sum().backward()
+        trained = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
+        found.append((logprobs.detach(), {name: weight.grad.clone() for name, weight in trained.items()}))
+    (plain, of_plain), (kept, of_kept) = found
+    torch.testing.assert_close(kept, plain)
+    assert {int(name.split(".layers.")[1].split(".")[0]) for name in of_plain} == {*range(4 - last, 4)}
+    for name, gradient in of_plain.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(of_kept[name], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_a_model_has_not_and_other_architectures_are_refused(policy: GuidedForCausalLM) -> None:
+    """A model that scales what it embeds may start from states; one that calls its layers otherwise is refused."""
+    check_above(policy.reference, 2)
+    with pytest.raises(ConfigError, match=r"lora.layers is 5, and the model has 4 layers"):
+        check_above(policy.reference, 5)
+    torch.manual_seed(0)
+    small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    gemma = GemmaForCausalLM(GemmaConfig(**small, num_attention_heads=2, num_key_value_heads=2)).eval()
+    check_above(gemma, 1)
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    other = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, **ends)).eval()
+    with pytest.raises(ConfigError, match=r"cannot start from the states below them: leave lora.layers out"):
+        check_above(other, 1)
+
+
 def test_the_reference_is_known_from_its_states(policy: GuidedForCausalLM, folder: Path) -> None:
     """Without the model: its logits, and the log-probabilities of a guide of zeros."""
     stored, asked = stored_states(PROMPTS, RESPONSES, folder), [prompt for prompt in PROMPTS for _ in range(K)]
@@ -97,6 +149,6 @@ def test_a_disk_that_is_too_small_is_known_before(
 ) -> None:
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
-    with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* set guide.side.stored to false"):
+    with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* guide.side.stored false"):
         write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing)
     assert not [*(tmp_path / "states").iterdir()]

@@ -50,14 +50,21 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "trunk": plain | {"guide": {"trunk": "reward"}},
         "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
     }
-    settings["policies"] = {"student": {"solver": "distil", "teacher": "aware", "fit": fit}, **guides}
+    last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
+    students = {
+        "student": {"solver": "distil", "teacher": "aware", "fit": fit},
+        "last-student": {"solver": "distil", "teacher": "side"} | last,
+    }
+    settings["policies"] = students | guides | {"last": plain | last}
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}
-    assert isinstance(models["student"], LlamaForCausalLM)
+    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last"))
+    assert (tmp_path / "run" / "models" / "last-student" / "adapter").is_dir()
     own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
     assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True)}
-    assert len([*(tmp_path / "run" / "states").rglob("*.safetensors")]) == 4  # one a part of the rollouts
+    parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
+    assert sorted(parts) == [f"{which}-part-{part}" for which in ("1", "below-1") for part in range(4)]
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     for same in ("transform", "kl_budget", "beta"):

@@ -32,11 +32,20 @@ class Scratch(Settings):
         return self
 
 
-class Lora(Settings):
+class Adapter(Settings):
     """Low-rank adaptation; the model is saved with the adapter merged, and the adapter by itself in `adapter/`."""
 
     rank: Count = Field(16, description="rank of the adapter's matrices, on all linear layers")
     alpha: Positive = Field(32.0, description="the adapter is scaled by alpha / rank")
+
+
+class Lora(Adapter):
+    """An adapter that is trained, on all layers of a model or on its last ones."""
+
+    layers: Count | None = Field(
+        None,
+        description="only the last layers; what an offline policy reads below them is computed once, kept on disk",
+    )
 
 
 class Fit(Settings):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from infalign.errors import ConfigError
 from infalign.models.guided import read_states
-from infalign.models.packed import packed_batches, packing, packs
+from infalign.models.packed import Packed, packed_batches, packing, packs
 from infalign.progress import OnProgress
 from infalign.sequences import Lazy
 from infalign.storage import atomic_path, unwritable
@@ -45,8 +45,8 @@ def write_states(
     folder.mkdir(parents=True, exist_ok=True)
     if needed > (free := disk_usage(folder).free):
         raise ConfigError(
-            f"the states that guides read need {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB left; free "
-            "some, or set guide.side.stored to false: each pass computes them anew"
+            f"the states of the reference need {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB left; free "
+            "some, or have each pass compute them anew: guide.side.stored false, or lora without layers"
         )
     with torch.inference_mode(), packing(model):
         for start in range(0, len(prompts), SHARD):
@@ -89,14 +89,7 @@ def _states(model: Any, layers: Sequence[int], prompts: TokenLists, responses: T
     of_prompts: dict[tuple[int, ...], Tensor] = {}
     of_responses: list[Tensor] = []
     for rows, packed in packed_batches(prompts, responses, BATCH_TOKENS, model, logits=False):
-        found = model.base_model(
-            input_ids=packed.tokens[None],
-            position_ids=packed.positions,
-            use_cache=False,
-            output_hidden_states=True,
-            packed=packed,
-        )
-        states = read_states(found, layers)[0].cpu()
+        states = states_of(model, packed, layers)[0].cpu()
         first, responded = states.tensor_split([int(packed.prompt_lengths.sum())])
         lengths = packed.prompt_lengths.tolist()
         distinct = dict.fromkeys(tuple(prompt) for prompt in prompts[rows])
@@ -104,6 +97,18 @@ def _states(model: Any, layers: Sequence[int], prompts: TokenLists, responses: T
         of_responses.append(responded)
     asked = [of_prompts[tuple(prompt)] for prompt in prompts[::k]]
     return {"prompts": torch.cat(asked), "responses": torch.cat(of_responses)}
+
+
+def states_of(model: Any, packed: Packed, layers: Sequence[int]) -> Tensor:
+    """Return the states after these layers at each token, (1, N, S), of a model inside `packing`; 0: its embeddings."""
+    found = model.base_model(
+        input_ids=packed.tokens[None],
+        position_ids=packed.positions,
+        use_cache=False,
+        output_hidden_states=True,
+        packed=packed,
+    )
+    return read_states(found, layers)
 
 
 def _shard(folder: Path, first: int) -> Path:

@@ -48,9 +48,9 @@ class Layout:
         """Return the table of rewards of one part of the rollouts; the folder ``part-N`` next to it has the shards."""
         return self.root / "scores" / f"part-{part}.parquet"
 
-    def states(self, reads: int, part: int) -> Path:
-        """Return the folder with the reference's states in one part of the rollouts, at ``reads`` of its layers."""
-        return self.root / "states" / f"{reads}-layers-part-{part}"
+    def states(self, which: str, part: int) -> Path:
+        """Return the folder with the reference's states in one part of the rollouts; ``which`` names the layers."""
+        return self.root / "states" / f"{which}-part-{part}"
 
     def scored(self, name: str) -> list[Path]:
         """Return all shards of rewards from the source ``name``, those of training prompts first."""

@@ -36,12 +36,12 @@ class StoredRollouts:
         columns = (table["token_ids"] for table in self.drawn(part, prompts).tables(["token_ids"]))
         return prompts.token_ids, token_lists_on_disk(columns, self.layout.root)
 
-    def states(self, reads: int) -> Sequence[Any]:
+    def states(self, which: str) -> Sequence[Any]:
         """Return the reference's states in the prompt of each rollout and in its response (`models.states`)."""
         from infalign.models.states import stored_states
 
         parts = range(len(self.parts))
-        return chained([stored_states(*self.texts(part), self.layout.states(reads, part)) for part in parts])
+        return chained([stored_states(*self.texts(part), self.layout.states(which, part)) for part in parts])
 
     def rewards(self, part: int) -> Array:
         """Return the rewards of one part, prompts × K."""

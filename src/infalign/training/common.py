@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, TaskType
 from safetensors import SafetensorError
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from infalign.distributed import processes
 from infalign.errors import ConfigError, InfalignError
+from infalign.models.above import layers_below
 from infalign.models.memory import PeakMemory
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
@@ -96,11 +97,21 @@ def length_class(tokens: Any) -> Any:
     return -(-tokens // 8)
 
 
-def lora(fit: Fit, task: TaskType) -> LoraConfig | None:
-    """Return the LoRA configuration for all linear layers, or None for full fine-tuning."""
+def lora(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig | None:
+    """Return the LoRA configuration for the linear layers of a model, or None for full fine-tuning.
+
+    Raises ConfigError if the model has fewer layers than are to be adapted.
+    """
     if fit.lora is None:
         return None
-    return LoraConfig(r=fit.lora.rank, lora_alpha=fit.lora.alpha, target_modules="all-linear", task_type=task)
+    below = layers_below(model, fit.lora.layers) if fit.lora.layers is not None else 0
+    return LoraConfig(
+        r=fit.lora.rank,
+        lora_alpha=fit.lora.alpha,
+        target_modules="all-linear",
+        exclude_modules=rf"(.*\.)?(layers|h|blocks)\.({'|'.join(map(str, range(below)))})\..*" if below else None,
+        task_type=task,
+    )
 
 
 def fit_and_save(

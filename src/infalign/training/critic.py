@@ -23,5 +23,5 @@ def critic_from(reference: str, fit: Fit) -> Any:
     if fit.gradient_checkpointing:
         critic.activation_checkpointing_enable()
         critic.train()  # activations are checkpointed only in training mode
-    config = lora(fit, TaskType.SEQ_CLS)  # a task for which PEFT trains the head fully, without an adapter
+    config = lora(fit, TaskType.SEQ_CLS, shape)  # a task for which PEFT trains the head fully, without an adapter
     return get_peft_model(critic, config) if config else critic

@@ -6,7 +6,7 @@ The solver supplies a `training.solvers.base.Objective`; the trainer is the same
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from math import ceil
@@ -22,6 +22,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
@@ -63,20 +64,20 @@ def fit_offline(
     """Fit the policy to ``rollouts`` and save it; return the log.
 
     A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt are
-    consecutive. For a guide that reads the reference's states it may have them (`models.states`). A tenth of the
-    prompts is held out, and the checkpoint with the lowest held-out loss is kept; training stops after two evaluations
-    without an improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than
-    the start, the last row of the log has ``overfitted``, and the progress report says so: by this measure the
-    reference is better than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if
-    given, on rollouts of the held-out prompts; the last row of the log has the factor (``scale``) and the KL there
-    (``reached``). With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the
-    rollouts only.
+    consecutive. For a guide that reads the reference's states, or an adapter on the last layers, it may have them as
+    ``states``, and as ``teacher_states`` for a teacher's guide (`models.states`). A tenth of the prompts is held out,
+    and the checkpoint with the lowest held-out loss is kept; training stops after two evaluations without an
+    improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than the start,
+    the last row of the log has ``overfitted``, and the progress report says so: by this measure the reference is better
+    than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if given, on rollouts of
+    the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``). With a
+    ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
     """
     training, evaluation, unseen = _rows(objective, rollouts, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
     if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which neither a guide nor distillation can use")
-    config = lora(fit, TaskType.CAUSAL_LM)
+    config = lora(fit, TaskType.CAUSAL_LM, model.config)
     trainer = (_ToTargets if teacher is None else _ToTeacher)(
         objective.loss if teacher is None else teacher,
         model=get_peft_model(model, config) if config else model,
@@ -93,6 +94,8 @@ def fit_offline(
         for packed in (model, teacher) if together else ():
             if packed is not None:
                 stack.enter_context(packing(packed))
+        if fit.lora is not None and fit.lora.layers is not None:
+            stack.enter_context(above(model, fit.lora.layers))
         history = fit_and_save(trainer, tokenizer, job, model_dir, finish)
     start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
     if min(later) >= start:
@@ -193,7 +196,8 @@ class _ToTeacher(_Offline):
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         packed = Packed(**inputs["batch"])
         with torch.no_grad():
-            teacher = packed.logits(self._goal).float().log_softmax(-1)
+            taught = replace(packed, states=inputs.get("teacher_states"))
+            teacher = taught.logits(self._goal).float().log_softmax(-1)
         found = torch.nn.functional.kl_div(
             packed.logits(model).float().log_softmax(-1), teacher, log_target=True, reduction="none"
         )
@@ -214,30 +218,35 @@ class _Collator(ABC):
             "number": torch.tensor([example["number"] for example in examples]),
             "reference": torch.tensor([row["reference_logprob"] for row in rows]),
             "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
-            "batch": self.batch(rows),
-        }
+        } | self.batch(rows)
 
     @abstractmethod
-    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return the texts."""
+    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the texts as ``batch``."""
 
 
 class _Packer(_Collator):
-    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return the tensors of `Packed`; each prompt is there once."""
+    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the tensors of `Packed`, each prompt once; and the states that a teacher reads, in the same order."""
         prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-        packed = Packed.of(prompts, responses, states=[row["states"] for row in rows if "states" in row])
-        return {name: part for name, part in vars(packed).items() if part is not None}
+        packed, taught = (
+            Packed.of(prompts, responses, states=[row[name] for row in rows if name in row])
+            for name in ("states", "teacher_states")
+        )
+        batch = {name: part for name, part in vars(packed).items() if part is not None}
+        return {"batch": batch} if taught.states is None else {"batch": batch, "teacher_states": taught.states}
 
 
 class _Padder(_Collator):
-    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return input ids, attention mask and labels of rows that repeat their prompts, padded."""
         tokens = [[*row["prompt_ids"], *row["completion_ids"]] for row in rows]
         labels = [[*[IGNORED] * len(row["prompt_ids"]), *row["completion_ids"]] for row in rows]
         cpu = torch.device("cpu")
         return {
-            "input_ids": right_padded(tokens, self.pad_id, cpu),
-            "attention_mask": right_padded([[1] * len(row) for row in tokens], 0, cpu),
-            "labels": right_padded(labels, IGNORED, cpu),
+            "batch": {
+                "input_ids": right_padded(tokens, self.pad_id, cpu),
+                "attention_mask": right_padded([[1] * len(row) for row in tokens], 0, cpu),
+                "labels": right_padded(labels, IGNORED, cpu),
+            }
         }

@@ -35,7 +35,7 @@ def fit_calibrated(
     pieces = [_examples(tokenizer, rows[start : start + PIECE]) for start in range(0, len(rows), PIECE)]
     lengths = [length_class(len(token_ids)) for piece in pieces for token_ids in piece["input_ids"]]
     order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
-    config = lora(fit, TaskType.SEQ_CLS)
+    config = lora(fit, TaskType.SEQ_CLS, model.config)
     trainer = _RankRegression(
         model=get_peft_model(model, config) if config else model,
         args=TrainingArguments(

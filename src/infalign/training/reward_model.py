@@ -42,7 +42,7 @@ def fit_reward_model(
         train_dataset=_preferences(pairs),
         eval_dataset=_preferences(held_out),
         processing_class=tokenizer,
-        peft_config=lora(fit, TaskType.SEQ_CLS),
+        peft_config=lora(fit, TaskType.SEQ_CLS, model.config),
     )
     order = training_order([1] * len(trainer.train_dataset), fit.epochs, fit.batch_size, job.seed)
     trainer.train_dataset = trainer.train_dataset.select(order)

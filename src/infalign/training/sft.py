@@ -38,7 +38,7 @@ def fine_tune(
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=lora(fit, TaskType.CAUSAL_LM),
+        peft_config=lora(fit, TaskType.CAUSAL_LM, model.config),
     )
     lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
     trainer.train_dataset = trainer.train_dataset.select(training_order(lengths, fit.epochs, fit.batch_size, job.seed))

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,8 +65,10 @@ def units(run: Run) -> Iterator[Unit]:
         recipe.rollout.max_new_tokens,
         recipe.rollout.engine.rounds_as_training and recipe.compute.dtype == "float32",
     )
-    parts = len(run.rollout_parts)
-    for name, policy in recipe.policies.items():
+    parts, policies = len(run.rollout_parts), recipe.policies
+    students_last = sorted(policies, key=lambda name: any(need in policies for need in policies[name].needs))
+    for name in students_last:
+        policy = policies[name]
         target = run.target(name)
         yield Unit(
             "train",
@@ -73,7 +76,7 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(
                 run.layout.calibrated,
                 *(run.layout.model(model) for model in policy.needs),
-                *(run.layout.states(reads, part) for part in range(parts) if (reads := states.stored_layers(policy))),
+                *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
             ),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
@@ -92,6 +95,8 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     policy, rollout = run.recipe.policies[name], run.recipe.rollout
     if isinstance(policy, Offline) and policy.guide is not None and policy.guide.side is not None:
         raise UnknownSizeError("what a guide with side takes")
+    if policy.states is not None:
+        raise UnknownSizeError("what training the last layers takes")
     *frozen, own = run.networks(name)
     prompts = texts.prompts(rollout.prompts, "train")
     if isinstance(policy, OnPolicy):
@@ -182,11 +187,9 @@ def _train_offline(
     from infalign.training.offline import fit_offline
 
     model, _ = load_policy(material.reference, device=target.compute.torch_device())
-    tokenizer, rows = load_tokenizer(material.layout.tokenizer), material.stored.rows()  # it has the chat template
+    tokenizer, rows = load_tokenizer(material.layout.tokenizer), _rows(policy, material)  # it has the chat template
     if policy.guide is not None:
         model = _guided(policy.guide, material, model, tokenizer)
-    if reads := states.stored_layers(policy):
-        rows = _with(rows, "states", material.stored.states(reads))
     if policy.fit.bf16 or not material.rounds_as_training:
         rows = _with(rows, "reference_logprob", _logprobs(rows, policy, target, model, tokenizer))
     return fit_offline(
@@ -204,7 +207,7 @@ def _distil(
     teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
     model, _ = load_policy(material.reference, device=device)
     tokenizer = load_tokenizer(material.layout.tokenizer)
-    objective, rows = policy.followed.objective(beta), material.stored.rows()
+    objective, rows = policy.followed.objective(beta), _rows(policy, material)
     return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
 
 
@@ -222,6 +225,15 @@ def _guided(guide: Guide, material: Material, reference: Any, tokenizer: Any) ->
     return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
 
 
+def _rows(policy: Solver, material: Material) -> Sequence[dict[str, Any]]:
+    """Return the rollouts with the reference's states that the policy, or its teacher, reads."""
+    rows = material.stored.rows()
+    for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
+        if which is not None:
+            rows = _with(rows, name, material.stored.states(str(which)))
+    return rows
+
+
 def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
     """Return rows with a column more, or another one."""
     return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})
@@ -233,15 +245,20 @@ def _logprobs(
     """Return the reference's log-probabilities of rollouts as training computes them."""
     import torch
 
+    from infalign.models.above import above
     from infalign.models.logprobs import token_logprobs
     from infalign.models.packed import packed_logprobs, packs
 
     prompts, responses, read = (
         Lazy(len(rows), partial(_column, rows, name)) for name in ("prompt_ids", "completion_ids", "states")
     )
-    with torch.autocast(target.compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16):
+    last = policy.states.last if policy.states is not None else 0
+    with (
+        torch.autocast(target.compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16),
+        above(model, last) if last else nullcontext(),
+    ):
         if packs(model):
-            known = read if states.stored_layers(policy) else ()
+            known = read if policy.states is not None else ()
             found = packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=known)
         else:
             pad_id = tokenizer.pad_token_id

@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset
 from peft import TaskType
 from safetensors.torch import load_model, save_model
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import AutoConfig, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from infalign.data.examples import Message, prompt_id
@@ -78,7 +78,7 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
         "model": problem.reference,
         "train_dataset": Dataset.from_list(problem.rows).select(order),
         "processing_class": problem.tokenizer,
-        "peft_config": lora(fit, TaskType.CAUSAL_LM),
+        "peft_config": lora(fit, TaskType.CAUSAL_LM, AutoConfig.from_pretrained(problem.reference)),
         "reward_funcs": _shaped(problem, solver),
     }
     if solver.carrier == "rloo":

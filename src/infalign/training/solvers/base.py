@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.gguf import is_gguf
-from infalign.models.settings import Fit, Lora
+from infalign.models.settings import Adapter, Fit
 from infalign.settings import Count, Draws, Kind, Positive, Settings, spelled
 from infalign.theory.law import Law, aligned_law, law_at_kl
 
@@ -55,6 +55,16 @@ class Surroundings:
     has_rank_model: bool
     has_reward_model: bool  # the reward is a model that transformers loads
     own_models: bool  # the engine loads models of infalign's own kind
+
+
+class States(NamedTuple):
+    """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones."""
+
+    evenly: int = 0
+    last: int = 0
+
+    def __str__(self) -> str:
+        return str(self.evenly) if self.evenly else f"below-{self.last}"
 
 
 class Solver(Kind):
@@ -165,6 +175,16 @@ class Solver(Kind):
     def needs(self) -> tuple[str, ...]:
         """The names of the run's models that must be trained before it."""
         return ()
+
+    @property
+    def states(self) -> States | None:
+        """The states of the reference that it is trained from, or None if it reads texts only."""
+        return None
+
+    @property
+    def teacher_states(self) -> States | None:
+        """The states of the reference that its teacher reads, or None."""
+        return None
 
     def meet(self, policies: Mapping[str, Solver]) -> None:
         """Learn of the recipe's policies. Raises ValueError if one that it builds on is not there."""
@@ -310,7 +330,7 @@ class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
     trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
-    lora: Lora | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
+    lora: Adapter | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
     side: Side | None = Field(None, description="Q is a small network that reads the reference's states")
 
     @model_validator(mode="after")
@@ -353,6 +373,14 @@ class Offline(Solver):
     def _said(self) -> str:
         return super()._said if self.guide is None else f"{super()._said} guided"
 
+    @property
+    def states(self) -> States | None:
+        """Those that its guide reads, or those below the layers that it trains."""
+        if self.guide is None:
+            return states_below(self.fit)
+        side = self.guide.side
+        return States(evenly=side.reads) if side is not None and side.stored else None
+
     def spends(self, *, more: bool) -> str:
         """Return the knob; a guide has the right strength on the training prompts that were held out to find it."""
         if self.guide is None:
@@ -362,6 +390,11 @@ class Offline(Solver):
     @abstractmethod
     def objective(self, beta: float) -> Objective:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
+
+
+def states_below(fit: Fit) -> States | None:
+    """Return the states that a training of the last layers starts from; None for that of the whole model."""
+    return None if fit.lora is None or fit.lora.layers is None else States(last=fit.lora.layers)
 
 
 def singles(rewards_K: Array) -> NDArray[np.intp]:

@@ -13,7 +13,7 @@ from infalign.method.procedures import Served
 from infalign.method.shapings import Shaping
 from infalign.settings import Name
 from infalign.theory.law import Law
-from infalign.training.solvers.base import Offline, Solver
+from infalign.training.solvers.base import Offline, Solver, States, states_below
 
 
 class Settings(Solver):
@@ -47,6 +47,16 @@ class Settings(Solver):
     def needs(self) -> tuple[str, ...]:
         """Its teacher."""
         return (self.teacher,)
+
+    @property
+    def states(self) -> States | None:
+        """Those below the layers that it trains."""
+        return states_below(self.fit)
+
+    @property
+    def teacher_states(self) -> States | None:
+        """Those that its teacher's guide reads; without a guide the teacher is another model than the reference."""
+        return self._teacher.states if self._teacher.guide is not None else None
 
     @property
     def shaping(self) -> Shaping:

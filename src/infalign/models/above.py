@@ -1,0 +1,76 @@
+"""Training the last layers of a model over the states below them, which are computed once (`models.states`).
+
+The gradient of an adapter on the last n layers needs nothing of the layers below but their output, and this does not
+change while the adapter is trained. Needs the ``train`` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from infalign.errors import ConfigError
+from infalign.models.logprobs import evaluating
+from infalign.models.packed import Packed, packing, packs
+from infalign.models.states import states_of
+
+
+def layers_below(config: PreTrainedConfig, last: int) -> int:
+    """Return how many layers of a model are below its ``last`` ones. Raises ConfigError if it has fewer."""
+    depth: int = config.get_text_config(decoder=True).num_hidden_layers
+    if last > depth:
+        raise ConfigError(f"lora.layers is {last}, and the model has {depth} layers: leave layers out, or lower it")
+    return depth - last
+
+
+@contextmanager
+def above(model: Any, last: int) -> Iterator[None]:
+    """Let the ``last`` layers of ``model`` start from the states of a packed batch that has some, inside the block."""
+    decoder = model.get_decoder()
+    every = decoder.layers
+    kept = every[-last:]
+
+    def begin(module: Any, args: Any, asked: dict[str, Any]) -> Any:
+        packed = asked.get("packed")
+        if packed is None or packed.states is None:
+            return None
+        module.layers = kept
+        return args, asked | {"input_ids": None, "inputs_embeds": packed.states[None].to(model.dtype)}
+
+    def end(module: Any, *_: Any) -> None:
+        module.layers = every
+
+    hooks = (
+        decoder.register_forward_pre_hook(begin, with_kwargs=True),
+        decoder.register_forward_hook(end, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_above(model: Any, last: int) -> None:
+    """Raise ConfigError unless the ``last`` layers of a model that packs can start from the states below them."""
+    if not packs(model):
+        raise ConfigError("the reference has layers without full attention: leave lora.layers out")
+    ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
+    batch = Packed.of([ids[:4].tolist()], [ids[4:].tolist()], model.device)
+    with evaluating(model), packing(model):
+        whole = batch.logits(model).float()
+        states = states_of(model, batch, [layers_below(model.config, last)])[0]
+        try:
+            with above(model, last):
+                found = replace(batch, states=states).logits(model).float()
+        except Exception:  # a model of another architecture can raise any exception
+            found = torch.full_like(whole, torch.nan)
+    if not (found - whole).abs().max() <= torch.finfo(model.dtype).eps ** 0.5 * (1 + whole.abs().max()):
+        raise ConfigError(
+            "the last layers of this model cannot start from the states below them: leave lora.layers out"
+        )
