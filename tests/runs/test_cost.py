@@ -10,15 +10,17 @@ import micro
 import pytest
 
 from infalign.data.sources import read_examples
+from infalign.models.guided import GuidedForCausalLM
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
-from infalign.runs.passes import Draw, Read, Texts, Train, UnknownSizeError
+from infalign.runs.passes import Aside, Draw, Last, Read, Texts, Train, UnknownSizeError
 from infalign.runs.pipeline import units
 from infalign.runs.probe import H100, Probe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.data import prepare_data
+from infalign.training.solvers.base import Side
 
 SCRATCH = Scratch(**micro.SCRATCH)
 
@@ -61,6 +63,26 @@ def test_what_is_not_here_is_told_by_its_flops(tokenizer: Any) -> None:
     assert whole.at(halved).seconds == whole.at(probe).seconds
     keys_and_values = 2 * micro.SCRATCH["layers"] * micro.SCRATCH["hidden"]
     assert draw.at(probe).memory == 4 * (parameters + keys_and_values * (16 + 3 * 48))
+
+
+def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(tokenizer: Any) -> None:
+    """The last layers need those alone for each token; a guide on states its own weights and the vocabulary."""
+    probe, deep = Probe(None, tokenizer, "float32"), SCRATCH.model_copy(update={"layers": 4})
+    whole, one = (new_policy(shape, tokenizer, seed=0).num_parameters() for shape in (deep, SCRATCH))
+    train = Train(deep, Fit(bf16=True, lora=Lora()), 10, 32, 8, 16.0, 24.0)
+    last = replace(train, model=Last(deep, 1))
+    assert last.at(probe).seconds == pytest.approx(train.at(probe).seconds * one / whole)
+    assert last.at(probe).memory == train.at(probe).memory == 4 * whole
+    side = Side(hidden=8, layers=1, heads=2, reads=2)
+    guided = GuidedForCausalLM.reading(new_policy(deep, tokenizer, seed=0), **side.model_dump(exclude={"stored"}))
+    own = guided.num_parameters(only_trainable=True)
+    aside = replace(train, model=Aside(deep, side), fit=Fit(bf16=True))
+    vocabulary = guided.reference.get_output_embeddings().weight.numel()
+    assert aside.at(probe).seconds == pytest.approx(6 * (own + vocabulary) * train.tokens / (H100.used * H100.bfloat16))
+    assert aside.at(probe).memory == 4 * (whole + own + 3 * own)
+    measured = Probe("cpu", tokenizer, "float32")
+    for part in (last, aside):
+        assert 0 < part.at(measured).seconds < math.inf
 
 
 def test_a_measurement_is_taken_once_and_grows_with_the_work(tokenizer: Any) -> None:
@@ -107,12 +129,12 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
 
 
 def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path, tokenizer: Any) -> None:
-    """What a recipe asks for is what its units pass through models: rollouts by the token, and nothing for tables.
-
-    What a guide on the reference's states takes is not known, and said.
-    """
+    """What a recipe asks for is what its units pass through models: rollouts by the token, and nothing for tables."""
     settings = micro.settings(tmp_path / "run")
     settings["policies"]["side"] = settings["policies"]["plain"] | {"guide": {"side": {}}}
+    last = {"fit": micro.FIT | {"lora": {"layers": 1}}}
+    settings["policies"] |= {"last": settings["policies"]["plain"] | last}
+    settings["policies"] |= {"student": {"solver": "distil", "teacher": "side"} | last}
     run = Run.of(recipe := Recipe.model_validate(settings))
     probe = Probe(None, tokenizer, "float32")
     texts = Texts({"demonstrations": 90, "reward_pairs": 40, "judge_pairs": 40, "test_pairs": 9}, 10.0, 20.0, 12.0)
@@ -121,13 +143,12 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path, tokenize
     assert drawn == recipe.rollout.prompts * recipe.rollout.k * 12.0
     assert sum(found[f"states-3-{part}"].tokens for part in range(4)) == drawn + recipe.rollout.prompts * 10.0
     assert found["sft"].tokens == 90 / 32 * 32 * (10 + 20)
-    assert found.pop("train-side").unknown == "what a guide with side takes"
     nothing = {name for name, one in found.items() if not one.seconds}
     assert nothing == {"data", "calibrate", "results", "report", *(f"card-{name}" for name in recipe.policies)}
     missing = {name: one.unknown for name, one in found.items() if one.unknown}
     assert not missing
     unknown = {unit.name for unit in units(run) if cost(unit, replace(texts, rows={}), probe).unknown}
-    assert unknown == {"sft", "reward", "judge", "train-side"}
+    assert unknown == {"sft", "reward", "judge"}
 
 
 def test_train_and_compare_have_a_dry_run(main: Any, tmp_path: Path) -> None:

@@ -8,9 +8,27 @@ from typing import NamedTuple, Protocol
 
 from infalign.errors import InfalignError
 from infalign.models.settings import Fit, Scratch
+from infalign.training.solvers.base import Side
 
-Architecture = Scratch | str
-"""A model from nothing, or that of a folder, GGUF or hub id."""
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A small network on the stored states of a model, which is in memory beside it."""
+
+    model: Scratch | str
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last layers of a model, which start from stored states."""
+
+    model: Scratch | str
+    layers: int
+
+
+Architecture = Scratch | str | Aside | Last
+"""A model from nothing, that of a folder, GGUF or hub id, or a part of one."""
 
 
 class UnknownSizeError(InfalignError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil, inf
 from pathlib import Path
@@ -24,7 +24,7 @@ from infalign.models.packed import Packed, packing, packs
 from infalign.models.rehearsal import check_harmless
 from infalign.models.scratch import new_policy
 from infalign.models.settings import Scratch, is_hub_id
-from infalign.runs.passes import Architecture, Draw, Read, Taken, Train, UnknownSizeError
+from infalign.runs.passes import Architecture, Aside, Draw, Last, Read, Taken, Train, UnknownSizeError
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 
@@ -68,9 +68,14 @@ H100 = Accelerator("one H100", 989e12, 67e12, used=0.4, used_drawing=0.15)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a configuration says: the number of parameters, and the numbers of keys and values that a token leaves."""
+    """What a configuration says: parameters in all, those that a token goes through, and those that training changes.
+
+    ``cached`` are the numbers of keys and values that a token leaves.
+    """
 
     parameters: int
+    passed: int
+    trained: int
     cached: int
 
 
@@ -116,15 +121,15 @@ class Probe:
 
     def train(self, asked: Train) -> Taken:
         """Return what a training takes."""
-        size = self.shape(asked.model).parameters
-        own = size if asked.fit.lora is None else 0  # the adapter itself is small
-        state = WEIGHT * (size + 3 * own)
+        shape = self.shape(asked.model)
+        own = shape.trained if asked.fit.lora is None else 0  # the adapter itself is small
+        state = WEIGHT * (shape.parameters + 3 * own)
         flops = TRAINED if asked.fit.lora is None else ADAPTED
         if not self._here(asked.model):
-            return self._told(flops * size * asked.tokens, state, bf16=asked.fit.bf16)
+            return self._told(flops * shape.passed * asked.tokens, state, bf16=asked.fit.bf16)
         at_once = asked.rows * (asked.fit.device_batch_size or asked.fit.batch_size) // asked.fit.batch_size
         a_row = asked.prompt / asked.each + asked.response
-        rows = max(1, min(at_once, int(ENOUGH / (TRAINED * size * a_row))))
+        rows = max(1, min(at_once, int(ENOUGH / (TRAINED * shape.passed * a_row))))
         passes, update, activations = self._step(
             asked.model, rows, asked.each, ceil(asked.prompt), ceil(asked.response)
         )
@@ -139,19 +144,19 @@ class Probe:
         memory = (2 if asked.by_server else self._bytes) * (shape.parameters + shape.cached * tokens)
         if asked.by_server or not self._here(asked.model):
             read = asked.tokens + asked.prompts * asked.prompt
-            return self._told(RUN * shape.parameters * read, memory, bf16=asked.by_server or self.bf16, drawing=True)
+            return self._told(RUN * shape.passed * read, memory, bf16=asked.by_server or self.bf16, drawing=True)
         start, step, row = self._draw(asked.model, asked.k, ceil(asked.prompt), asked.most)
         each = start + asked.most * step + asked.k * asked.response * row
         return Taken(asked.prompts * each, self.at_start + memory)
 
     def read(self, asked: Read) -> Taken:
         """Return what a pass without gradients takes."""
-        size = self.shape(asked.model).parameters
+        shape = self.shape(asked.model)
         if not self._here(asked.model):
-            return self._told(RUN * size * asked.tokens, self._bytes * size, bf16=self.bf16)
+            return self._told(RUN * shape.passed * asked.tokens, self._bytes * shape.parameters, bf16=self.bf16)
         a_token, of_token = self._read(asked.model, asked.k, ceil(asked.prompt), ceil(asked.response))
         at_once = min(asked.tokens, BATCH_TOKENS, LOGITS / _vocabulary(self._model(asked.model)))
-        return Taken(asked.tokens * a_token, self.at_start + WEIGHT * size + of_token * at_once)
+        return Taken(asked.tokens * a_token, self.at_start + WEIGHT * shape.parameters + of_token * at_once)
 
     # By FLOPs
 
@@ -165,11 +170,12 @@ class Probe:
         return 2 if self.bf16 else WEIGHT
 
     def _here(self, model: Architecture) -> bool:
-        found = self.device is not None and self.shape(model).parameters <= LARGEST and self._has_config(model)
+        found = self.device is not None and self.shape(model).passed <= LARGEST and self._has_config(model)
         self.measures |= found
         return found
 
     def _has_config(self, model: Architecture) -> bool:
+        model = _whole(model)
         return isinstance(model, Scratch) or self._place(model) is not None
 
     def _config(self, model: str) -> tuple[str, str | None]:
@@ -181,8 +187,11 @@ class Probe:
         return _place(model if Path(model).is_dir() else self.to_convert.get(model, model))
 
     def _shape_of(self, model: Architecture) -> Shape:
+        if isinstance(model, Aside | Last):
+            return self._shape_of_part(model)
         if not self._has_config(model):
-            return Shape(_parameters_on_hub(str(model)), 0)
+            size = _parameters_on_hub(str(model))
+            return Shape(size, size, size, 0)
         if not isinstance(model, Scratch) and model not in self.checked:
             check_harmless(self.to_convert.get(model) or self._config(model)[0])
         with torch.device("meta"):
@@ -190,23 +199,53 @@ class Probe:
         config = found.config.get_text_config(decoder=True)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return Shape(found.num_parameters(), 2 * config.num_hidden_layers * heads * width)
+        size = found.num_parameters()
+        return Shape(size, size, size, 2 * config.num_hidden_layers * heads * width)
+
+    def _shape_of_part(self, model: Aside | Last) -> Shape:
+        """Return the shape of a part; a token goes through the vocabulary in any case."""
+        whole = self.shape(model.model)
+        if not self._has_config(model):
+            raise UnknownSizeError(f"the layers of {model.model}")
+        with torch.device("meta"):
+            found = self._part(model)
+        if isinstance(model, Last):
+            return replace(whole, passed=found.num_parameters())
+        vocabulary = found.reference.get_output_embeddings().weight.numel()
+        trained = sum(weight.numel() for weight in found.parameters() if weight.requires_grad)
+        return replace(whole, parameters=whole.parameters + trained, passed=trained + vocabulary, trained=trained)
 
     # Measured
 
-    def _new(self, model: Architecture) -> Any:
+    def _part(self, model: Aside | Last) -> Any:
+        """Return the last layers as a model, or a guide beside as few layers as it reads."""
+        if isinstance(model, Last):
+            return self._new(model.model, model.layers)
+        side = model.side
+        base = self._new(model.model, side.reads)
+        return guided.GuidedForCausalLM.reading(base, **side.model_dump(exclude={"stored"}))
+
+    def _new(self, model: Scratch | str, layers: int | None = None) -> Any:
+        """Return a model with random weights, and with another number of ``layers`` if given."""
         if isinstance(model, Scratch):
-            return new_policy(model, self.tokenizer, seed=0)
+            shape = model if layers is None else model.model_copy(update={"layers": layers})
+            return new_policy(shape, self.tokenizer, seed=0)
         place, file = self._config(model)
         try:
             options = {"trust_remote_code": False} | ({} if file is None else {"gguf_file": file})
             config = AutoConfig.from_pretrained(place, **options)
+            if layers is not None:
+                text = config.get_text_config(decoder=True)
+                text.num_hidden_layers = layers
+                if getattr(text, "layer_types", None):
+                    text.layer_types = text.layer_types[-layers:]
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         except Exception as error:  # of a folder that transformers cannot read; the run says what is wrong with it
             raise UnknownSizeError(f"the architecture of {model}") from error
 
     def _built(self, model: Architecture) -> Any:
-        built = self._new(model).float().to(self.device).eval()
+        new = self._part(model) if isinstance(model, Aside | Last) else self._new(model)
+        built = new.float().to(self.device).eval()
         if not packs(built):
             raise UnknownSizeError(f"the speed of {model}, which has layers without full attention")
         return built
@@ -217,7 +256,10 @@ class Probe:
             torch.randint(_vocabulary(model), (count, length), generator=ids).tolist()
             for count, length in ((ceil(rows / each), prompt), (rows, response))
         )
-        return Packed.of([groups[row // each] for row in range(rows)], responses, model.device)
+        packed = Packed.of([groups[row // each] for row in range(rows)], responses, model.device)
+        reads = getattr(model.config, "reads", ())
+        states = torch.randn(len(packed.tokens), len(reads) * model.config.hidden_size, device=model.device)
+        return replace(packed, states=states) if reads else packed
 
     def _step_of(
         self, name: Architecture, rows: int, each: int, prompt: int, response: int
@@ -225,7 +267,7 @@ class Probe:
         """Return the seconds of forward and backward pass, those of an update, and the bytes that the passes keep."""
         model = self._model(name)
         batch = self._packed(model, rows, each, prompt, response)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
         kept = dict[int, int]()
 
         def keep(tensor: Any) -> Any:
@@ -268,7 +310,7 @@ class Probe:
 
     def _draw_of(self, name: Architecture, k: int, prompt: int, most: int) -> tuple[float, float, float]:
         """Return the seconds of a prompt, of a step of all its responses, and of each response in it."""
-        model = self._model(name)
+        model = self._model(name).to(torch.bfloat16 if self.bf16 else torch.float32)
         size = self.shape(name).parameters
         rows = max(2, min(k, int(ENOUGH / (8 * RUN * size))))
         steps = max(2, min(most, int(ENOUGH / (RUN * size * rows))))
@@ -282,6 +324,7 @@ class Probe:
         start, whole, part = seconds(rows, 1), seconds(rows, steps), seconds(few, steps)
         row = max(0.0, (whole - part) / ((rows - few) * (steps - 1)))
         step = max(0.0, (whole - start) / (steps - 1) - rows * row)
+        model.float()
         return start, step, row
 
     def _timed(self, work: Callable[[], Any]) -> float:
@@ -300,6 +343,10 @@ class Probe:
         if self.device == "cuda":
             torch.cuda.synchronize()
         return clock() - started
+
+
+def _whole(model: Architecture) -> Scratch | str:
+    return model.model if isinstance(model, Aside | Last) else model
 
 
 def _vocabulary(model: Any) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 from infalign.evaluation.settings import Evaluate
 from infalign.models.gguf import folder_of, is_gguf
 from infalign.models.pretrained import model_digest
+from infalign.models.settings import Scratch
 from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.runs.fingerprints import Digests, settings_of
 from infalign.runs.layout import Layout
-from infalign.runs.passes import Architecture
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.sampling.prompts import PromptTable, Sampler
@@ -90,13 +90,13 @@ class Run:
         """Return the training folders of the model ``name``."""
         return target(self.recipe, self.layout, name)
 
-    def architecture(self, name: str) -> Architecture:
+    def architecture(self, name: str) -> Scratch | str:
         """Return the architecture of the policy or of a reward; a reward without one of its own has the policy's."""
         source = self.recipe.models[name]
         own = source.scratch or source.model
         return own if own is not None else self.architecture("policy")
 
-    def networks(self, name: str) -> list[Architecture]:
+    def networks(self, name: str) -> list[Scratch | str]:
         """Return the architectures that the reference or a policy computes with: a guide's comes second."""
         policy, own = self.recipe.policies.get(name), self.architecture("policy")
         guide = policy.guide if isinstance(policy, Offline) else None

@@ -19,7 +19,7 @@ from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas
 from infalign.runs.layout import Layout, Summary
-from infalign.runs.passes import Draw, Pass, Read, Texts, Train, UnknownSizeError
+from infalign.runs.passes import Architecture, Aside, Draw, Last, Pass, Read, Texts, Train
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
@@ -93,11 +93,7 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, WATCHED
 
     policy, rollout = run.recipe.policies[name], run.recipe.rollout
-    if isinstance(policy, Offline) and policy.guide is not None and policy.guide.side is not None:
-        raise UnknownSizeError("what a guide with side takes")
-    if policy.states is not None:
-        raise UnknownSizeError("what training the last layers takes")
-    *frozen, own = run.networks(name)
+    *frozen, own = _networks(run, name)
     prompts = texts.prompts(rollout.prompts, "train")
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:
@@ -114,7 +110,7 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
         return
     if isinstance(policy, Distil):
         solver: Offline = policy.followed
-        frozen = run.networks(policy.teacher)
+        frozen = [run.architecture("policy")] if solver.guide is None else _networks(run, policy.teacher)
     else:
         assert isinstance(policy, Offline)
         solver = policy
@@ -131,6 +127,15 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
         yield Read(network, steps * rows / TOGETHER, TOGETHER, texts.prompt, texts.drawn)
     for network in (*frozen, own):
         yield Read(network, validated / TOGETHER, TOGETHER, texts.prompt, texts.drawn)
+
+
+def _networks(run: Run, name: str) -> list[Architecture]:
+    """Return what the training of a policy computes with, what it trains last."""
+    policy, reference = run.recipe.policies[name], run.architecture("policy")
+    side = policy.guide.side if isinstance(policy, Offline) and policy.guide is not None else None
+    if side is not None:
+        return [*([] if side.stored else [reference]), Aside(reference, side)]
+    return [*run.networks(name)] if policy.states is None else [Last(reference, policy.states.last)]
 
 
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
