@@ -1,27 +1,32 @@
-"""What a guide costs beside the policy that is the reference itself: ``python benchmarks/guides.py [HIDDEN LAYERS]``.
+"""What guides and adapters cost beside training all of the reference: ``python benchmarks/guides.py [HIDDEN LAYERS]``.
 
 Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a
 second in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a
-trunk of the reference's size, an adapter of rank 16, and a small network on the reference's states, computed or stored,
-each with its ratio to training the reference itself. Random weights of a Llama; a few minutes for the default of 100 M
+guide with a trunk of the reference's size, with an adapter of rank 16, and on the reference's states, computed or
+stored; for an adapter on the reference, and on its last third over stored states; each with its ratio to training the
+reference itself. Random weights of a Llama; a few minutes for the default of 100 M
 parameters.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
+from peft import TaskType, get_peft_model
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
+from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.packed import Packed, packing
 from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Fit, Lora, Scratch
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.training.common import lora
 
 PROMPT, RESPONSE, ROUNDS = 64, 64, 3
 
@@ -40,13 +45,34 @@ def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
     return GuidedForCausalLM.beside(base, trunk)
 
 
-FORMS: dict[str, Callable[[LlamaForCausalLM], Any]] = {
-    "reference, all trained": lambda base: base,
-    "guide, own trunk": with_trunk,
-    "guide, adapter": lambda base: GuidedForCausalLM.beside(base, None, {"rank": 16, "alpha": 32.0}),
-    "guide on states": lambda base: GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3),
+def on_states(base: LlamaForCausalLM) -> GuidedForCausalLM:
+    """Return a guide on the states of three layers."""
+    return GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3)
+
+
+def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
+    """Return the reference with an adapter of rank 16 on all or its last layers."""
+    config = lora(Fit(lora=Lora(rank=16, layers=layers)), TaskType.CAUSAL_LM, base.config)
+    assert config is not None
+    return get_peft_model(base, config)
+
+
+def last(base: LlamaForCausalLM) -> int:
+    """Return a third of the layers."""
+    return base.config.num_hidden_layers // 3
+
+
+# Of each form the model, how many layers' states are stored, and how many last layers start from them.
+FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
+    "reference, all trained": lambda base: (base, 0, 0),
+    "guide, own trunk": lambda base: (with_trunk(base), 0, 0),
+    "guide, adapter": lambda base: (GuidedForCausalLM.beside(base, None, {"rank": 16, "alpha": 32.0}), 0, 0),
+    "guide on states": lambda base: (on_states(base), 0, 0),
+    "guide on stored states": lambda base: (on_states(base), 3, 0),
+    "adapter": lambda base: (adapted(base), 0, 0),
+    "adapter, last third": lambda base: (adapted(base, last(base)), 0, 0),
+    "adapter, stored states": lambda base: (adapted(base, last(base)), 1, last(base)),
 }
-STORED = "guide on stored states"
 
 
 def fastest(work: Callable[[], object]) -> float:
@@ -67,16 +93,16 @@ def main() -> None:
     prompts = torch.randint(3, 32000, (4, PROMPT)).tolist()
     plain = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, 32000, (32, RESPONSE)).tolist())
     first: list[float] = []
-    for name, form in (FORMS | {STORED: FORMS["guide on states"]}).items():
-        model, packed = form(reference(hidden, layers)).eval(), plain
-        if name == STORED:
-            packed = replace(plain, states=torch.randn(len(plain.tokens), len(model.config.reads) * hidden))
+    for name, form in FORMS.items():
+        model, stored, started = form(reference(hidden, layers))
+        packed = replace(plain, states=torch.randn(len(plain.tokens), stored * hidden)) if stored else plain
+        model.eval()
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE, seed=0))
 
-        def step(model: Any = model, packed: Packed = packed) -> None:
-            with packing(model):
+        def step(model: Any = model, packed: Packed = packed, started: int = started) -> None:
+            with packing(model), above(model, started) if started else nullcontext():
                 packed.logprobs(model).sum().backward()
             model.zero_grad()
 
