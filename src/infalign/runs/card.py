@@ -11,6 +11,7 @@ from infalign.runs.layout import Layout, Summary
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import read_results
 from infalign.storage import write_text
+from infalign.training.solvers.base import JUDGED
 
 ROLES = {
     "reward": "selects the served response, and what the policy was trained on",
@@ -75,7 +76,7 @@ def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
 def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any]) -> str:
     procedure, shaping = results["procedure"], found["transform"]
     method = found["method"]
-    if shaping.endswith(".json"):
+    if shaping.endswith(".json") or shaping == JUDGED.name:
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
     start = base_of(recipe) or "a model of the run's own"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""

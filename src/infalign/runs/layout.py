@@ -52,6 +52,15 @@ class Layout:
         """Return the folder with the reference's states in one part of the rollouts; ``which`` names the layers."""
         return self.root / "states" / f"{which}-part-{part}"
 
+    @property
+    def judged(self) -> Path:
+        """Some rollouts with reward and judge_reward; the folder ``judged`` next to it has the judge's shards."""
+        return self.root / "judged.parquet"
+
+    def transform(self, name: str) -> Path:
+        """Return the table of the transformation that was found for a policy."""
+        return self.root / "transforms" / f"{name}.json"
+
     def scored(self, name: str) -> list[Path]:
         """Return all shards of rewards from the source ``name``, those of training prompts first."""
         rollouts = sorted(self.root.glob("scores/part-*/part-[0-9]*.parquet")) if name == "reward" else []

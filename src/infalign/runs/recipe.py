@@ -131,6 +131,7 @@ class Recipe(Settings):
             self.procedure,
             self.rollout.k,
             has_rank_model=self.rank_model is not None,
+            has_judge=self.judge is not None,
             has_reward_model=self.reward.has_trunk,
             own_models=self.rollout.engine.own_models,
         )

@@ -11,7 +11,7 @@ from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
-from infalign.runs.calibrated import policy_betas, reference_rewards
+from infalign.runs.calibrated import policy_betas, reference_rewards, resolved
 from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.findings import findings, sentences
@@ -49,7 +49,8 @@ def write(recipe: Recipe, layout: Layout) -> None:
     root, evaluated = layout.root, Evaluated.of(recipe, layout)
     results, made = read_results(root), _made(recipe, layout)
     against = [finding for name, record in made.items() for finding in findings(recipe, name, record["summary"])]
-    looks = {name: Look(*look, recipe.policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
+    policies = {name: resolved(name, recipe.policies, layout) for name in recipe.policies}
+    looks = {name: Look(*look, policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         names = [picture.name for found in pictures.values() for picture in found]
@@ -79,8 +80,8 @@ def write(recipe: Recipe, layout: Layout) -> None:
         explorer_hash=script_hash(explorer),
         figures=figures,
         results_json=embedded(layout.results, "application/json"),
-        betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in recipe.policies.items()},
-        saturation=saturated(evaluated, recipe.policies),
+        betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
+        saturation=saturated(evaluated, policies),
         examples=examples(evaluated, recipe.policies),
         records=made,
         rank_error=rank_error(recipe.rollout.k),

@@ -12,13 +12,13 @@ from infalign.runs.calibrated import MANIFEST
 from infalign.runs.layout import Summary
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
-from infalign.runs.stages import rank_model
+from infalign.runs.stages import judged, rank_model
 from infalign.runs.units import Unit
 from infalign.storage import read_table, write_table
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the calibration, and the training of the rank model if the recipe has one."""
+    """Yield the calibration, and what only some recipes have: the rank model, transformations by the judge."""
     parts = range(len(run.rollout_parts))
     yield Unit(
         "calibrate",
@@ -29,6 +29,7 @@ def units(run: Run) -> Iterator[Unit]:
         work=partial(calibrate_prompts, run.stored, run.recipe.rollout.prompts, run.provenance),
     )
     yield from rank_model.units(run)
+    yield from judged.units(run)
 
 
 def calibrate_prompts(

@@ -14,6 +14,7 @@ from infalign.models.pretrained import load_policy
 from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
+from infalign.runs.calibrated import resolved
 from infalign.runs.card import write_card
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Summary
@@ -101,7 +102,8 @@ def summarise(
     evaluated: Evaluated, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
 ) -> Summary:
     """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
-    headline = write_results(evaluated, solvers, on_progress=on_progress)
+    found = {name: resolved(name, solvers, evaluated.layout) for name in solvers}
+    headline = write_results(evaluated, found, on_progress=on_progress)
     track(report_to, read_results(evaluated.layout.root), evaluated.layout)
     return headline
 

@@ -1,7 +1,7 @@
 """The stage train: each policy by its solver, from the stored rollouts or on-policy."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,22 +13,24 @@ import numpy as np
 from infalign.distributed import is_first
 from infalign.errors import ConfigError
 from infalign.method.procedures import Served, rewinds
+from infalign.method.shapings import Ranked
+from infalign.method.transforms import Identity
 from infalign.models.pretrained import TRANSFORMATION, guided_by, load_policy, load_tokenizer
 from infalign.models.rehearsal import check_harmless
 from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
-from infalign.runs.calibrated import check_calibrated, policy_betas
+from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.passes import Architecture, Aside, Draw, Last, Pass, Read, Texts, Train
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
-from infalign.runs.stages import states
+from infalign.runs.stages import judged, states
 from infalign.runs.units import Unit
 from infalign.sequences import Lazy
 from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.training.solvers.base import TRUNKS, Guide, Offline, OnPolicy, Solver
+from infalign.training.solvers.base import JUDGED, TRUNKS, Guide, Offline, OnPolicy, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
 
@@ -76,11 +78,12 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(
                 run.layout.calibrated,
                 *(run.layout.model(model) for model in policy.needs),
+                *judged.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
             ),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
-            work=partial(train_policy, policy, material, target),
+            work=partial(train_policy, name, policies, material, target),
             workspace=target.checkpoints,
             so_far=target.so_far,
             warnings=partial(coarse_ranks, recipe, name),
@@ -114,6 +117,8 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     else:
         assert isinstance(policy, Offline)
         solver = policy
+    if solver.shaping == JUDGED:  # as many examples as with any other
+        solver = solver.model_copy(update={"transform": Ranked(Identity())})
     law = solver.law(run.recipe.procedure)
     objective = solver.objective(1.0 if law is None else law.beta)
     rollouts_EM, _ = objective.examples(np.arange(float(rollout.k)), np.random.default_rng(0))
@@ -160,12 +165,15 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     ]
 
 
-def train_policy(policy: Solver, material: Material, target: Target, *, on_progress: OnProgress) -> Summary:
-    """Train one policy by its solver, with the β that its KL budget or its n requires.
+def train_policy(
+    name: str, policies: Mapping[str, Solver], material: Material, target: Target, *, on_progress: OnProgress
+) -> Summary:
+    """Train one of the policies by its solver, with the β that its KL budget or its n requires.
 
     Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
     """
     check_calibrated(material.layout, material.provenance)
+    policy = resolved(name, policies, material.layout)
     beta, trainer_beta = policy_betas(policy, material.procedure, material.layout)
     with target.job(on_progress) as (job, folder):
         if isinstance(policy, OnPolicy):
@@ -175,10 +183,9 @@ def train_policy(policy: Solver, material: Material, target: Target, *, on_progr
         else:
             assert isinstance(policy, Offline)
             history = _train_offline(policy, beta, material, target, job, folder)
-        if policy.shaping.name.endswith(".json") and is_first():
-            shutil.copyfile(
-                policy.shaping.name, folder / TRANSFORMATION
-            )  # the model folder keeps the transformation it was trained on
+        table = table_of(name, policies, material.layout)
+        if table is not None and is_first():
+            shutil.copyfile(table, folder / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
     watched |= {key: history[-1][key] for key in ("overfitted", "resumed", "scale", "reached") if key in history[-1]}

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
 from infalign.display import INK
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.procedures import Served
+from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.gguf import is_gguf
@@ -33,10 +33,28 @@ if TYPE_CHECKING:
 
 
 OFF = 0.1  # relative distance from the KL budget from which a run says so
+FEWEST = 8  # rollouts a prompt from which a judge is estimated
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The transformation of ranks that wins most by the run's judge, which a run finds before it trains."""
+
+    name = "judged"
+    scale = 1.0
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Raise ConfigError: it is not known yet."""
+        raise ConfigError("the transformation that wins most by the judge is not known before a run has found it")
+
+
+JUDGED = Judged()
 
 
 def read_shaping(name: str) -> Shaping:
     """Return the shaping that a recipe names; a shaping that is read from a file is named after the file."""
+    if name == JUDGED.name:
+        return JUDGED
     shaping = parse_shaping(name)
     table = rank_transform(shaping)
     return Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping
@@ -53,6 +71,7 @@ class Surroundings:
     procedure: Served
     rollouts: int  # K, per training prompt
     has_rank_model: bool
+    has_judge: bool
     has_reward_model: bool  # the reward is a model that transformers loads
     own_models: bool  # the engine loads models of infalign's own kind
 
@@ -241,8 +260,25 @@ class Shaped(ToBudget):
 
     transform: ShapingSetting = Field(
         Ranked(Identity()),
-        description="of the rank: exp:10, log, power:7, FILE.json, …; or raw, raw-prompt, par, lsc:0.85",
+        description="of the rank: exp:10, log, power:7, FILE.json, …, or judged, which wins most by the judge; or raw, "
+        "raw-prompt, par, lsc:0.85",
     )
+
+    def check(self, around: Surroundings) -> None:
+        """Raise ValueError if the transformation that wins most by the judge cannot be found."""
+        super().check(around)
+        if self.transform != JUDGED:
+            return
+        if not around.has_judge:
+            raise ValueError("transform is judged, and the recipe has no judge; add one")
+        if self.kl_budget is None:
+            raise ValueError("transform is judged, which is the optimum at a KL: give kl_budget, not beta")
+        if around.rollouts < FEWEST:
+            raise ValueError(f"transform is judged, which needs a rollout.k of at least {FEWEST}")
+        if rewinds(around.procedure):
+            raise ValueError(
+                f"transform is judged, which is known for procedures by the rank, not {around.procedure.name}"
+            )
 
     @property
     def shaping(self) -> Shaping:
