@@ -41,10 +41,14 @@ def heading(console: "Console", title: str, *below: str) -> None:
 
 
 def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
-    """Return an empty table. In a narrow terminal, cells wrap in the columns ``breaking`` only."""
+    """Return an empty table. In a narrow terminal, cells wrap in the columns ``breaking`` only.
+
+    No column is narrower than its heading.
+    """
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i not in breaking)
+        heading = max(map(len, column.splitlines()), default=0)
+        table.add_column(column, overflow="fold", no_wrap=i not in breaking, min_width=heading)
     return table
 
 

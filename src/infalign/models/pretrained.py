@@ -21,6 +21,7 @@ TEMPLATES = {
 }
 HUB_SECONDS = 10.0
 PANIC = "PanicException"  # of tokenizers, on a text that a regular expression cannot decide; nothing exports its class
+TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls a warning
 AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 
 
@@ -30,6 +31,7 @@ def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_gen
     Only the template writes special tokens: one that a message spells, such as ``</s>``, is encoded as the characters
     it is made of. Raises DataError for a conversation that the template cannot render.
     """
+    tokenizer.deprecation_warnings[TOO_LONG] = True  # said already: long prompts are left out and counted
     try:
         rendered = tokenizer.apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, return_dict=True, **AS_TEXT
