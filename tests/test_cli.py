@@ -325,16 +325,15 @@ def test_a_model_of_a_hub_that_cannot_be_reached_is_told_with_the_way_round(tmp_
     assert "Retrying" not in ended.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """No process is left, nothing is said but one sentence, and the exit code tells the signal."""
+def in_training(tmp_path: Path, stderr: int) -> subprocess.Popen[str]:
+    """Start a run and return it while its first model is trained."""
     path = micro.write(
         tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | {"rollout": {"k": 5000, "max_new_tokens": 12}}
     )
     run = subprocess.Popen(
         [COMMAND, "run", path],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored below a background job
@@ -343,10 +342,30 @@ def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signa
         assert run.poll() is None, run.communicate()
         time.sleep(0.05)
     time.sleep(1.0)
+    return run
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """No process is left, nothing is said but one sentence, and the exit code tells the signal."""
+    run = in_training(tmp_path, subprocess.PIPE)
     os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
     _, err = run.communicate()  # returns when no process holds the pipes any more
     assert (run.returncode, one_sentence(err)) == (code, True), err
     assert "the same command continues where this one stopped" in err
+
+
+def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
+    """Workers take seconds to end, and until then the terminal says what happens."""
+    terminal, other_end = os.openpty()
+    run = in_training(tmp_path, other_end)
+    os.close(other_end)
+    os.killpg(run.pid, signal.SIGINT)
+    assert os.read(terminal, 1000).decode() == "\r\ninfalign: stopping; once more stops at once\r\n"
+    run.communicate()
+    assert run.returncode == 130
+    assert "interrupted; the same command continues" in os.read(terminal, 1000).decode()
+    os.close(terminal)
 
 
 @pytest.mark.parametrize(

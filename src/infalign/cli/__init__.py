@@ -156,6 +156,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     """Raise, so that `main` ends in one sentence; exit at once on a second signal. Workers end with this process."""
     for second in (signal.SIGINT, signal.SIGTERM):
         signal.signal(second, lambda number, _: os._exit(128 + number))
+    if sys.stderr is not None and sys.stderr.isatty():  # workers take seconds to end
+        os.write(sys.stderr.fileno(), b"\ninfalign: stopping; once more stops at once\n")
     raise_outside(KeyboardInterrupt if number == signal.SIGINT else StoppedError, frame)
 
 
