@@ -50,6 +50,11 @@ def write(path: Path, recipe: Mapping[str, Any]) -> str:
     return str(path)
 
 
+def evaluation(name: str) -> list[str]:
+    """Return the units that evaluate a policy, in their order."""
+    return [f"{work}-{name}" for work in ("samples", "kl", "evaluate")]
+
+
 def nan_reward(prompts: list[Any], responses: list[str]) -> list[float]:
     """Return NaN for the third response of a batch."""
     return [float("nan") if i == 2 else 0.0 for i in range(len(responses))]

@@ -147,8 +147,29 @@ def test_running_again_does_nothing(root: Path) -> None:
 
 def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:
     """Another KL budget leaves the rollouts and the other policies as they are."""
-    assert again(root, "policies.plain.kl_budget=0.3") == ["train-plain", "evaluate-plain", "results", "report", *CARDS]
+    assert again(root, "policies.plain.kl_budget=0.3") == [
+        "train-plain",
+        *micro.evaluation("plain"),
+        "results",
+        "report",
+        *CARDS,
+    ]
     assert again(root, "policies.plain.kl_budget=0.3") == []
+
+
+def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> None:
+    """Samples, KL and the reward's scores stay as they are; the judge's are new."""
+    evaluated = {path: path.stat().st_mtime_ns for path in (root / "evaluation").rglob("*.parquet")}
+    models = ["reference", *POLICIES]
+    done = again(root, "judge.fit.epochs=2", "judge.fit.learning_rate=0.01")
+    assert done[0] == "judge"
+    assert sorted(done[1:5]) == sorted(f"evaluate-{name}" for name in models)
+    assert done[5:] == ["results", "report", *CARDS]
+    changed = {path for path, before in evaluated.items() if not path.exists() or path.stat().st_mtime_ns != before}
+    assert {"/".join(path.relative_to(root / "evaluation").parts[1:]) for path in changed} == {
+        "scores.parquet",
+        "scores/judge/part-00000.parquet",
+    }
 
 
 @pytest.mark.slow
@@ -156,7 +177,7 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
     table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
     table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
-    expected = ["train-plain", "evaluate-plain", "results", "report", *CARDS]
+    expected = ["train-plain", *micro.evaluation("plain"), "results", "report", *CARDS]
     assert again(root, f"policies.plain.transform={table}") == expected
     kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
     ranks = np.linspace(0, 1, 11)

@@ -78,7 +78,7 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
     code, out, err = main("status", root)
     assert (code, err) == (0, "")
-    assert "16 of 16 done in" in out
+    assert "19 of 19 done in" in out
     left = ["evaluate-aware", "results", "card-aware", "report"]
     (root / "stages" / "evaluate-aware.json").unlink()
     code, out, _ = main("status", path, "--json")

@@ -44,11 +44,11 @@ def evaluate_guest(recipe: Recipe, model: str, *, console: Console) -> dict[str,
         # No policy of the run has a dot in its name.
         name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{_digest(model)}"
         guest = guest_evaluation(run, name, model)
-        do(run, [*(unit for unit in wanted if unit.name not in left), guest], until="evaluate", console=console)
+        do(run, [*(unit for unit in wanted if unit.name not in left), *guest], until="evaluate", console=console)
         evaluated = Evaluated.of(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
         found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
-        write_text(guest.output / "results.json", json.dumps(found, indent=1))
+        write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))
     return found
 
 

@@ -1,6 +1,7 @@
 """The stage evaluate: fresh samples of every model, their scores and KL, and all numbers of the run."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.pretrained import load_policy
+from infalign.models.settings import Compute
 from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
@@ -25,10 +27,10 @@ from infalign.runs.run import Run
 from infalign.runs.stages import benchmarks
 from infalign.runs.trackers import track
 from infalign.runs.units import Unit
-from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far, numbered
-from infalign.sampling.rollouts import find_rollouts
+from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
+from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.sequences import Lazy, token_lists_on_disk
-from infalign.storage import write_table
+from infalign.storage import read_table, write_table
 from infalign.training.solvers.base import Solver
 
 BATCH_TOKENS = 16384  # tokens per forward pass
@@ -64,37 +66,63 @@ def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
     On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimised it on the
     prompts it was trained on.
     """
-    yield _evaluation(run, "reference", split, run.reference, run.reference_inputs)
+    yield from _evaluation(run, "reference", split, run.reference, run.reference_inputs)
     for name in run.recipe.policies:
         folder = run.layout.model(name)
-        yield _evaluation(run, name, split, str(folder), (folder,))
+        yield from _evaluation(run, name, split, str(folder), (folder,))
 
 
-def guest_evaluation(run: Run, name: str, model: str) -> Unit:
+def guest_evaluation(run: Run, name: str, model: str) -> list[Unit]:
     """Return the evaluation of a policy that was trained elsewhere, the folder or hub id ``model``, as ``name``."""
-    return _evaluation(run, name, "test", model, ())
+    return [*_evaluation(run, name, "test", model, ())]
 
 
-def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path, ...]) -> Unit:
+def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path, ...]) -> Iterator[Unit]:
+    """Yield the samples of a model, their KL unless it is the reference, and their scores, which may change alone."""
     evaluate, test = run.recipe.evaluate, split == "test"
     first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
     prompts, sources = PromptTable(run.layout.prompts(split), first), [*run.recipe.rewards] if test else ["reward"]
-    scorers = [run.scorer(source) for source in sources]
-    folder = run.layout.evaluation(name, split)
+    folder, label = run.layout.evaluation(name, split), name if test else f"{name}.{split}"
+    samples, kl, scores = folder / "samples", folder / "kl.parquet", folder / "scores"
+    extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
     # Each model has its own random stream: common random numbers would make policy and base samples dependent.
     stream = f"{run.recipe.seed} {name}" if test else f"{run.recipe.seed} {name} {split}"
     seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
-    reference = None if name == "reference" else run.reference
-    return Unit(
+    drawn = Samples(prompts, evaluate.samples, samples)
+    yield Unit(
         "evaluate",
-        f"evaluate-{name}" if test else f"evaluate-{name}.{split}",
-        inputs=(*inputs, *run.reward_inputs(*sources)),
-        settings=run.sampling_key | run.key(*sources),
-        extent={"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}},
-        output=folder,
-        work=partial(evaluate_model, run.sampler(model), reference, prompts, evaluate.samples, scorers, folder, seed),
-        so_far=partial(samples_so_far, prompts, evaluate.samples, sources, folder),
-        passes=partial(evaluation_passes, run, name, first, split, sources),
+        f"samples-{label}",
+        inputs=inputs,
+        settings=run.sampling_key,
+        extent=extent,
+        output=samples,
+        work=partial(draw_samples, run.sampler(model), drawn, seed),
+        workspace=scores,  # scores of other samples
+        so_far=partial(drawn_so_far_of, drawn),
+        passes=partial(draw_passes, run, name, first, split),
+    )
+    if name != "reference":
+        yield Unit(
+            "evaluate",
+            f"kl-{label}",
+            inputs=(samples, *inputs, *run.reference_inputs),
+            settings=run.key("policy"),
+            extent=extent,
+            output=kl,
+            work=partial(measure_kl, model, run.reference, run.recipe.compute, drawn, kl),
+            passes=partial(kl_passes, run, name, first, split),
+        )
+    yield Unit(
+        "evaluate",
+        f"evaluate-{label}",
+        inputs=(samples, *([] if name == "reference" else [kl]), *run.reward_inputs(*sources)),
+        settings=run.key(*sources) | run.precision,
+        extent=extent,
+        output=folder / "scores.parquet",
+        work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
+        so_far=partial(scored_so_far_of, drawn, sources, scores),
+        clears=True,  # scores of a source that is as before are kept
+        passes=partial(score_passes, run, first, split, sources),
     )
 
 
@@ -108,68 +136,101 @@ def summarise(
     return headline
 
 
-def evaluate_model(
-    sampler: Sampler,
-    reference: str | None,
-    table: PromptTable,
-    samples: int,
-    scorers: Sequence[Scorer],
-    folder: Path,
-    seed: int,
-    *,
-    on_progress: OnProgress,
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Fresh samples of a model: as many for each prompt, in a folder."""
+
+    table: PromptTable
+    each: int
+    folder: Path
+
+    def prompts(self) -> Prompts:
+        """Return the prompts."""
+        return self.table.read()
+
+    def drawn(self, prompts: Prompts) -> Drawn:
+        """Return the samples of ``prompts``."""
+        return find_rollouts(self.folder, prompts.prompt_ids, self.each)
+
+
+def draw_samples(sampler: Sampler, samples: Samples, seed: int, *, on_progress: OnProgress) -> Summary:
+    """Draw fresh samples of a model."""
+    prompts = samples.prompts()
+    sampler.draw(prompts, samples.each, samples.folder, seed=seed, on_progress=on_progress)
+    return {"responses": len(samples.drawn(prompts))}
+
+
+def measure_kl(
+    model: str, reference: str, compute: Compute, samples: Samples, path: Path, *, on_progress: OnProgress
 ) -> Summary:
-    """Draw fresh samples of a model, score them, and measure the KL to ``reference`` unless that is None."""
-    prompts = table.read()
-    sampler.draw(prompts, samples, folder / "samples", seed=seed, on_progress=on_progress)
-    rollouts = find_rollouts(folder / "samples", prompts.prompt_ids, samples)
-    lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in rollouts.tables(["token_ids"])]
-    scores = numbered(prompts.prompt_ids, samples).append_column("length", pa.array(np.concatenate(lengths)))
-    asked = Lazy(len(rollouts), lambda i: prompts.conversations[i // samples])
+    """Write the KL of a model to the reference, by each of its samples."""
+    prompts, device = samples.prompts(), compute.torch_device()
+    drawn = samples.drawn(prompts)
+    policy, tokenizer = load_policy(model, device=device)
+    base, _ = load_policy(reference, device=device)
+    kl = rao_blackwell_kl(
+        policy,
+        base,
+        Lazy(len(drawn), lambda i: prompts.token_ids[i // samples.each]),
+        token_lists_on_disk((table["token_ids"] for table in drawn.tables(["token_ids"])), path.parent),
+        pad_id=tokenizer.pad_token_id,
+        batch_tokens=BATCH_TOKENS,
+    )
+    write_table(path, numbered(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl.rao_blackwell)))
+    return {"responses": len(drawn)}
+
+
+def score_samples(
+    samples: Samples, scorers: Sequence[Scorer], folder: Path, kl: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Write the scores of all samples beside their lengths, and their KL if it was measured."""
+    prompts = samples.prompts()
+    drawn = samples.drawn(prompts)
+    lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
+    scores = numbered(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
+    asked = Lazy(len(drawn), lambda i: prompts.conversations[i // samples.each])
     for scorer in scorers:
-        rewards = scorer.score(asked, rollouts.values("text"), folder / "scores" / scorer.name, on_progress)
+        rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress)
         scores = scores.append_column(scorer.name, pa.array(rewards))
-    summary: Summary = {"samples": len(rollouts), "cut_off": cut_off(rollouts)}
-    if reference is not None:
-        device = sampler.compute.torch_device()
-        policy_model, tokenizer = load_policy(sampler.model, device=device)
-        reference_model, _ = load_policy(reference, device=device)
-        kl = rao_blackwell_kl(
-            policy_model,
-            reference_model,
-            Lazy(len(rollouts), lambda i: prompts.token_ids[i // samples]),
-            token_lists_on_disk((table["token_ids"] for table in rollouts.tables(["token_ids"])), folder),
-            pad_id=tokenizer.pad_token_id,
-            batch_tokens=BATCH_TOKENS,
-        )
-        scores = scores.append_column("kl", pa.array(kl.rao_blackwell))
-        summary["kl"] = float(kl.rao_blackwell.mean())
-    write_table(folder / "scores.parquet", scores)
+    summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
+    if kl.exists():
+        of_samples = read_table(kl, ["kl"])["kl"]
+        scores = scores.append_column("kl", of_samples)
+        summary["kl"] = pc.mean(of_samples).as_py()
+    write_table(folder.with_suffix(".parquet"), scores)
     return summary
 
 
-def evaluation_passes(
-    run: Run, name: str, prompts: int, split: str, sources: Sequence[str], of: Texts
-) -> Iterator[Pass]:
-    """Yield the draws of a model, the passes of the rewards over them, and those that measure its KL."""
-    count, samples = of.prompts(prompts, split), run.recipe.evaluate.samples
-    own, rollout = run.networks(name), run.recipe.rollout
-    for network in own:
+def draw_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
+    """Yield the draws of a model."""
+    count, rollout = of.prompts(prompts, split), run.recipe.rollout
+    for network in run.networks(name):
         served = not rollout.engine.own_models
-        yield Draw(network, count, samples, of.prompt, of.drawn, rollout.max_new_tokens, served)
-    read = [run.architecture(source) for source in sources if run.recipe.rewards[source].is_classifier]
-    if name != "reference":
-        read += [*own, run.architecture("policy")]
-    for network in read:
-        yield Read(network, count, samples, of.prompt, of.drawn)
+        yield Draw(network, count, run.recipe.evaluate.samples, of.prompt, of.drawn, rollout.max_new_tokens, served)
 
 
-def samples_so_far(table: PromptTable, samples: int, sources: Sequence[str], folder: Path) -> SoFar:
-    """Return how many evaluation samples of a model exist, and how many of them each source has scored."""
-    prompts = table.read()
-    drawn = drawn_so_far(prompts, samples, folder / "samples")
-    every = len(prompts.prompt_ids) * samples
-    scored = {source: scored_so_far(every, folder / "scores" / source) for source in sources}
+def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
+    """Yield the passes of a policy and of the reference over its samples."""
+    for network in (*run.networks(name), run.architecture("policy")):
+        yield Read(network, of.prompts(prompts, split), run.recipe.evaluate.samples, of.prompt, of.drawn)
+
+
+def score_passes(run: Run, prompts: int, split: str, sources: Sequence[str], of: Texts) -> Iterator[Pass]:
+    """Yield the passes of the rewards that are models of the run."""
+    for source in sources:
+        if run.recipe.rewards[source].is_classifier:
+            count = of.prompts(prompts, split)
+            yield Read(run.architecture(source), count, run.recipe.evaluate.samples, of.prompt, of.drawn)
+
+
+def drawn_so_far_of(samples: Samples) -> SoFar:
+    """Return how many of the samples are drawn."""
+    return drawn_so_far(samples.prompts(), samples.each, samples.folder)
+
+
+def scored_so_far_of(samples: Samples, sources: Sequence[str], folder: Path) -> SoFar:
+    """Return how many of the samples each source has scored."""
+    every = len(samples.prompts().prompt_ids) * samples.each
+    scored = {source: scored_so_far(every, folder / source) for source in sources}
     words = [f"{found.said} by {source}" for source, found in scored.items() if found.said]
-    shares = [drawn.share, *(found.share for found in scored.values())]
-    return SoFar(", ".join(filter(None, [drawn.said, *words])), sum(shares) / len(shares))
+    return SoFar(", ".join(words), sum(found.share for found in scored.values()) / len(sources))
