@@ -50,7 +50,9 @@ def test_a_real_bash_completes_commands_options_recipes_runs_and_keys(main: Any,
         "status runs/": {"runs/mine"},
         "serve ": {"runs/mine"},
         "run demo --set rollout.k": {"rollout.k"},
-        "recipe --explain policies.NAME.fit.lora.": {"policies.NAME.fit.lora.rank", "policies.NAME.fit.lora.alpha"},
+        "recipe --explain policies.NAME.fit.lora.": {
+            f"policies.NAME.fit.lora.{key}" for key in ("rank", "alpha", "layers")
+        },
         "init --data ": {*SETS, "world", "rows.jsonl"},
         "export runs/mine --to ": {"trl", "verl", "openrlhf"},
         "curve --plot my": {"my.yaml"},
