@@ -253,6 +253,8 @@ def undo(root: Path, *units: str) -> None:
         for path in (record, record.with_suffix(".started")):
             path.unlink(missing_ok=True)
         remove(root / name.replace("score-", "scores/part-"))
+        if name.startswith("samples-"):
+            remove(root / "evaluation" / name.removeprefix("samples-") / "scores")
     remove(root / "checkpoints")
 
 
@@ -453,37 +455,37 @@ ROLLOUTS, SCORES = "rollouts/part-0/part-00000.parquet", "scores/part-0.parquet"
 @fault("a bit of a shard of rollouts is flipped")
 def shard_flipped(lab: Lab) -> Seen:
     """Before the policies are trained on it."""
-    return damaged(lab, ROLLOUTS, flip, "train-plain", "evaluate-plain")
+    return damaged(lab, ROLLOUTS, flip, "train-plain", *micro.evaluation("plain"))
 
 
 @fault("a shard of rollouts is cut off")
 def shard_cut(lab: Lab) -> Seen:
     """As after a copy that was broken off."""
-    return damaged(lab, ROLLOUTS, cut, "train-plain", "evaluate-plain")
+    return damaged(lab, ROLLOUTS, cut, "train-plain", *micro.evaluation("plain"))
 
 
 @fault("a bit of a table of scores is flipped")
 def scores_flipped(lab: Lab) -> Seen:
     """A reward that is another number would be a rank that is another."""
-    return damaged(lab, SCORES, flip, "train-plain", "evaluate-plain")
+    return damaged(lab, SCORES, flip, "train-plain", *micro.evaluation("plain"))
 
 
 @fault("a bit of calibrated.parquet is flipped")
 def calibrated_flipped(lab: Lab) -> Seen:
     """The policies are trained on it."""
-    return damaged(lab, "calibrated.parquet", flip, "train-plain", "evaluate-plain")
+    return damaged(lab, "calibrated.parquet", flip, "train-plain", *micro.evaluation("plain"))
 
 
 @fault("a bit of a model's weights is flipped")
 def model_flipped(lab: Lab) -> Seen:
     """The evaluation would measure another policy and say nothing: safetensors have no checksum."""
-    return damaged(lab, "models/plain/model.safetensors", flip, "evaluate-plain")
+    return damaged(lab, "models/plain/model.safetensors", flip, *micro.evaluation("plain"))
 
 
 @fault("a model's weights are cut off")
 def model_cut(lab: Lab) -> Seen:
     """As after a copy that was broken off."""
-    return damaged(lab, "models/reference/model.safetensors", cut, "evaluate-plain")
+    return damaged(lab, "models/reference/model.safetensors", cut, *micro.evaluation("plain"))
 
 
 @fault("a bit of a record in stages/ is flipped")

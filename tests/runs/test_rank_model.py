@@ -145,7 +145,7 @@ def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) ->
     before, after = keys(), keys("rank_model.fit.epochs=2")
     assert {name for name in before if before[name] != after[name]} == {
         *("rank-model", "results", "report", "card-plain"),
-        *(f"{work}-{name}" for work in ("train", "evaluate", "card") for name in SOLVERS),
+        *(f"{work}-{name}" for work in ("train", "samples", "kl", "evaluate", "card") for name in SOLVERS),
     }
     assert not any("ranks" in unit.settings.get("policy", {}) for unit in units())
     alone = keys("policies={plain: {kl_budget: 0.5}}", "rank_model=null")
