@@ -9,6 +9,7 @@ from typing import Any
 from infalign.confined import BombError, rehearse
 from infalign.errors import ConfigError
 from infalign.models.gguf import gguf_file, is_gguf
+from infalign.models.settings import is_hub_id
 
 USER, ASSISTANT = {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Good morning, 1 + 1 = 2."}
 CONVERSATIONS = ([USER], [USER, ASSISTANT], [{"role": "system", "content": "Be brief."}, USER, ASSISTANT, USER])
@@ -18,8 +19,12 @@ PARAMETERS_A_BYTE = 8  # no format of weights has less than a bit a parameter
 def check_harmless(model: str | Path) -> None:
     """Raise ConfigError if loading a model (folder, GGUF file, hub id) takes too much memory or time, or crashes.
 
-    What else is wrong with it is said where it is loaded.
+    Also for a hub that cannot be reached. What else is wrong with a model is said where it is loaded.
     """
+    if is_hub_id(str(model)) and not is_gguf(str(model)) and not Path(model).exists():
+        from infalign.models.pretrained import check_reach
+
+        check_reach(str(model))
     for path in Path(model).iterdir() if Path(model).is_dir() else ():
         if path.is_fifo():
             raise ConfigError(f"{path} is no file; fetch the model again")
