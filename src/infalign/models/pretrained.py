@@ -176,8 +176,7 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
     """
     from transformers import AutoTokenizer
 
-    if is_hub_id(str(path)) and not Path(path).is_dir():
-        check_reach(str(path))
+    check_reach(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
@@ -201,7 +200,12 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
 
 
 def check_reach(model: str) -> None:
-    """Ask the hub once for a model that is not in its cache; without a network its client would try for minutes."""
+    """Ask the hub once for a model that is neither here nor in its cache; its client would try for minutes.
+
+    Raises ConfigError if the hub cannot be reached or does not have the model.
+    """
+    if Path(model).exists() or not is_hub_id(model):
+        return
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -9,7 +9,7 @@ from typing import Any
 from infalign.confined import BombError, rehearse
 from infalign.errors import ConfigError
 from infalign.models.gguf import gguf_file, is_gguf
-from infalign.models.settings import is_hub_id
+from infalign.models.pretrained import check_reach
 
 USER, ASSISTANT = {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Good morning, 1 + 1 = 2."}
 CONVERSATIONS = ([USER], [USER, ASSISTANT], [{"role": "system", "content": "Be brief."}, USER, ASSISTANT, USER])
@@ -21,10 +21,7 @@ def check_harmless(model: str | Path) -> None:
 
     Also for a hub that cannot be reached. What else is wrong with a model is said where it is loaded.
     """
-    if is_hub_id(str(model)) and not is_gguf(str(model)) and not Path(model).exists():
-        from infalign.models.pretrained import check_reach
-
-        check_reach(str(model))
+    check_reach(str(model))
     for path in Path(model).iterdir() if Path(model).is_dir() else ():
         if path.is_fifo():
             raise ConfigError(f"{path} is no file; fetch the model again")

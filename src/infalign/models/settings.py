@@ -13,7 +13,7 @@ SAFE, SAFE_ADAPTER = 2e-5, 2e-4  # learning rates that do not undo what a pretra
 
 def is_hub_id(model: str) -> bool:
     """Return whether a model that is no folder here can be one of the hub: ``owner/name``, or ``name``."""
-    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", model) is not None
+    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*(?<!\.gguf)", model) is not None
 
 
 class Scratch(Settings):
