@@ -228,13 +228,14 @@ class _Collator(ABC):
 class _Packer(_Collator):
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the tensors of `Packed`, each prompt once; and the states that a teacher reads, in the same order."""
+        batch = {name: part for name, part in vars(self._packed(rows, "states")).items() if part is not None}
+        if "teacher_states" not in rows[0]:
+            return {"batch": batch}
+        return {"batch": batch, "teacher_states": self._packed(rows, "teacher_states").states}
+
+    def _packed(self, rows: Sequence[dict[str, Any]], states: str) -> Packed:
         prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-        packed, taught = (
-            Packed.of(prompts, responses, states=[row[name] for row in rows if name in row])
-            for name in ("states", "teacher_states")
-        )
-        batch = {name: part for name, part in vars(packed).items() if part is not None}
-        return {"batch": batch} if taught.states is None else {"batch": batch, "teacher_states": taught.states}
+        return Packed.of(prompts, responses, states=[row[states] for row in rows if states in row])
 
 
 class _Padder(_Collator):
