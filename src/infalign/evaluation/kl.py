@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,13 +53,14 @@ def rao_blackwell_kl(
     batch_tokens: int,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> SequenceKL:
     """Estimate KL(policy ‖ reference) from completions sampled from the policy, one estimate a sequence.
 
     Every completion token counts: the EOS that ends a response is its last token, one cut at the length limit has none,
     and nothing may follow an EOS (`sampling.engine.Response.token_ids` is so). ``temperature`` and ``top_p`` are those
     that drew the completions, see `kl_from_logits`. Both models must be on one device. A batch has ``batch_tokens``
-    padded tokens or fewer, as in `token_logprobs`.
+    padded tokens or fewer, as in `token_logprobs`. ``on_progress(done, all)`` is called with numbers of completions.
 
     Raises DataError if the two lists differ in length, a prompt is empty or the completions were not drawn in this way,
     ConfigError as `kl_from_logits`.
@@ -67,6 +69,14 @@ def rao_blackwell_kl(
 
     rao_blackwell, k1, k3 = np.empty((3, len(prompt_ids)))
     tokens = np.empty(len(prompt_ids), np.int64)
+    done = 0
+
+    def told(more: int) -> None:
+        nonlocal done
+        done += more
+        if on_progress is not None:
+            on_progress(done, len(prompt_ids))
+
     with evaluating(policy), evaluating(reference):
         if packs(policy) and packs(reference):
             with packing(policy), packing(reference):
@@ -78,12 +88,14 @@ def rao_blackwell_kl(
                     for sums, values in zip((rao_blackwell, k1, k3), (kl.rao_blackwell, kl.k1, kl.k3), strict=True):
                         sums[part] = np.bincount(of, values, many)
                     tokens[part] = np.bincount(of, minlength=many)
+                    told(many)
         else:
             for rows, batch in padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, policy):
                 policy_logits, targets = scored_logits(policy, *batch)
                 reference_logits, _ = scored_logits(reference, *batch)
                 kl = kl_from_logits(policy_logits, reference_logits, targets, temperature=temperature, top_p=top_p)
                 rao_blackwell[rows], k1[rows], k3[rows], tokens[rows] = kl.rao_blackwell, kl.k1, kl.k3, kl.tokens
+                told(len(rows))
     return SequenceKL(rao_blackwell, k1, k3, tokens)
 
 

@@ -83,12 +83,13 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
     first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
     prompts, sources = PromptTable(run.layout.prompts(split), first), [*run.recipe.rewards] if test else ["reward"]
     folder, label = run.layout.evaluation(name, split), name if test else f"{name}.{split}"
-    samples, kl, scores = folder / "samples", folder / "kl.parquet", folder / "scores"
+    samples, scores = folder / "samples", folder / "scores"
+    kl = None if name == "reference" else folder / "kl.parquet"
     extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
     # Each model has its own random stream: common random numbers would make policy and base samples dependent.
     stream = f"{run.recipe.seed} {name}" if test else f"{run.recipe.seed} {name} {split}"
     seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
-    drawn = Samples(prompts, evaluate.samples, samples)
+    drawn = FreshSamples(prompts, evaluate.samples, samples)
     yield Unit(
         "evaluate",
         f"samples-{label}",
@@ -101,7 +102,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         so_far=partial(drawn_so_far_of, drawn),
         passes=partial(draw_passes, run, name, first, split),
     )
-    if name != "reference":
+    if kl is not None:
         yield Unit(
             "evaluate",
             f"kl-{label}",
@@ -115,7 +116,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
     yield Unit(
         "evaluate",
         f"evaluate-{label}",
-        inputs=(samples, *([] if name == "reference" else [kl]), *run.reward_inputs(*sources)),
+        inputs=(samples, *([] if kl is None else [kl]), *run.reward_inputs(*sources)),
         settings=run.key(*sources) | run.precision,
         extent=extent,
         output=folder / "scores.parquet",
@@ -137,7 +138,7 @@ def summarise(
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class FreshSamples:
     """Fresh samples of a model: as many for each prompt, in a folder."""
 
     table: PromptTable
@@ -153,7 +154,7 @@ class Samples:
         return find_rollouts(self.folder, prompts.prompt_ids, self.each)
 
 
-def draw_samples(sampler: Sampler, samples: Samples, seed: int, *, on_progress: OnProgress) -> Summary:
+def draw_samples(sampler: Sampler, samples: FreshSamples, seed: int, *, on_progress: OnProgress) -> Summary:
     """Draw fresh samples of a model."""
     prompts = samples.prompts()
     sampler.draw(prompts, samples.each, samples.folder, seed=seed, on_progress=on_progress)
@@ -161,7 +162,7 @@ def draw_samples(sampler: Sampler, samples: Samples, seed: int, *, on_progress: 
 
 
 def measure_kl(
-    model: str, reference: str, compute: Compute, samples: Samples, path: Path, *, on_progress: OnProgress
+    model: str, reference: str, compute: Compute, samples: FreshSamples, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write the KL of a model to the reference, by each of its samples."""
     prompts, device = samples.prompts(), compute.torch_device()
@@ -175,15 +176,16 @@ def measure_kl(
         token_lists_on_disk((table["token_ids"] for table in drawn.tables(["token_ids"])), path.parent),
         pad_id=tokenizer.pad_token_id,
         batch_tokens=BATCH_TOKENS,
+        on_progress=lambda done, total: on_progress(done, total, "responses"),
     )
     write_table(path, numbered(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl.rao_blackwell)))
     return {"responses": len(drawn)}
 
 
 def score_samples(
-    samples: Samples, scorers: Sequence[Scorer], folder: Path, kl: Path, *, on_progress: OnProgress
+    samples: FreshSamples, scorers: Sequence[Scorer], folder: Path, kl: Path | None, *, on_progress: OnProgress
 ) -> Summary:
-    """Write the scores of all samples beside their lengths, and their KL if it was measured."""
+    """Write the scores of all samples beside their lengths, and their KL unless they are the reference's."""
     prompts = samples.prompts()
     drawn = samples.drawn(prompts)
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
@@ -193,7 +195,7 @@ def score_samples(
         rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress)
         scores = scores.append_column(scorer.name, pa.array(rewards))
     summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
-    if kl.exists():
+    if kl is not None:
         of_samples = read_table(kl, ["kl"])["kl"]
         scores = scores.append_column("kl", of_samples)
         summary["kl"] = pc.mean(of_samples).as_py()
@@ -223,12 +225,12 @@ def score_passes(run: Run, prompts: int, split: str, sources: Sequence[str], of:
             yield Read(run.architecture(source), count, run.recipe.evaluate.samples, of.prompt, of.drawn)
 
 
-def drawn_so_far_of(samples: Samples) -> SoFar:
+def drawn_so_far_of(samples: FreshSamples) -> SoFar:
     """Return how many of the samples are drawn."""
     return drawn_so_far(samples.prompts(), samples.each, samples.folder)
 
 
-def scored_so_far_of(samples: Samples, sources: Sequence[str], folder: Path) -> SoFar:
+def scored_so_far_of(samples: FreshSamples, sources: Sequence[str], folder: Path) -> SoFar:
     """Return how many of the samples each source has scored."""
     every = len(samples.prompts().prompt_ids) * samples.each
     scored = {source: scored_so_far(every, folder / source) for source in sources}
