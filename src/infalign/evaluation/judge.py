@@ -13,12 +13,11 @@ from infalign.evaluation.intervals import Estimate, estimate, resampled_means
 from infalign.evaluation.samples import Samples, chunks
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array, win
-from infalign.method.judge import EstimatedJudge, ProbitSpline, normal_density
+from infalign.method.judge import FEWEST, EstimatedJudge, ProbitSpline, normal_density
 from infalign.method.procedures import BestOfN, Procedure, Standard, rewinds
 
 SPLITS = 8  # random halves of the samples, each used both ways
 KNOTS = (3, 5, 7, 10, 14)  # of the spline: the first number with which it fits to within the noise, or the last
-FEWEST = 8  # samples a prompt
 SCORES = np.linspace(-8.0, 8.0, 321)
 ROUNDS, DAMPING = 20, 1e-6
 

@@ -13,6 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from infalign.method.calibration import Array
 
+FEWEST = 8  # samples a prompt from which a judge is estimated
 FARTHEST = 38.0  # the normal score of the smallest floating-point numbers
 
 

@@ -321,10 +321,12 @@ class Probe:
             return self._timed(lambda: engine.sample(ids, "probe", range(rows)))
 
         few = max(1, rows // 4)
-        start, whole, part = seconds(rows, 1), seconds(rows, steps), seconds(few, steps)
+        try:
+            start, whole, part = seconds(rows, 1), seconds(rows, steps), seconds(few, steps)
+        finally:
+            model.float()
         row = max(0.0, (whole - part) / ((rows - few) * (steps - 1)))
         step = max(0.0, (whole - start) / (steps - 1) - rows * row)
-        model.float()
         return start, step, row
 
     def _timed(self, work: Callable[[], Any]) -> float:

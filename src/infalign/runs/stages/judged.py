@@ -59,23 +59,29 @@ def units(run: Run) -> Iterator[Unit]:
         )
 
 
+def _first(prompts: int, k: int) -> tuple[int, int]:
+    """Return how many prompts and rollouts of each are judged."""
+    return min(PROMPTS, prompts), min(SAMPLES, k)
+
+
 def judged_passes(run: Run, texts: Texts) -> Iterator[Pass]:
     """Yield the pass of the judge; none if it is no model of the run."""
     judge, rollout = run.recipe.judge, run.recipe.rollout
     if judge is not None and judge.is_classifier:
-        prompts = min(PROMPTS, texts.prompts(rollout.prompts, "train") / len(run.rollout_parts))
-        yield Read(run.architecture("judge"), prompts, min(SAMPLES, rollout.k), texts.prompt, texts.drawn)
+        prompts, samples = _first(round(texts.prompts(rollout.prompts, "train") / len(run.rollout_parts)), rollout.k)
+        yield Read(run.architecture("judge"), prompts, samples, texts.prompt, texts.drawn)
 
 
 def judged_so_far(stored: StoredRollouts, folder: Path) -> SoFar:
     """Return how many of the rollouts are judged."""
-    return scored_so_far(min(PROMPTS, len(stored.parts[PART].read().prompt_ids)) * min(SAMPLES, stored.k), folder)
+    prompts, samples = _first(len(stored.parts[PART].read().prompt_ids), stored.k)
+    return scored_so_far(prompts * samples, folder)
 
 
 def judge_rollouts(scorer: Scorer, stored: StoredRollouts, path: Path, *, on_progress: OnProgress) -> Summary:
     """Write the reward and the judge's score of the first rollouts of some prompts."""
     prompts = stored.parts[PART].read()
-    count, samples = min(PROMPTS, len(prompts.prompt_ids)), min(SAMPLES, stored.k)
+    count, samples = _first(len(prompts.prompt_ids), stored.k)
     texts = stored.drawn(PART, prompts).values("text")
     asked = Lazy(count * samples, lambda i: prompts.conversations[i // samples])
     judged = Lazy(count * samples, lambda i: texts[i // samples * stored.k + i % samples])

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from infalign.display import INK
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.method.judge import FEWEST
 from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 
 OFF = 0.1  # relative distance from the KL budget from which a run says so
-FEWEST = 8  # rollouts a prompt from which a judge is estimated
 
 
 @dataclass(frozen=True, slots=True)
