@@ -202,10 +202,10 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         asked = kwargs | {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
         with torch.no_grad(), self.unguided():
             last, states = self._of_reference(past_key_values, input_ids=input_ids, **asked)
-            logits = None if self.read is not None else self.reference.get_output_embeddings()(last[:, kept])
+            logits = None if self.vocabulary is None else self.reference.get_output_embeddings()(last[:, kept])
         hidden = self._of_guide(past_key_values, states, input_ids=input_ids, **asked)[:, kept]
         if logits is None:  # one product with the vocabulary
-            logits = self.reference.get_output_embeddings()(last[:, kept] + self.head(hidden))
+            logits = self.reference.get_output_embeddings()(last[:, kept] + self._narrowed(hidden))
         else:
             logits = logits + self.q(hidden)
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
@@ -257,10 +257,17 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def q(self, hidden: Tensor) -> Tensor:
         """Return Q, (…, V), from the last hidden states of `guide`."""
-        narrow = hidden if self.narrow is None else self.narrow(hidden)
         vocabulary = self.reference.get_output_embeddings().weight if self.vocabulary is None else self.vocabulary
-        found: Tensor = self.head(narrow) @ vocabulary.T
+        return self._narrowed(hidden) @ vocabulary.T
+
+    def _narrowed(self, hidden: Tensor) -> Tensor:
+        """Return A·h + b."""
+        found: Tensor = self.head(hidden if self.narrow is None else self.narrow(hidden))
         return found
+
+    def get_output_embeddings(self) -> Any:
+        """Return the reference's output embedding if its product gives the logits; None with one of the guide's own."""
+        return self.reference.get_output_embeddings() if self.vocabulary is None else None
 
     @property
     def adapted(self) -> list[Any]:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from infalign.method.calibration import Array
 from infalign.models.attention import check_plain
 from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
+from infalign.models.vocabulary import Logits, logits_of
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,10 @@ class Packed:
         ).logits[0]
         return found
 
+    def logits_in_parts(self, model: Any) -> Logits:
+        """Return the logits that predict each token of the responses; ``model`` is inside `packing`."""
+        return logits_of(model, self.logits)
+
     def ends(self, model: Any) -> Tensor:
         """Return the last hidden state of a model without head after each response, (R, width); inside `packing`."""
         last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
@@ -135,10 +140,11 @@ class Packed:
 
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
-        logits = self.logits(model)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        # A gather minus a logsumexp: log_softmax would keep a second array of the size of the logits for the gradient.
-        return self.sums(logits.gather(-1, self.targets[:, None])[:, 0] - logits.logsumexp(-1))
+        return self.sums(
+            self.logits_in_parts(model).measure(
+                lambda logits, where: -cross_entropy(logits, self.targets[where], reduction="none")
+            )
+        )
 
 
 def packed_batches(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from peft import TaskType, get_peft_model
+from torch.nn.functional import kl_div
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from infalign.errors import ConfigError
@@ -196,12 +197,14 @@ class _ToTeacher(_Offline):
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         packed = Packed(**inputs["batch"])
         with torch.no_grad():
-            taught = replace(packed, states=inputs.get("teacher_states"))
-            teacher = taught.logits(self._goal).float().log_softmax(-1)
-        found = torch.nn.functional.kl_div(
-            packed.logits(model).float().log_softmax(-1), teacher, log_target=True, reduction="none"
-        )
-        kl = packed.sums(found.sum(-1))
+            taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self._goal)
+
+        def kl_of(logits: torch.Tensor, where: slice) -> torch.Tensor:
+            with torch.no_grad():
+                teacher = taught.of(where).log_softmax(-1)
+            return kl_div(logits.log_softmax(-1), teacher, log_target=True, reduction="none").sum(-1)
+
+        kl = packed.sums(packed.logits_in_parts(model).measure(kl_of))
         return (kl.mean(), {"kl": kl}) if return_outputs else kl.mean()
 
 

@@ -1,0 +1,144 @@
+"""Logits made in parts: the values and gradients of the whole, with nothing of the vocabulary's size kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import kl_div
+from transformers import GemmaConfig, GemmaForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from infalign.models import vocabulary
+from infalign.models.guided import GuidedForCausalLM
+from infalign.models.packed import Packed, packing
+from infalign.models.vocabulary import Logits
+
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "initializer_range": 0.3,
+}
+PACKED = Packed.of([[1, 2, 3], [1, 2, 3], [6]], [[10, 11, 12, 13], [13], [14, 15, 16, 17, 18]])
+
+
+def adapted(base: Any) -> Any:
+    """Return a model with a random adapter."""
+    model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def llama() -> Any:
+    """Return a random Llama."""
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def on_states() -> Any:
+    """Return a random guide on a reference's states."""
+    model = GuidedForCausalLM.reading(llama(), hidden=8, layers=1, heads=2, reads=2)
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+IN_PARTS: dict[str, Callable[[], Any]] = {
+    "adapter": lambda: adapted(llama()),
+    "adapter, tied": lambda: adapted(GemmaForCausalLM(GemmaConfig(**SHAPE))),
+    "guide on states": on_states,
+}
+WHOLE: dict[str, Callable[[], Any]] = {
+    "all trained": llama,
+    "logits that are scaled": lambda: adapted(GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0))),
+    "a vocabulary of the guide's own": lambda: GuidedForCausalLM.beside(llama(), llama().model),
+}
+
+
+@pytest.fixture(params=IN_PARTS | WHOLE)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name a kind of model; parts are of three tokens."""
+    monkeypatch.setattr(vocabulary, "TOKENS", 3)
+    return str(request.param)
+
+
+def new(name: str) -> Any:
+    """Return a model of that kind, always the same, in evaluation mode."""
+    torch.manual_seed(0)
+    return (IN_PARTS | WHOLE)[name]().eval()
+
+
+def gradients(model: Any, value: Tensor) -> Tensor:
+    """Return the gradient of a number in all weights that are trained."""
+    model.zero_grad()
+    value.backward()
+    found = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    return torch.cat(found)
+
+
+def plain(logits: Tensor) -> Tensor:
+    """Return log π of each response."""
+    return PACKED.sums(logits.log_softmax(-1).gather(-1, PACKED.targets[:, None])[:, 0])
+
+
+def test_log_probabilities_and_gradients_are_those_of_the_whole(name: str) -> None:
+    """Also twice, as a head that a model changes is found out once."""
+    model, weights = new(name), torch.tensor([0.3, -1.0, 2.0])
+    with packing(model):
+        expected = plain(PACKED.logits(model))
+        slope = gradients(model, expected @ weights)
+        for _ in range(2):
+            found = PACKED.logprobs(model)
+            assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+            assert gradients(model, found @ weights).tolist() == pytest.approx(slope.tolist(), rel=1e-4, abs=1e-5)
+        assert PACKED.logits(model).shape == (10, 50)  # the head is what it was
+
+
+def test_a_divergence_from_other_logits_is_that_of_the_whole(name: str) -> None:
+    """Both are made in parts."""
+    model = new(name)
+    teacher = llama().eval()
+
+    def kl(logits: Tensor, other: Tensor) -> Tensor:
+        return kl_div(logits.log_softmax(-1), other.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+
+    with packing(model), packing(teacher):
+        with torch.no_grad():
+            whole, parts = PACKED.logits(teacher), PACKED.logits_in_parts(teacher)
+        expected = kl(PACKED.logits(model), whole)
+        slope = gradients(model, expected.sum())
+        found = PACKED.logits_in_parts(model).measure(lambda logits, where: kl(logits, parts.of(where)))
+        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert gradients(model, found.sum()).tolist() == pytest.approx(slope.tolist(), rel=1e-4, abs=1e-5)
+
+
+def test_the_logits_are_whole_only_where_the_head_is_trained_or_changed(name: str) -> None:
+    """Neither in the pass nor for the gradient is there an array of all tokens and the vocabulary."""
+    model, kept = new(name), list[tuple[int, ...]]()
+    weights = {weight.data_ptr() for weight in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in weights:
+            kept.append(tuple(tensor.shape))
+        return tensor
+
+    with packing(model), saved_tensors_hooks(keep, lambda tensor: tensor):
+        PACKED.logprobs(model)
+    assert any(shape[-2:] == (10, 50) for shape in kept) == (name in WHOLE)
+
+
+def test_in_mixed_precision_the_product_is_in_bfloat16() -> None:
+    """And what is measured of the logits in float32, as everywhere."""
+    states, head = torch.randn(7, 16), torch.nn.Linear(16, 50, bias=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Logits(states, head).of(slice(2, 5))
+        expected = head(states[2:5])
+    assert (found.dtype, expected.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(found, expected.float())
