@@ -14,7 +14,7 @@ from transformers import GemmaConfig, GemmaForCausalLM, GraniteConfig, GraniteFo
 from infalign.models import vocabulary
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.packed import Packed, packing
-from infalign.models.vocabulary import Logits
+from infalign.models.vocabulary import Logits, kl_from
 
 SHAPE = {
     "vocab_size": 50,
@@ -114,7 +114,7 @@ def test_a_divergence_from_other_logits_is_that_of_the_whole(name: str) -> None:
             whole, parts = PACKED.logits(teacher), PACKED.logits_in_parts(teacher)
         expected = kl(PACKED.logits(model), whole)
         slope = gradients(model, expected.sum())
-        found = PACKED.logits_in_parts(model).measure(lambda logits, where: kl(logits, parts.of(where)))
+        found = PACKED.logits_in_parts(model).measured(kl_from(parts))
         assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
         assert gradients(model, found.sum()).tolist() == pytest.approx(slope.tolist(), rel=1e-4, abs=1e-5)
 
@@ -134,11 +134,13 @@ def test_the_logits_are_whole_only_where_the_head_is_trained_or_changed(name: st
     assert any(shape[-2:] == (10, 50) for shape in kept) == (name in WHOLE)
 
 
-def test_in_mixed_precision_the_product_is_in_bfloat16() -> None:
-    """And what is measured of the logits in float32, as everywhere."""
-    states, head = torch.randn(7, 16), torch.nn.Linear(16, 50, bias=False)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = Logits(states, head).of(slice(2, 5))
-        expected = head(states[2:5])
-    assert (found.dtype, expected.dtype) == (torch.float32, torch.bfloat16)
-    assert torch.equal(found, expected.float())
+@pytest.mark.parametrize("mixed", [True, False])
+def test_logits_are_float32_unless_mixed_precision_says_otherwise(mixed: bool) -> None:
+    """Also of a model in bfloat16; in mixed precision the product is as there."""
+    head = torch.nn.Linear(16, 50, bias=False, dtype=torch.float32 if mixed else torch.bfloat16)
+    states = torch.randn(7, 16, dtype=head.weight.dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        found = torch.cat([logits for _, logits in Logits(states, head).parts()])
+        expected = head(states).float() if mixed else states.float() @ head.weight.float().T
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)

@@ -81,11 +81,14 @@ def rao_blackwell_kl(
         if packs(policy) and packs(reference):
             with packing(policy), packing(reference):
                 for part, packed in packed_batches(prompt_ids, completion_ids, batch_tokens, policy):
-                    # every token is a sequence of its own here
-                    own, base = (packed.logits(model)[:, None] for model in (policy, reference))
-                    kl = kl_from_logits(own, base, packed.targets[:, None], temperature=temperature, top_p=top_p)
+                    own, base = (packed.logits_in_parts(model) for model in (policy, reference))
+                    terms = np.empty((3, len(packed.targets)))
+                    for (where, p), (_, q) in zip(own.parts(), base.parts(), strict=True):
+                        targets = packed.targets[where, None]  # every token is a sequence of its own here
+                        kl = kl_from_logits(p[:, None], q[:, None], targets, temperature=temperature, top_p=top_p)
+                        terms[:, where] = kl.rao_blackwell, kl.k1, kl.k3
                     of, many = packed.response_of.cpu().numpy(), len(packed.lengths)
-                    for sums, values in zip((rao_blackwell, k1, k3), (kl.rao_blackwell, kl.k1, kl.k3), strict=True):
+                    for sums, values in zip((rao_blackwell, k1, k3), terms, strict=True):
                         sums[part] = np.bincount(of, values, many)
                     tokens[part] = np.bincount(of, minlength=many)
                     told(many)

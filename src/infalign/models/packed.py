@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from infalign.method.calibration import Array
 from infalign.models.attention import check_plain
 from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
-from infalign.models.vocabulary import Logits, logits_of
+from infalign.models.vocabulary import Logits, logits_of, logprob_of
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,7 @@ class Packed:
 
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
-        return self.sums(
-            self.logits_in_parts(model).measure(
-                lambda logits, where: -cross_entropy(logits, self.targets[where], reduction="none")
-            )
-        )
+        return self.sums(self.logits_in_parts(model).measured(logprob_of(self.targets)))
 
 
 def packed_batches(

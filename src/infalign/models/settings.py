@@ -59,7 +59,7 @@ class Fit(Settings):
         description=f"after warm-up, falling to 0; on pretrained weights {SAFE:g}, of an adapter {SAFE_ADAPTER}",
     )
     max_length: Count = Field(512, description="longer rows are dropped and counted")
-    bf16: bool = Field(False, description="mixed precision, on a GPU that has it")
+    bf16: bool = Field(False, description="mixed precision, on a GPU or CPU that has it")
     gradient_checkpointing: bool = Field(False, description="compute activations twice to save memory")
     lora: Lora | None = Field(
         None, description="train an adapter instead of all weights, merged when the model is saved"
@@ -121,7 +121,8 @@ class Compute(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the weights when a model draws or scores; training and KL are in float32"
+        "float32",
+        description="of a model where it draws, scores or is evaluated; training has fit.bf16",
     )
     processes: Count = Field(1, description="worker processes for rollouts and models trained side by side (CPU)")
     threads: Count | None = Field(None, description="torch threads a process; default: torch decides")

@@ -23,6 +23,11 @@ TOKENS = 256  # at a time
 _changed: WeakSet[nn.Module] = WeakSet()  # heads after which a model does something to the logits
 
 
+Slope = Callable[[], Tensor]
+Measure = Callable[[Tensor, slice], tuple[Tensor, Slope]]
+"""Of the logits (t, V) of some tokens, at least float32, and where these are: numbers (t,), and their slope (t, V)."""
+
+
 @dataclass(frozen=True)
 class Logits:
     """The logits of T tokens: ``states`` (T, width) of which ``head`` makes them, or without one (T, V) themselves."""
@@ -30,33 +35,56 @@ class Logits:
     states: Tensor
     head: nn.Linear | None
 
-    def measure(self, of_some: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """Return a number per token, (T,), differentiable.
+    def measured(self, measure: Measure) -> Tensor:
+        """Return a number per token, (T,), differentiable."""
+        apply: Callable[..., Tensor] = _Measured.apply
+        return apply(self.states, measure, *self._product())
 
-        ``of_some`` makes those of some tokens from their logits (t, V), at least float32, and where they are.
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some tokens after the other: where they are, and their logits (t, V), at least float32."""
+        product = self._product()
+        for start in range(0, len(self.states), TOKENS):
+            where = slice(start, start + TOKENS)
+            yield where, _times(self.states[where], *product)
+
+    def _product(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return weight and bias of the head: in mixed precision as there, otherwise at least float32.
+
+        A product in bfloat16 would round each logit to 1 part in 256 and with it the log-probability.
         """
         if self.head is None:
-            return of_some(_upcast(self.states), slice(None))
-        product = self._product()
-        apply: Callable[..., Tensor] = _Measure.apply
-        return apply(self.states, lambda states, where: of_some(product(states), where))
-
-    def of(self, where: slice) -> Tensor:
-        """Return the logits of some tokens, (t, V), at least float32."""
-        return _upcast(self.states[where]) if self.head is None else self._product()(self.states[where])
-
-    def _product(self) -> Callable[[Tensor], Tensor]:
-        """Return the head, in the precision of the block that this is called in."""
-        assert self.head is not None
+            return None, None
         kind, own = self.states.device.type, self.head.weight.dtype
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
-        weight, bias = self.head.weight.to(dtype), None if self.head.bias is None else self.head.bias.to(dtype)
+        mixed = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if mixed else torch.promote_types(own, torch.float32)
+        return self.head.weight.to(dtype), None if self.head.bias is None else self.head.bias.to(dtype)
 
-        def product(states: Tensor) -> Tensor:
-            with torch.autocast(kind, enabled=False):
-                return _upcast(linear(states.to(dtype), weight, bias))
 
-        return product
+def logprob_of(targets: Tensor) -> Measure:
+    """Measure the log-probability of each token's target, (T,)."""
+
+    def measure(logits: Tensor, where: slice) -> tuple[Tensor, Slope]:
+        logprobs, targets_t = logits.log_softmax(-1), targets[where, None]
+
+        def slope() -> Tensor:
+            ones = logprobs.new_ones(targets_t.shape)
+            return logprobs.exp_().neg_().scatter_add_(-1, targets_t, ones)
+
+        return logprobs.gather(-1, targets_t)[:, 0], slope
+
+    return measure
+
+
+def kl_from(teacher: Logits) -> Measure:
+    """Measure KL(teacher ‖ π) at each token."""
+    product = teacher._product()
+
+    def measure(logits: Tensor, where: slice) -> tuple[Tensor, Slope]:
+        own, its = logits.log_softmax(-1), _times(teacher.states[where], *product).log_softmax(-1)
+        expected = its.exp()
+        return torch.linalg.vecdot(expected, its.sub_(own)), lambda: own.exp_().sub_(expected)
+
+    return measure
 
 
 def logits_of(model: Any, run: Callable[[Any], Tensor]) -> Logits:
@@ -89,31 +117,34 @@ def _without(head: nn.Module) -> Iterator[list[Tensor]]:
         del head.forward
 
 
-class _Measure(torch.autograd.Function):
+class _Measured(torch.autograd.Function):
     """A number per token, and its slope in the token's states, found together."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, of_some: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        sloped = ctx.needs_input_grad[0]
+    def forward(ctx: Any, states: Tensor, measure: Measure, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         values, slopes = list[Tensor](), list[Tensor]()
         for start in range(0, max(1, len(states)), TOKENS):
             where = slice(start, start + TOKENS)
-            some = states[where].detach().requires_grad_(sloped)
-            with torch.set_grad_enabled(sloped):
-                value = of_some(some, where)
-            if sloped:
-                slopes += torch.autograd.grad(value, some, torch.ones_like(value))
-            values.append(value.detach())
-        if sloped:
+            value, slope = measure(_times(states[where], weight, bias), where)
+            values.append(value)
+            if ctx.needs_input_grad[0]:
+                of_logits = slope()
+                slopes.append(of_logits if weight is None else of_logits.to(weight.dtype) @ weight)
+        if slopes:
             ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
-        return slopes * slope[:, None].to(slopes.dtype), None
+        return slopes * slope[:, None].to(slopes.dtype), None, None, None
 
 
-def _upcast(logits: Tensor) -> Tensor:
+def _times(states: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return states that are logits, or what their product with the vocabulary gives, at least float32."""
+    logits = states
+    if weight is not None:
+        with torch.autocast(states.device.type, enabled=False):
+            logits = linear(states.to(weight.dtype), weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

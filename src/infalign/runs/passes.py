@@ -120,13 +120,19 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A pass without gradients over ``prompts`` prompts, each with ``k`` responses."""
+    """A pass without gradients over ``prompts`` prompts, each with ``k`` responses.
+
+    With a ``vocabulary`` it makes logits for each token of a response. It is as precise as draws and scores, or where
+    there is a ``fit`` as this training.
+    """
 
     model: Architecture
     prompts: float
     k: int
     prompt: float
     response: float
+    vocabulary: bool = False
+    fit: Fit | None = None
 
     @property
     def tokens(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil, inf
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from peft import LoraConfig, TaskType, get_peft_model
 from psutil import Process
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -23,7 +24,7 @@ from infalign.models.logprobs import LOGITS
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.rehearsal import check_harmless
 from infalign.models.scratch import new_policy
-from infalign.models.settings import Scratch, is_hub_id
+from infalign.models.settings import Lora, Scratch, is_hub_id
 from infalign.runs.passes import Architecture, Aside, Draw, Last, Read, Taken, Train, UnknownSizeError
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
@@ -131,10 +132,9 @@ class Probe:
         a_row = asked.prompt / asked.each + asked.response
         rows = max(1, min(at_once, int(ENOUGH / (TRAINED * shape.passed * a_row))))
         passes, update, activations = self._step(
-            asked.model, rows, asked.each, ceil(asked.prompt), ceil(asked.response)
+            asked.model, rows, asked.each, ceil(asked.prompt), ceil(asked.response), asked.fit.lora, asked.fit.bf16
         )
-        whole = asked.rows / rows
-        seconds = asked.steps * (passes * whole * flops / TRAINED + update)
+        seconds = asked.steps * (passes * asked.rows / rows + update)
         return Taken(seconds, self.at_start + TRAINERS + state + activations * at_once / rows)
 
     def draw(self, asked: Draw) -> Taken:
@@ -153,8 +153,12 @@ class Probe:
         """Return what a pass without gradients takes."""
         shape = self.shape(asked.model)
         if not self._here(asked.model):
-            return self._told(RUN * shape.passed * asked.tokens, self._bytes * shape.parameters, bf16=self.bf16)
-        a_token, of_token = self._read(asked.model, asked.k, ceil(asked.prompt), ceil(asked.response))
+            bf16 = self.bf16 if asked.fit is None else asked.fit.bf16
+            return self._told(RUN * shape.passed * asked.tokens, self._bytes * shape.parameters, bf16=bf16)
+        mixed = None if asked.fit is None else asked.fit.bf16
+        a_token, of_token = self._read(
+            asked.model, asked.k, ceil(asked.prompt), ceil(asked.response), asked.vocabulary, mixed
+        )
         at_once = min(asked.tokens, BATCH_TOKENS, LOGITS / _vocabulary(self._model(asked.model)))
         return Taken(asked.tokens * a_token, self.at_start + WEIGHT * shape.parameters + of_token * at_once)
 
@@ -262,11 +266,14 @@ class Probe:
         return replace(packed, states=states) if reads else packed
 
     def _step_of(
-        self, name: Architecture, rows: int, each: int, prompt: int, response: int
+        self, name: Architecture, rows: int, each: int, prompt: int, response: int, adapter: Lora | None, bf16: bool
     ) -> tuple[float, float, float]:
         """Return the seconds of forward and backward pass, those of an update, and the bytes that the passes keep."""
         model = self._model(name)
         batch = self._packed(model, rows, each, prompt, response)
+        if adapter is not None:
+            ones = LoraConfig(r=adapter.rank, target_modules="all-linear", task_type=TaskType.CAUSAL_LM)
+            model = get_peft_model(model, ones)
         optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
         kept = dict[int, int]()
 
@@ -276,7 +283,9 @@ class Probe:
             return tensor
 
         def passes() -> None:
-            torch.autograd.backward(batch.logprobs(model).mean())
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+                found = batch.logprobs(model).mean()
+            torch.autograd.backward(found)
 
         def step() -> None:
             passes()
@@ -290,27 +299,45 @@ class Probe:
                 step()
             found = self._timed(passes), self._timed(step)
         model.zero_grad(set_to_none=True)
+        if adapter is not None:
+            model = model.unload()
+            model.requires_grad_(True)
         model.eval()
         weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
         activations = sum(size for place, size in kept.items() if place not in weights)
         return found[0], max(0.0, found[1] - found[0]), float(activations)
 
-    def _read_of(self, name: Architecture, k: int, prompt: int, response: int) -> tuple[float, float]:
+    def _read_of(
+        self, name: Architecture, k: int, prompt: int, response: int, vocabulary: bool, mixed: bool | None
+    ) -> tuple[float, float]:
         """Return the seconds of a token, and the bytes of its logits and their logarithms."""
         model = self._model(name)
         rows = max(1, min(k, int(ENOUGH / (RUN * self.shape(name).parameters * (prompt / k + response)))))
         batch = self._packed(model, rows, rows, prompt, response)
 
         def read() -> None:
-            batch.logits(model).log_softmax(-1)
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=bool(mixed)):
+                if vocabulary:
+                    batch.logprobs(model)
+                else:
+                    batch.ends(model.get_decoder())
 
-        with torch.inference_mode(), packing(model):
+        with torch.inference_mode(), packing(model), self._as_drawn(model) if mixed is None else nullcontext():
             seconds = self._timed(read)
-        return seconds / len(batch.tokens), 3.0 * WEIGHT * _vocabulary(model)
+        return seconds / len(batch.tokens), 3.0 * WEIGHT * _vocabulary(model) if vocabulary else 0.0
+
+    @contextmanager
+    def _as_drawn(self, model: Any) -> Iterator[None]:
+        """Let a model have the precision of drawing and scoring inside the block."""
+        model.to(torch.bfloat16 if self.bf16 else torch.float32)
+        try:
+            yield
+        finally:
+            model.float()
 
     def _draw_of(self, name: Architecture, k: int, prompt: int, most: int) -> tuple[float, float, float]:
         """Return the seconds of a prompt, of a step of all its responses, and of each response in it."""
-        model = self._model(name).to(torch.bfloat16 if self.bf16 else torch.float32)
+        model = self._model(name)
         size = self.shape(name).parameters
         rows = max(2, min(k, int(ENOUGH / (8 * RUN * size))))
         steps = max(2, min(most, int(ENOUGH / (RUN * size * rows))))
@@ -321,10 +348,8 @@ class Probe:
             return self._timed(lambda: engine.sample(ids, "probe", range(rows)))
 
         few = max(1, rows // 4)
-        try:
+        with self._as_drawn(model):
             start, whole, part = seconds(rows, 1), seconds(rows, steps), seconds(few, steps)
-        finally:
-            model.float()
         row = max(0.0, (whole - part) / ((rows - few) * (steps - 1)))
         step = max(0.0, (whole - start) / (steps - 1) - rows * row)
         return start, step, row

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from peft import TaskType, get_peft_model
-from torch.nn.functional import kl_div
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from infalign.errors import ConfigError
@@ -28,6 +27,7 @@ from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.settings import Fit
+from infalign.models.vocabulary import kl_from
 from infalign.progress import OnProgress
 from infalign.training.common import Job, arguments, fit_and_save, lora
 from infalign.training.scale import scale_to_kl
@@ -198,13 +198,7 @@ class _ToTeacher(_Offline):
         packed = Packed(**inputs["batch"])
         with torch.no_grad():
             taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self._goal)
-
-        def kl_of(logits: torch.Tensor, where: slice) -> torch.Tensor:
-            with torch.no_grad():
-                teacher = taught.of(where).log_softmax(-1)
-            return kl_div(logits.log_softmax(-1), teacher, log_target=True, reduction="none").sum(-1)
-
-        kl = packed.sums(packed.logits_in_parts(model).measure(kl_of))
+        kl = packed.sums(packed.logits_in_parts(model).measured(kl_from(taught)))
         return (kl.mean(), {"kl": kl}) if return_outputs else kl.mean()
 
 

@@ -107,7 +107,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
             "evaluate",
             f"kl-{label}",
             inputs=(samples, *inputs, *run.reference_inputs),
-            settings=run.key("policy"),
+            settings=run.key("policy") | run.precision,
             extent=extent,
             output=kl,
             work=partial(measure_kl, model, run.reference, run.recipe.compute, drawn, kl),
@@ -167,8 +167,8 @@ def measure_kl(
     """Write the KL of a model to the reference, by each of its samples."""
     prompts, device = samples.prompts(), compute.torch_device()
     drawn = samples.drawn(prompts)
-    policy, tokenizer = load_policy(model, device=device)
-    base, _ = load_policy(reference, device=device)
+    policy, tokenizer = load_policy(model, device=device, dtype=compute.dtype)
+    base, _ = load_policy(reference, device=device, dtype=compute.dtype)
     kl = rao_blackwell_kl(
         policy,
         base,
@@ -214,7 +214,8 @@ def draw_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Ite
 def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
     """Yield the passes of a policy and of the reference over its samples."""
     for network in (*run.networks(name), run.architecture("policy")):
-        yield Read(network, of.prompts(prompts, split), run.recipe.evaluate.samples, of.prompt, of.drawn)
+        count = of.prompts(prompts, split)
+        yield Read(network, count, run.recipe.evaluate.samples, of.prompt, of.drawn, vocabulary=True)
 
 
 def score_passes(run: Run, prompts: int, split: str, sources: Sequence[str], of: Texts) -> Iterator[Pass]:

@@ -53,7 +53,7 @@ def rank_model_passes(run: Run, texts: Texts) -> Iterator[Pass]:
     prompts = texts.prompts(rollout.prompts, "train")
     drawn = replace(texts, response=texts.drawn)
     yield from trained(own, settings.fit, 0.9 * prompts * rollout.k, drawn)
-    yield Read(own, 0.1 * prompts * rollout.k, 1, texts.prompt, texts.drawn)
+    yield Read(own, 0.1 * prompts * rollout.k, 1, texts.prompt, texts.drawn, fit=settings.fit)
 
 
 def rank_model_start(run: Run) -> str:

@@ -57,7 +57,8 @@ def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     assert source.fit is not None
     yield from trained(network, source.fit, pairs, texts, texts=2)
     evaluations = ceil(source.fit.epochs) + 1  # after each epoch and of the saved model
-    yield Read(network, 2 * evaluations * texts.count("test_pairs"), 1, texts.prompt, texts.response)
+    every = 2 * evaluations * texts.count("test_pairs")
+    yield Read(network, every, 1, texts.prompt, texts.response, fit=source.fit)
 
 
 def _share(name: str) -> str:

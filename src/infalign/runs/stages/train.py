@@ -65,7 +65,7 @@ def units(run: Run) -> Iterator[Unit]:
         run.stored,
         recipe.procedure,
         recipe.rollout.max_new_tokens,
-        recipe.rollout.engine.rounds_as_training and recipe.compute.dtype == "float32",
+        _drawn_as_trained(recipe),
     )
     parts, policies = len(run.rollout_parts), recipe.policies
     students_last = sorted(policies, key=lambda name: any(need in policies for need in policies[name].needs))
@@ -108,7 +108,8 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
             yield Draw(own, drawn, group, texts.prompt, texts.drawn, rollout.max_new_tokens)
             if policy.predicts_ranks or run.recipe.reward.is_classifier:
                 yield Read(run.architecture("reward"), drawn, group, texts.prompt, texts.drawn)
-        yield Read(own, 2 * steps * fit.batch_size, 1, texts.prompt, texts.drawn)  # the policy's and the reference's
+        both = 2 * steps * fit.batch_size  # the policy's and the reference's
+        yield Read(own, both, 1, texts.prompt, texts.drawn, vocabulary=True, fit=fit)
         yield Train(own, fit, steps, fit.batch_size, 1, texts.prompt, texts.drawn)
         return
     if isinstance(policy, Distil):
@@ -128,10 +129,17 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     rows = fit.batch_size * together
     yield Train(own, fit, steps, rows, TOGETHER, texts.prompt, texts.drawn)
     validated = VALIDATIONS * min(WATCHED, HELD_OUT * prompts * examples) * together
+    read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)
     for network in frozen:
-        yield Read(network, steps * rows / TOGETHER, TOGETHER, texts.prompt, texts.drawn)
+        yield read(network, steps * rows / TOGETHER, TOGETHER)
     for network in (*frozen, own):
-        yield Read(network, validated / TOGETHER, TOGETHER, texts.prompt, texts.drawn)
+        yield read(network, validated / TOGETHER, TOGETHER)
+    if isinstance(policy, Offline) and (fit.bf16 or not _drawn_as_trained(run.recipe)):
+        yield read(own, prompts, rollout.k)
+
+
+def _drawn_as_trained(recipe: Recipe) -> bool:
+    return recipe.rollout.engine.rounds_as_training and recipe.compute.dtype == "float32"
 
 
 def _networks(run: Run, name: str) -> list[Architecture]:
