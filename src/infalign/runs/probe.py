@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from infalign.sampling.shared_prefix import SharedPrefixEngine
 
 LARGEST = 200_000_000  # parameters of a model that is measured; for a larger one its FLOPs are told
 ENOUGH = 2e10  # FLOPs of one measurement: half a second of a CPU core, and more where a single text takes more
+FEWEST = 8  # texts of one measurement, if there are so many: mixed precision converts the weights for each
 ASKED_SECONDS = 3.0  # for what the hub says of a model
 REPEATED = 0.3  # seconds in which a measurement is repeated
 BATCH_TOKENS = 16384  # as scoring and KL have them
@@ -130,7 +132,7 @@ class Probe:
             return self._told(flops * shape.passed * asked.tokens, state, bf16=asked.fit.bf16)
         at_once = asked.rows * (asked.fit.device_batch_size or asked.fit.batch_size) // asked.fit.batch_size
         a_row = asked.prompt / asked.each + asked.response
-        rows = max(1, min(at_once, int(ENOUGH / (TRAINED * shape.passed * a_row))))
+        rows = max(min(at_once, FEWEST), min(at_once, int(ENOUGH / (TRAINED * shape.passed * a_row))))
         passes, update, activations = self._step(
             asked.model, rows, asked.each, ceil(asked.prompt), ceil(asked.response), asked.fit.lora, asked.fit.bf16
         )
@@ -294,7 +296,7 @@ class Probe:
             optimizer.zero_grad()
 
         model.train()
-        with packing(model):
+        with packing(model), warnings.catch_warnings(action="ignore"):
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 step()
             found = self._timed(passes), self._timed(step)
@@ -312,7 +314,7 @@ class Probe:
     ) -> tuple[float, float]:
         """Return the seconds of a token, and the bytes of its logits and their logarithms."""
         model = self._model(name)
-        rows = max(1, min(k, int(ENOUGH / (RUN * self.shape(name).parameters * (prompt / k + response)))))
+        rows = max(min(k, FEWEST), min(k, int(ENOUGH / (RUN * self.shape(name).passed * (prompt / k + response)))))
         batch = self._packed(model, rows, rows, prompt, response)
 
         def read() -> None:
