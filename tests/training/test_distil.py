@@ -15,6 +15,7 @@ from infalign.method.transforms import Identity
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.runs.recipe import Recipe
+from infalign.storage import read_table
 from infalign.training.common import Job
 from infalign.training.offline import fit_offline
 from infalign.training.solvers.qrpo import QRPO
@@ -65,6 +66,14 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True)}
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
     assert sorted(parts) == [f"{which}-part-{part}" for which in ("1", "below-1") for part in range(4)]
+    drawn = [
+        logprob
+        for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))
+        for logprob in read_table(path, ["logprob"])["logprob"].to_pylist()
+    ]
+    rounded = read_table(tmp_path / "run" / "logprobs" / "1-bf16.parquet", ["logprob"])["logprob"].to_pylist()
+    assert rounded != drawn
+    assert rounded == pytest.approx(drawn, abs=0.2)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     for same in ("transform", "kl_budget", "beta"):

@@ -183,12 +183,18 @@ def packed_logprobs(
     batch_tokens: int,
     *,
     states: Sequence[tuple[Tensor, Tensor]] = (),
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Array:
-    """Return log π(y|x) of each response, (rows,), of a model that `packs`; ``states`` as in `Packed.of`."""
+    """Return log π(y|x) of each response, (rows,), of a model that `packs`; ``states`` as in `Packed.of`.
+
+    ``on_progress(done, all)`` is called with numbers of responses.
+    """
     found = np.empty(len(completion_ids))
     with evaluating(model), packing(model):
         for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, states=states):
             found[rows] = batch.logprobs(model).cpu().numpy()
+            if on_progress is not None:
+                on_progress(rows.stop, len(found))
     return found
 
 

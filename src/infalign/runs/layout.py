@@ -52,6 +52,10 @@ class Layout:
         """Return the folder with the reference's states in one part of the rollouts; ``which`` names the layers."""
         return self.root / "states" / f"{which}-part-{part}"
 
+    def logprobs(self, which: str) -> Path:
+        """Return the table of the reference's log-probabilities of the rollouts, as a training computes them."""
+        return self.root / "logprobs" / f"{which}.parquet"
+
     @property
     def judged(self) -> Path:
         """Some rollouts with reward and judge_reward; the folder ``judged`` next to it has the judge's shards."""

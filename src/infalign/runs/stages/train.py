@@ -2,8 +2,6 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,61 +10,37 @@ import numpy as np
 
 from infalign.distributed import is_first
 from infalign.errors import ConfigError
-from infalign.method.procedures import Served, rewinds
+from infalign.method.procedures import rewinds
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
-from infalign.models.pretrained import TRANSFORMATION, guided_by, load_policy, load_tokenizer
-from infalign.models.rehearsal import check_harmless
+from infalign.models.pretrained import TRANSFORMATION, load_policy, load_tokenizer
 from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
-from infalign.runs.layout import Layout, Summary
+from infalign.runs.layout import Summary
 from infalign.runs.passes import Architecture, Aside, Draw, Last, Pass, Read, Texts, Train
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
-from infalign.runs.run import Provenance, Run
-from infalign.runs.stages import judged, states
+from infalign.runs.run import Run
+from infalign.runs.stages import judged, logprobs, states
+from infalign.runs.stages.material import Material
 from infalign.runs.units import Unit
 from infalign.sequences import Lazy
 from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.training.solvers.base import JUDGED, TRUNKS, Guide, Offline, OnPolicy, Solver
+from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
 
 MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
-BATCH_TOKENS = 16384  # tokens per forward pass
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What the policies of a run are trained from."""
-
-    reference: str
-    provenance: Provenance
-    stored: StoredRollouts
-    procedure: Served
-    max_new_tokens: int
-    rounds_as_training: bool  # whether the engine's log-probabilities equal those that training computes
-
-    @property
-    def layout(self) -> Layout:
-        """The run directory."""
-        return self.stored.layout
 
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the training of each policy, after the states that their guides read."""
     recipe = run.recipe
     yield from states.units(run)
-    material = Material(
-        run.reference,
-        run.provenance,
-        run.stored,
-        recipe.procedure,
-        recipe.rollout.max_new_tokens,
-        _drawn_as_trained(recipe),
-    )
+    yield from logprobs.units(run)
+    material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
     students_last = sorted(policies, key=lambda name: any(need in policies for need in policies[name].needs))
     for name in students_last:
@@ -80,6 +54,7 @@ def units(run: Run) -> Iterator[Unit]:
                 *(run.layout.model(model) for model in policy.needs),
                 *judged.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
+                *logprobs.inputs(run, policy),
             ),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
@@ -134,12 +109,6 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
         yield read(network, steps * rows / TOGETHER, TOGETHER)
     for network in (*frozen, own):
         yield read(network, validated / TOGETHER, TOGETHER)
-    if isinstance(policy, Offline) and (fit.bf16 or not _drawn_as_trained(run.recipe)):
-        yield read(own, prompts, rollout.k)
-
-
-def _drawn_as_trained(recipe: Recipe) -> bool:
-    return recipe.rollout.engine.rounds_as_training and recipe.compute.dtype == "float32"
 
 
 def _networks(run: Run, name: str) -> list[Architecture]:
@@ -206,12 +175,8 @@ def _train_offline(
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
     from infalign.training.offline import fit_offline
 
-    model, _ = load_policy(material.reference, device=target.compute.torch_device())
-    tokenizer, rows = load_tokenizer(material.layout.tokenizer), _rows(policy, material)  # it has the chat template
-    if policy.guide is not None:
-        model = _guided(policy.guide, material, model, tokenizer)
-    if policy.fit.bf16 or not material.rounds_as_training:
-        rows = _with(rows, "reference_logprob", _logprobs(rows, policy, target, model, tokenizer))
+    tokenizer = load_tokenizer(material.layout.tokenizer)  # it has the chat template
+    model, rows = material.start(policy, tokenizer, target.compute), material.rows(policy)
     return fit_offline(
         model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder, policy.kl(material.procedure)
     )
@@ -227,68 +192,8 @@ def _distil(
     teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
     model, _ = load_policy(material.reference, device=device)
     tokenizer = load_tokenizer(material.layout.tokenizer)
-    objective, rows = policy.followed.objective(beta), _rows(policy, material)
+    objective, rows = policy.followed.objective(beta), material.rows(policy)
     return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
-
-
-def _guided(guide: Guide, material: Material, reference: Any, tokenizer: Any) -> Any:
-    """Return the reference with an untrained guide."""
-    from infalign.models.guided import GuidedForCausalLM
-
-    if guide.lora is not None:
-        return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
-    if guide.side is not None:
-        return GuidedForCausalLM.reading(reference, **guide.side.model_dump(exclude={"stored"}))
-    of_run = dict(zip(TRUNKS, (material.reference, material.provenance.reward.model), strict=True))
-    if guide.trunk not in of_run:
-        check_harmless(guide.trunk)
-    return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
-
-
-def _rows(policy: Solver, material: Material) -> Sequence[dict[str, Any]]:
-    """Return the rollouts with the reference's states that the policy, or its teacher, reads."""
-    rows = material.stored.rows()
-    for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
-        if which is not None:
-            rows = _with(rows, name, material.stored.states(str(which)))
-    return rows
-
-
-def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
-    """Return rows with a column more, or another one."""
-    return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})
-
-
-def _logprobs(
-    rows: Sequence[dict[str, Any]], policy: Offline, target: Target, model: Any, tokenizer: Any
-) -> list[float]:
-    """Return the reference's log-probabilities of rollouts as training computes them."""
-    import torch
-
-    from infalign.models.above import above
-    from infalign.models.logprobs import token_logprobs
-    from infalign.models.packed import packed_logprobs, packs
-
-    prompts, responses, read = (
-        Lazy(len(rows), partial(_column, rows, name)) for name in ("prompt_ids", "completion_ids", "states")
-    )
-    last = policy.states.last if policy.states is not None else 0
-    with (
-        torch.autocast(target.compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16),
-        above(model, last) if last else nullcontext(),
-    ):
-        if packs(model):
-            known = read if policy.states is not None else ()
-            found = packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=known)
-        else:
-            pad_id = tokenizer.pad_token_id
-            found = token_logprobs(model, prompts, responses, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
-    logprobs: list[float] = found.tolist()
-    return logprobs
-
-
-def _column(rows: Sequence[dict[str, Any]], name: str, i: int) -> Any:
-    return rows[i][name]
 
 
 def _train_on_policy(

@@ -1,0 +1,97 @@
+"""The reference's log-probabilities of the rollouts, as a training computes them where drawing rounds otherwise.
+
+A log-ratio is then 0 before the first step. The units are of the stage train.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from infalign.models.pretrained import load_tokenizer
+from infalign.models.settings import Compute
+from infalign.progress import OnProgress
+from infalign.runs.layout import Summary
+from infalign.runs.passes import Architecture, Aside, Last, Pass, Read, Texts
+from infalign.runs.run import Run
+from infalign.runs.stages.material import Material
+from infalign.runs.units import Unit
+from infalign.sequences import Lazy, chained
+from infalign.storage import write_table
+from infalign.training.solvers.base import Offline, Solver
+
+BATCH_TOKENS = 16384  # tokens per forward pass
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield one unit for each kind of log-probabilities that some policy is trained with."""
+    material, layout = Material.of(run), run.layout
+    asking = {material.logprobs(policy): policy for policy in run.recipe.policies.values()}
+    for asked, policy in asking.items():
+        if asked is None:
+            continue
+        assert isinstance(policy, Offline)
+        parts, states = range(len(run.rollout_parts)), asked.states
+        read = () if states is None else (layout.states(str(states), part) for part in parts)
+        yield Unit(
+            "train",
+            f"logprobs-{asked}",
+            inputs=(*map(layout.rollouts, parts), *run.reference_inputs, *read),
+            settings=run.key("policy") | {"logprobs": str(asked)},
+            output=layout.logprobs(str(asked)),
+            work=partial(find_logprobs, policy, material, run.recipe.compute, layout.logprobs(str(asked))),
+            passes=partial(logprob_passes, run, policy),
+        )
+
+
+def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
+    """Return the table that a policy's training reads, if there is one."""
+    asked = Material.of(run).logprobs(policy)
+    return () if asked is None else (run.layout.logprobs(str(asked)),)
+
+
+def logprob_passes(run: Run, policy: Offline, texts: Texts) -> Iterator[Pass]:
+    """Yield the pass over the rollouts, of the whole reference or of what follows its states."""
+    rollout, reference = run.recipe.rollout, run.architecture("policy")
+    side = policy.guide.side if policy.guide is not None else None
+    network: Architecture = reference
+    if policy.states is not None:
+        network = Last(reference, policy.states.last) if side is None else Aside(reference, side)
+    prompts = texts.prompts(rollout.prompts, "train")
+    yield Read(network, prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=True, fit=policy.fit)
+
+
+def find_logprobs(
+    policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Write log π_ref of each rollout, in the order of the rollouts."""
+    import torch
+
+    from infalign.models.above import above
+    from infalign.models.logprobs import token_logprobs
+    from infalign.models.packed import packed_logprobs, packs
+
+    tokenizer = load_tokenizer(material.layout.tokenizer)
+    model, stored = material.start(policy, tokenizer, compute), material.stored
+    texts = [stored.texts(part) for part in range(len(stored.parts))]
+    asked, responses = (chained(column) for column in zip(*texts, strict=True))
+    prompts = Lazy(len(responses), lambda i: asked[i // stored.k])
+    states = () if policy.states is None else stored.states(str(policy.states))
+    last = policy.states.last if policy.states is not None else 0
+
+    def told(done: int, total: int) -> None:
+        on_progress(done, total, "log-probabilities of the reference")
+
+    with (
+        torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16),
+        above(model, last) if last else nullcontext(),
+    ):
+        if packs(model):
+            found = packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
+        else:
+            pad_id = tokenizer.pad_token_id
+            found = token_logprobs(model, prompts, responses, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
+    write_table(path, pa.table({"logprob": pa.array(found)}))
+    return {"responses": len(responses)}

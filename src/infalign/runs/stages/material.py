@@ -1,0 +1,98 @@
+"""What the policies of a run are trained from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from infalign.method.procedures import Served
+from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.rehearsal import check_harmless
+from infalign.models.settings import Compute
+from infalign.runs.layout import Layout
+from infalign.runs.rollouts import StoredRollouts
+from infalign.runs.run import Provenance, Run
+from infalign.sequences import Lazy
+from infalign.storage import read_table
+from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, States
+
+
+class Logprobs(NamedTuple):
+    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise."""
+
+    states: States | None
+    bf16: bool
+
+    def __str__(self) -> str:
+        return f"{'tokens' if self.states is None else self.states}{'-bf16' if self.bf16 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What the policies of a run are trained from."""
+
+    reference: str
+    provenance: Provenance
+    stored: StoredRollouts
+    procedure: Served
+    max_new_tokens: int
+    drawn_as_trained: bool  # whether the engine's log-probabilities equal those that training in float32 computes
+
+    @classmethod
+    def of(cls, run: Run) -> Material:
+        """Return that of a run."""
+        recipe, rollout = run.recipe, run.recipe.rollout
+        drawn_as_trained = rollout.engine.rounds_as_training and recipe.compute.dtype == "float32"
+        return cls(
+            run.reference, run.provenance, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The run directory."""
+        return self.stored.layout
+
+    def start(self, policy: Offline, tokenizer: Any, compute: Compute) -> Any:
+        """Return what a policy's training starts from: the reference, with an untrained guide if it is to have one."""
+        model, _ = load_policy(self.reference, device=compute.torch_device())
+        return model if policy.guide is None else self._guided(policy.guide, model, tokenizer)
+
+    def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
+        """Return the rollouts, with the reference's states that the policy or its teacher reads.
+
+        The reference's log-probabilities are those of the training's precision.
+        """
+        rows = self.stored.rows()
+        for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
+            if which is not None:
+                rows = _with(rows, name, self.stored.states(str(which)))
+        computed = self.logprobs(policy)
+        if computed is not None:
+            found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"].to_pylist()
+            rows = _with(rows, "reference_logprob", found)
+        return rows
+
+    def logprobs(self, policy: Solver) -> Logprobs | None:
+        """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
+        if not isinstance(policy, Offline) or (self.drawn_as_trained and not policy.fit.bf16):
+            return None
+        return Logprobs(policy.states, policy.fit.bf16)
+
+    def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
+        """Return the reference with an untrained guide."""
+        from infalign.models.guided import GuidedForCausalLM
+
+        if guide.lora is not None:
+            return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
+        if guide.side is not None:
+            return GuidedForCausalLM.reading(reference, **guide.side.model_dump(exclude={"stored"}))
+        of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
+        if guide.trunk not in of_run:
+            check_harmless(guide.trunk)
+        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
+
+
+def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
+    """Return rows with a column more, or another one."""
+    return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})
