@@ -277,7 +277,7 @@ def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
     """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
     before = rollouts(root)
     done = again(root, "rollout.k=10", "rollout.prompts=16", until="calibrate")
-    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "calibrate"]
+    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "calibrate", "ceiling"]
     after = rollouts(root)
     assert len(after) == 160
     keys = {(row["prompt_id"], row["index"]) for row in before}

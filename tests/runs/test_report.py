@@ -33,6 +33,11 @@ from infalign.theory.law import law_at_kl
 PROMPTS, SAMPLES, K = 24, 32, 16
 ATTACK = "<script>alert(1)</script>"
 QRPO = {"transform": "exp:10", "kl_budget": 0.5, "solver": "qrpo"}
+CEILING = {
+    "reads": "reward",
+    "rollouts": 2048,
+    "rho": {"25%": {"mean": 0.2, "low": 0.1, "high": 0.3}, "100%": {"mean": 0.6, "low": 0.5, "high": 0.7}},
+}
 RLOO = {"transform": "identity", "kl_budget": 0.5, "solver": "rloo"}
 
 
@@ -76,6 +81,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
 
     references = np.sort(rewards(rng.random((PROMPTS, K))), axis=1)
     write_table(layout.calibrated, pa.table({"reference_rewards": references.tolist()}))
+    layout.ceiling.write_text(json.dumps(CEILING))
     for name in ("reference", *recipe.policies):
         ranks = rng.random((PROMPTS, SAMPLES))
         if name != "reference":
@@ -206,6 +212,13 @@ def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spen
     assert re.fullmatch(said, row["outside"])
     assert (row["wins"] != "–") == compared == ("exp:10 (qrpo) *" in shown) == ("is brought down to this KL" in shown)
     assert ("exp:10 (qrpo) is not compared" in shown) == (not compared)
+
+
+def test_what_can_be_read_of_a_rank_is_said_before_what_the_policies_know(run):
+    """With its interval, and whose states were read; where it was not measured the reason."""
+    page = re.sub("<[^>]+>", "", html_of(run[1]))
+    assert "From the reward model’s states a linear reading tells the rank of responses to other prompts" in page
+    assert "ρ of 0.20 (0.10–0.30) after 25% of the text and 0.60 (0.50–0.70) at its end." in page
 
 
 def test_policies_that_follow_the_law_know_the_ranks(run):

@@ -52,6 +52,11 @@ class Layout:
         """Return the folder with the reference's states in one part of the rollouts; ``which`` names the layers."""
         return self.root / "states" / f"{which}-part-{part}"
 
+    @property
+    def ceiling(self) -> Path:
+        """How well ranks are read from the states of a network."""
+        return self.root / "ceiling.json"
+
     def logprobs(self, which: str) -> Path:
         """Return the table of the reference's log-probabilities of the rollouts, as a training computes them."""
         return self.root / "logprobs" / f"{which}.parquet"

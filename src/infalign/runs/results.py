@@ -33,7 +33,7 @@ from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.training.solvers.base import Solver
 
-FORMAT = 3  # of the numbers; increase it when they change their form, and they are computed anew
+FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 FARTHEST = 300.0  # nats; beyond it the identity wins all that there is to win
 
@@ -66,6 +66,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         "judges": list(sources),
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
+        "ceiling": json.loads(evaluated.layout.ceiling.read_text()),
         "knowledge": _knowledge(evaluated, solvers, aimed),
         "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
         "pareto": {

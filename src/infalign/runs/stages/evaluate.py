@@ -44,7 +44,7 @@ def units(run: Run) -> Iterator[Unit]:
     yield Unit(
         "evaluate",
         "results",
-        inputs=tuple(unit.output for unit in asked),
+        inputs=(*(unit.output for unit in asked), run.layout.ceiling),
         settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
         work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),

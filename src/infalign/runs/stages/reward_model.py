@@ -48,11 +48,12 @@ def units(run: Run) -> Iterator[Unit]:
 
 
 def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
-    """Yield the training on pairs and the evaluations on those held out, or the pass for the states of a head."""
+    """Yield the training on pairs, or the pass for the states of a head, and the evaluations on pairs held out."""
     source, network = run.recipe.rewards[name], run.architecture(name)
     pairs = texts.count(f"{_share(name)}_pairs")
     if source.head is not None:
-        yield Read(network, 2 * min(pairs, source.head.pairs), 1, texts.prompt, texts.response)
+        used = min(pairs, source.head.pairs) + texts.count("test_pairs")
+        yield Read(network, 2 * used, 1, texts.prompt, texts.response)
         return
     assert source.fit is not None
     yield from trained(network, source.fit, pairs, texts, texts=2)
