@@ -123,7 +123,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
     assert "8,000 preference pairs" in out
     code, out, _ = main("status", "demo", "--set", f"run_dir={tmp_path / 'run'}")
     assert code == 4
-    assert f"0 of 37 done in {tmp_path / 'run'}" in out
+    assert f"0 of 38 done in {tmp_path / 'run'}" in out
     for words in (["train", "dmo"], ["compare", "dmo"], ["reproduce", "hacking", "dmo"], ["recipes", "dmo"]):
         code, _, err = main(*words)
         assert code == 2
