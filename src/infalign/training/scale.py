@@ -14,6 +14,7 @@ from infalign.models.packed import Packed, packed_batches
 SCALES = np.geomspace(0.25, 4.0, 13)  # between which the KL is interpolated, in steps of 26 %
 SMALLEST = 1e-12  # nats
 BATCH_TOKENS = 16384  # tokens per forward pass
+TOKENS = 4  # of them at a time: all scales while a large vocabulary is in the processor's cache
 
 
 def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: float) -> tuple[float, float]:
@@ -38,13 +39,18 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
 
     Σ_t e^{h_<t}·KL_t, where KL_t is exact over the vocabulary and e^{h_<t} the importance weight of what precedes.
     """
-    found = np.empty((len(batch.lengths), len(SCALES)))
+    kl, drawn = torch.empty(2, len(SCALES), len(batch.targets), device=batch.targets.device)
     with evaluating(model):
-        reference = model.unguided_logits(batch).log_softmax(-1)
-        guide = batch.logits(model).log_softmax(-1) - reference
-        for column, scale in enumerate(SCALES):
-            log_ratio = (reference + scale * guide).log_softmax(-1) - reference
-            kl = torch.linalg.vecdot((reference + log_ratio).exp(), log_ratio)
-            drawn = log_ratio.gather(-1, batch.targets[:, None])[:, 0]
-            found[:, column] = batch.sums(batch.sums_before(drawn).exp() * kl).cpu().numpy()
-    return found
+        whole = model.unguided_logits(batch), batch.logits(model)
+        for start in range(0, len(batch.targets), TOKENS):
+            where = slice(start, start + TOKENS)
+            reference, guided = (logits[where].float().log_softmax(-1) for logits in whole)
+            guide, targets = guided.sub_(reference), batch.targets[where, None]
+            for place, scale in enumerate(SCALES):
+                tilted = torch.add(reference, guide, alpha=scale)
+                log_sum = tilted.logsumexp(-1)
+                mean = torch.linalg.vecdot(tilted.sub_(log_sum[:, None]).exp_(), guide)
+                kl[place, where] = scale * mean - log_sum
+                drawn[place, where] = scale * guide.gather(-1, targets)[:, 0] - log_sum
+    of_scales = zip(kl, drawn, strict=True)
+    return np.stack([batch.sums(batch.sums_before(d).exp() * k).cpu().numpy() for k, d in of_scales], axis=1)
