@@ -4,6 +4,7 @@ import io
 import json
 import re
 from base64 import b64decode
+from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -216,7 +217,7 @@ def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spen
 
 def test_what_can_be_read_of_a_rank_is_said_before_what_the_policies_know(run):
     """With its interval, and whose states were read; where it was not measured the reason."""
-    page = re.sub("<[^>]+>", "", html_of(run[1]))
+    page = unescape(re.sub("<[^>]+>", "", html_of(run[1])))
     assert "From the reward model's states a linear reading tells the rank of responses to other prompts" in page
     assert "ρ of 0.20 (0.10–0.30) after 25% of the text and 0.60 (0.50–0.70) at its end." in page
 
