@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from shapes import SHAPE
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -19,16 +20,6 @@ from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
 from infalign.models.packed import Packed, packing, packs
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "initializer_range": 0.3,
-}
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
 RESPONSES = [[10, 11, 12], [13], [14, 15, 16, 17, 18, 19], [20, 21], [22]]
 PROMPT_OF = [0, 0, 2, 1, 2]
