@@ -7,7 +7,7 @@ a plain policy spends what it spends, so methods get further budgets until each 
 KL, as in `infalign compare`. Prints a row a method with the mean over seeds and its 95 % interval (Student's t over
 seeds, each of which has its own test prompts): the served win rate by each judge at the KL that all methods of the
 comparison reach, by how many points qrpo is ahead of it there, paired by seed, and of its policy nearest to that KL its
-own KL and share of theory's gap. What is done is not repeated. An hour a seed on two cores.
+own KL and share of theory's gap. What is done is not repeated. An hour or two a seed on two cores.
 """
 
 import json

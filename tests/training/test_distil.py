@@ -48,7 +48,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     small = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}
     guides = {
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
-        "trunk": plain | {"guide": {"trunk": "reward"}},
+        "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
         "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
@@ -72,9 +72,10 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))
         for logprob in read_table(path, ["logprob"])["logprob"].to_pylist()
     ]
-    rounded = read_table(tmp_path / "run" / "logprobs" / "1-bf16.parquet", ["logprob"])["logprob"].to_pylist()
-    assert rounded != drawn
-    assert rounded == pytest.approx(drawn, abs=0.2)
+    for name in ("1-bf16", "tokens-bf16"):
+        rounded = read_table(tmp_path / "run" / "logprobs" / f"{name}.parquet", ["logprob"])["logprob"].to_pylist()
+        assert rounded != drawn
+        assert rounded == pytest.approx(drawn, abs=0.5)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     for same in ("transform", "kl_budget", "beta"):

@@ -7,10 +7,9 @@ being written (docs/theory.md, when the network knows less than the rank).
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from infalign.errors import DataError
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, calibrate
 
 FOLDS = 4
 PENALTIES = np.geomspace(1e-3, 10.0, 9)  # of a standardised state, as parts of the number of rollouts
@@ -30,7 +29,7 @@ def readable(states_PMF: Array, rewards_PM: Array, *, seed: int = 0) -> Array:
         raise DataError(f"reading ranks needs at least {2 * FOLDS} prompts of different rewards, found {prompts}")
     states -= states.mean(axis=1, keepdims=True)
     states /= states.std(axis=(0, 1)) + 1e-6
-    scores = ndtri((rankdata(rewards, axis=1) - 0.5) / samples)
+    scores = ndtri(calibrate(rewards, np.sort(rewards, axis=1)))
     scores -= scores.mean(axis=1, keepdims=True)
     fold = np.random.default_rng(seed).permutation(prompts) % FOLDS
     parts = [(states[fold == f].reshape(-1, width), scores[fold == f].ravel()) for f in range(FOLDS)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, TaskType, get_peft_model
+from peft import TaskType, get_peft_model
 from psutil import Process
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -25,10 +25,11 @@ from infalign.models.logprobs import LOGITS
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.rehearsal import check_harmless
 from infalign.models.scratch import new_policy
-from infalign.models.settings import Lora, Scratch, is_hub_id
+from infalign.models.settings import Fit, Lora, Scratch, is_hub_id
 from infalign.runs.passes import Architecture, Aside, Draw, Last, Read, Taken, Train, UnknownSizeError
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.training.common import lora
 
 LARGEST = 200_000_000  # parameters of a model that is measured; for a larger one its FLOPs are told
 ENOUGH = 2e10  # FLOPs of one measurement: half a second of a CPU core, and more where a single text takes more
@@ -274,8 +275,7 @@ class Probe:
         model = self._model(name)
         batch = self._packed(model, rows, each, prompt, response)
         if adapter is not None:
-            ones = LoraConfig(r=adapter.rank, target_modules="all-linear", task_type=TaskType.CAUSAL_LM)
-            model = get_peft_model(model, ones)
+            model = get_peft_model(model, lora(Fit(lora=adapter), TaskType.CAUSAL_LM, model.config))
         optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
         kept = dict[int, int]()
 

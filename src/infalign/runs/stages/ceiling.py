@@ -68,7 +68,7 @@ def read_ranks(
 
     Where that cannot be measured, for too few prompts or a network that cannot be packed, the reason is written.
     """
-    from infalign.evaluation.ceiling import readable  # SciPy's statistics, which take half a second
+    from infalign.evaluation.ceiling import readable  # SciPy's linear algebra, which no other stage needs
 
     found: Summary = {"reads": reads}
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from infalign.models.pretrained import load_tokenizer
+from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import Compute
 from infalign.progress import OnProgress
 from infalign.runs.layout import Summary
@@ -74,7 +74,11 @@ def find_logprobs(
     from infalign.models.packed import packed_logprobs, packs
 
     tokenizer = load_tokenizer(material.layout.tokenizer)
-    model, stored = material.start(policy, tokenizer, compute), material.stored
+    stored = material.stored
+    if policy.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
+        model, _ = load_policy(material.reference, device=compute.torch_device())
+    else:
+        model = material.start(policy, tokenizer, compute)
     texts = [stored.texts(part) for part in range(len(stored.parts))]
     asked, responses = (chained(column) for column in zip(*texts, strict=True))
     prompts = Lazy(len(responses), lambda i: asked[i // stored.k])
