@@ -3,8 +3,8 @@
 Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a
 second in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a
 guide with a trunk of the reference's size, with an adapter of rank 16, and on the reference's states, computed or
-stored; for an adapter on the reference, and on its last third over stored states; each with its ratio to training the
-reference itself. Random weights of a Llama; a few minutes for the default of 100 M
+stored, for all tokens or the 128 likeliest; for an adapter on the reference, and on its last third over stored states;
+each with its ratio to training the reference itself. Random weights of a Llama; a few minutes for the default of 100 M
 parameters.
 """
 
@@ -21,6 +21,7 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
 from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
+from infalign.models.likely import Likely
 from infalign.models.packed import Packed, packing
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
@@ -28,15 +29,15 @@ from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.common import lora
 
-PROMPT, RESPONSE, ROUNDS = 64, 64, 3
+PROMPT, RESPONSE, ROUNDS, VOCABULARY, LIKELY = 64, 64, 3, 32000, 128
 
 
 def reference(hidden: int, layers: int) -> LlamaForCausalLM:
-    """Return a random Llama with a vocabulary of 32,000 tokens."""
+    """Return a random Llama."""
     torch.manual_seed(0)
     shape = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
     heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=32000, eos_token_id=1, pad_token_id=0, **shape, **heads)).eval()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=1, pad_token_id=0, **shape, **heads)).eval()
 
 
 def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
@@ -45,9 +46,9 @@ def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
     return GuidedForCausalLM.beside(base, trunk)
 
 
-def on_states(base: LlamaForCausalLM) -> GuidedForCausalLM:
-    """Return a guide on the states of three layers."""
-    return GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3)
+def on_states(base: LlamaForCausalLM, likely: int | None = None) -> GuidedForCausalLM:
+    """Return a guide on the states of three layers, which tells so many tokens apart."""
+    return GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3, likely=likely)
 
 
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
@@ -69,6 +70,7 @@ FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
     "guide, adapter": lambda base: (GuidedForCausalLM.beside(base, None, {"rank": 16, "alpha": 32.0}), 0, 0),
     "guide on states": lambda base: (on_states(base), 0, 0),
     "guide on stored states": lambda base: (on_states(base), 3, 0),
+    "  for the likeliest 128": lambda base: (on_states(base, LIKELY), 3, 0),
     "adapter": lambda base: (adapted(base), 0, 0),
     "adapter, last third": lambda base: (adapted(base, last(base)), 0, 0),
     "adapter, stored states": lambda base: (adapted(base, last(base)), 1, last(base)),
@@ -90,12 +92,14 @@ def main() -> None:
     hidden, layers = map(int, sys.argv[1:] or (640, 12))
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
-    prompts = torch.randint(3, 32000, (4, PROMPT)).tolist()
-    plain = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, 32000, (32, RESPONSE)).tolist())
+    prompts = torch.randint(3, VOCABULARY, (4, PROMPT)).tolist()
+    plain = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, VOCABULARY, (32, RESPONSE)).tolist())
+    said = Likely.of(torch.randn(len(plain.targets), VOCABULARY), plain.targets, LIKELY)
     first: list[float] = []
     for name, form in FORMS.items():
         model, stored, started = form(reference(hidden, layers))
-        packed = replace(plain, states=torch.randn(len(plain.tokens), stored * hidden)) if stored else plain
+        states = torch.randn(len(plain.tokens), stored * hidden)
+        packed = replace(plain, states=states, likely=said if "likeliest" in name else None) if stored else plain
         model.eval()
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)

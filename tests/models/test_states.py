@@ -19,6 +19,7 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import stored_states, write_states
 from infalign.training.common import lora
+from infalign.training.scale import scale_to_kl
 
 K = 3
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice
@@ -29,23 +30,31 @@ def nothing(*_: Any) -> None:
     """Take a progress report."""
 
 
-@pytest.fixture(scope="module")
-def policy() -> GuidedForCausalLM:
-    """Return a policy whose guide reads two of four layers and has a random head."""
+@pytest.fixture(scope="module", params=[None, 20, 300], ids=["whole", "likely", "all likely"])
+def policy(request: pytest.FixtureRequest) -> GuidedForCausalLM:
+    """Return a policy whose guide reads two of four layers and has a random head, for some tokens or for all."""
     scratch = Scratch(vocabulary=300, hidden=16, layers=4, heads=2, context=64)
     tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
     torch.manual_seed(0)
-    model = GuidedForCausalLM.reading(new_policy(scratch, tokenizer, seed=0), hidden=8, layers=1, heads=2, reads=2)
+    shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2, "likely": request.param}
+    model = GuidedForCausalLM.reading(new_policy(scratch, tokenizer, seed=0), **shape)
     with torch.no_grad():
-        model.head.weight.normal_(0.0, 0.5)
+        for linear in model.ends:
+            linear.weight.normal_(0.0, 0.5)
     return model.eval()
+
+
+def read(policy: GuidedForCausalLM, folder: Path) -> Any:
+    """Return what is stored for the policy."""
+    return stored_states(PROMPTS, RESPONSES, folder, likely=policy.config.likely is not None)
 
 
 @pytest.fixture
 def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the states in shards of three prompts."""
     monkeypatch.setattr(states, "SHARD", 3)
-    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing)
+    likely = policy.config.likely or 0
+    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing, likely=likely)
     return tmp_path / "states"
 
 
@@ -58,21 +67,21 @@ def test_layers_are_evenly_spaced_up_to_the_last() -> None:
 
 def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCausalLM, folder: Path) -> None:
     """For rows of several shards in any order, at each weight of the guide, to the bit of the sums' order."""
-    stored = stored_states(PROMPTS, RESPONSES, folder)
+    stored = read(policy, folder)
     rows = [10, 1, 0, 4, 7, 11]
     prompts, responses = [PROMPTS[row // K] for row in rows], [RESPONSES[row] for row in rows]
     found = []
-    for read in ([], [stored[row] for row in rows]):
+    for states_of in ([], [stored[row] for row in rows]):
         policy.zero_grad()
         with packing(policy):
-            logprobs = Packed.of(prompts, responses, states=read).logprobs(policy)
+            logprobs = Packed.of(prompts, responses, states=states_of).logprobs(policy)
         logprobs.square().sum().backward()
         found.append((logprobs.detach(), {n: w.grad.clone() for n, w in policy.named_parameters() if w.requires_grad}))
     (plain, of_plain), (kept, of_kept) = found
     torch.testing.assert_close(kept, plain)
     assert of_kept.keys() == of_plain.keys()
     for name, gradient in of_plain.items():
-        torch.testing.assert_close(of_kept[name], gradient, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(of_kept[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
 
 
 @pytest.mark.parametrize("last", [1, 3, 4])
@@ -138,7 +147,8 @@ def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: Path) -> No
     first, second = sorted(folder.iterdir())
     content, before = load_file(second), first.stat().st_mtime_ns
     second.unlink()
-    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, folder, nothing)
+    likely = policy.config.likely or 0
+    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, folder, nothing, likely=likely)
     assert (sorted(folder.iterdir()), first.stat().st_mtime_ns) == ([first, second], before)
     again = load_file(second)
     assert all(torch.equal(again[name], content[name]) for name in content)
@@ -152,3 +162,15 @@ def test_a_disk_that_is_too_small_is_known_before(
     with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* guide.side.stored false"):
         write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing)
     assert not [*(tmp_path / "states").iterdir()]
+
+
+def test_the_strength_of_a_guide_is_found_without_the_model(policy: GuidedForCausalLM, folder: Path) -> None:
+    """From what is stored it is that of whole passes; a class of tokens has one log-ratio, so its KL is the tokens'."""
+    rows = [{"prompt_ids": PROMPTS[i // K], "completion_ids": RESPONSES[i]} for i in range(len(RESPONSES))]
+    stored = [row | {"states": states_of} for row, states_of in zip(rows, read(policy, folder), strict=True)]
+    found = []
+    for given in (rows, stored):
+        tried = deepcopy(policy)
+        with packing(tried):
+            found.append(scale_to_kl(tried, given, 0.3))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)

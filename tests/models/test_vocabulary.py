@@ -85,10 +85,11 @@ def test_log_probabilities_and_gradients_are_those_of_the_whole(name: str) -> No
     with packing(model):
         expected = plain(PACKED.logits(model))
         slope = gradients(model, expected @ weights)
+        rounding = 1e-5 * float(slope.abs().max())
         for _ in range(2):
             found = PACKED.logprobs(model)
             assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-            assert gradients(model, found @ weights).tolist() == pytest.approx(slope.tolist(), rel=1e-4, abs=1e-5)
+            assert gradients(model, found @ weights).tolist() == pytest.approx(slope.tolist(), rel=1e-4, abs=rounding)
         assert PACKED.logits(model).shape == (10, 40)  # the head is what it was
 
 

@@ -66,22 +66,26 @@ def test_what_is_not_here_is_told_by_its_flops(tokenizer: Any) -> None:
 
 
 def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(tokenizer: Any) -> None:
-    """The last layers need those alone for each token; a guide on states its own weights and the vocabulary."""
+    """The last layers need those alone for each token; a guide on states its own weights and its tokens' embeddings."""
     probe, deep = Probe(None, tokenizer, "float32"), SCRATCH.model_copy(update={"layers": 4})
     whole, one = (new_policy(shape, tokenizer, seed=0).num_parameters() for shape in (deep, SCRATCH))
     train = Train(deep, Fit(bf16=True, lora=Lora()), 10, 32, 8, 16.0, 24.0)
     last = replace(train, model=Last(deep, 1))
     assert last.at(probe).seconds == pytest.approx(train.at(probe).seconds * one / whole)
     assert last.at(probe).memory == train.at(probe).memory == 4 * whole
-    side = Side(hidden=8, layers=1, heads=2, reads=2)
-    guided = GuidedForCausalLM.reading(new_policy(deep, tokenizer, seed=0), **side.model_dump(exclude={"stored"}))
-    own = guided.num_parameters(only_trainable=True)
-    aside = replace(train, model=Aside(deep, side), fit=Fit(bf16=True))
-    vocabulary = guided.reference.get_output_embeddings().weight.numel()
-    assert aside.at(probe).seconds == pytest.approx(6 * (own + vocabulary) * train.tokens / (H100.used * H100.bfloat16))
-    assert aside.at(probe).memory == 4 * (whole + own + 3 * own)
+    asides = list[Train]()
+    for likely in (None, 20):
+        side = Side(hidden=8, layers=1, heads=2, reads=2, likely=likely)
+        guided = GuidedForCausalLM.reading(new_policy(deep, tokenizer, seed=0), **side.model_dump(exclude={"stored"}))
+        own = guided.num_parameters(only_trainable=True)
+        aside = replace(train, model=Aside(deep, side), fit=Fit(bf16=True))
+        tokens, width = guided.reference.get_output_embeddings().weight.shape
+        passed = own + (likely or tokens) * width
+        assert aside.at(probe).seconds == pytest.approx(6 * passed * train.tokens / (H100.used * H100.bfloat16))
+        assert aside.at(probe).memory == 4 * (whole + own + 3 * own)
+        asides.append(aside)
     measured = Probe("cpu", tokenizer, "float32")
-    for part in (last, aside):
+    for part in (last, *asides):
         assert 0 < part.at(measured).seconds < math.inf
 
 

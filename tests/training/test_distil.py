@@ -45,7 +45,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     """From data to report; a student is a plain model with its teacher's budget and transformation in all results."""
     settings = micro.settings(tmp_path / "run")
     plain, fit = settings["policies"]["plain"], settings["policies"]["aware"]["fit"]
-    small = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}
+    small = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1, "likely": 40}
     guides = {
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
         "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
@@ -66,13 +66,13 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
     assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True)}
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
-    assert sorted(parts) == [f"{which}-part-{part}" for which in ("1", "below-1") for part in range(4)]
+    assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-likely-40", "below-1") for part in range(4)]
     drawn = [
         logprob
         for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))
         for logprob in read_table(path, ["logprob"])["logprob"].to_pylist()
     ]
-    for name in ("1-bf16", "tokens-bf16"):
+    for name in ("1-likely-40-bf16", "tokens-bf16"):
         rounded = read_table(tmp_path / "run" / "logprobs" / f"{name}.parquet", ["logprob"])["logprob"].to_pylist()
         assert rounded != drawn
         assert rounded == pytest.approx(drawn, abs=0.5)

@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from infalign.models.likely import Likely, products
 from infalign.models.packed import Packed
 
 
@@ -34,7 +35,8 @@ class GuidedConfig(PreTrainedConfig):
     """The configurations of a reference and of its guide's trunk; as a decoder it has the layers of both.
 
     Without a ``trunk`` this is the reference itself with a LoRA ``adapter``: its rank and alpha. A trunk with ``reads``
-    has the reference's states after these layers as its input, not tokens.
+    has the reference's states after these layers as its input, not tokens; its Q tells apart the reference's ``likely``
+    tokens at each place, so many, and is one number for all others, or without it all tokens.
     """
 
     model_type = "infalign-guided"
@@ -45,9 +47,11 @@ class GuidedConfig(PreTrainedConfig):
         trunk: dict[str, Any] | None = None,
         adapter: dict[str, Any] | None = None,
         reads: Sequence[int] = (),
+        likely: int | None = None,
         **more: Any,
     ) -> None:
         self.reference, self.trunk, self.adapter, self.reads = reference or {}, trunk, adapter, list(reads)
+        self.likely = likely
         super().__init__(**more)
 
     @classmethod
@@ -57,6 +61,7 @@ class GuidedConfig(PreTrainedConfig):
         trunk: PreTrainedConfig | None,
         adapter: dict[str, Any] | None,
         reads: Sequence[int],
+        likely: int | None,
     ) -> GuidedConfig:
         """Return the configuration of a guided policy."""
         shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -65,6 +70,7 @@ class GuidedConfig(PreTrainedConfig):
             None if trunk is None else trunk.to_dict(),
             adapter,
             reads,
+            likely,
             num_hidden_layers=reference.num_hidden_layers + (trunk or reference).num_hidden_layers,
             hidden_size=reference.hidden_size,
             tie_word_embeddings=False,
@@ -102,6 +108,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
                 AutoConfig.for_model(**config.trunk, attn_implementation=attention), dtype=dtype
             )
         self.reference, self.trunk, self.read, self.narrow, self.vocabulary = reference, trunk, None, None, None
+        self.others: nn.Linear | None = None
         width, reads = reference.config.hidden_size, len(config.reads)
         if trunk is not None and reads:
             hidden = trunk.config.hidden_size
@@ -112,6 +119,8 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
                 nn.Linear(reads * width, hidden),
             )
             self.head = nn.Linear(hidden, width)
+            if config.likely is not None:
+                self.others = nn.Linear(hidden, 1)
         elif trunk is not None:
             self.head = nn.Linear(trunk.config.hidden_size, width)
             self.vocabulary = nn.Parameter(torch.zeros(reference.config.vocab_size, width))
@@ -131,18 +140,20 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         trunk: PreTrainedModel | None,
         adapter: dict[str, Any] | None = None,
         reads: Sequence[int] = (),
+        likely: int | None = None,
     ) -> GuidedForCausalLM:
         """Return the reference with a guide that changes nothing yet; only the guide is trainable.
 
-        The guide is on ``trunk``, which may read the reference's states after the layers ``reads``, or without one a
-        LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the reference. Both models become parts of the policy;
-        nothing is copied.
+        The guide is on ``trunk``, which may read the reference's states after the layers ``reads`` and tell only its
+        ``likely`` tokens apart, or without one a LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the reference. Both
+        models become parts of the policy; nothing is copied.
         """
-        config = GuidedConfig.of(reference.config, None if trunk is None else trunk.config, adapter, reads)
+        config = GuidedConfig.of(reference.config, None if trunk is None else trunk.config, adapter, reads, likely)
         model = cls(config, reference, trunk).to(reference.device, reference.dtype)
         with torch.no_grad():
-            model.head.weight.zero_()
-            model.head.bias.zero_()
+            for linear in model.ends:
+                linear.weight.zero_()
+                linear.bias.zero_()
             if model.vocabulary is not None:
                 model.vocabulary.copy_(reference.get_output_embeddings().weight)
         if model.narrow is not None:  # `post_init` drew both too small
@@ -157,11 +168,12 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def reading(
-        cls, reference: PreTrainedModel, *, hidden: int, layers: int, heads: int, reads: int
+        cls, reference: PreTrainedModel, *, hidden: int, layers: int, heads: int, reads: int, likely: int | None = None
     ) -> GuidedForCausalLM:
         """Return the reference with an untrained guide on a small Llama that reads its states.
 
-        ``reads`` of the reference's layers are read, evenly spaced, the last one among them.
+        ``reads`` of the reference's layers are read, evenly spaced, the last one among them. Of the vocabulary it tells
+        the reference's ``likely`` tokens apart, by default all.
         """
         config = reference.config
         trunk = AutoModel.from_config(
@@ -177,13 +189,19 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             ),
             dtype=reference.dtype,
         )
-        return cls.beside(reference, trunk, reads=layers_read(config.num_hidden_layers, reads))
+        return cls.beside(reference, trunk, reads=layers_read(config.num_hidden_layers, reads), likely=likely)
+
+    @property
+    def ends(self) -> list[nn.Linear]:
+        """The layers that Q is linear in."""
+        return [self.head] if self.others is None else [self.head, self.others]
 
     def strengthen(self, factor: float) -> None:
         """Multiply Q by ``factor``."""
         with torch.no_grad():
-            self.head.weight.mul_(factor)
-            self.head.bias.mul_(factor)
+            for linear in self.ends:
+                linear.weight.mul_(factor)
+                linear.bias.mul_(factor)
 
     def forward(
         self,
@@ -195,19 +213,28 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Return the reference's logits + Q; a cache holds the layers of both, the reference's first."""
+        """Return the reference's logits + Q; a cache holds the layers of both, the reference's first.
+
+        A packed batch that brings the reference's likely tokens gets the logits of their classes.
+        """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         asked = kwargs | {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
         with torch.no_grad(), self.unguided():
             last, states = self._of_reference(past_key_values, input_ids=input_ids, **asked)
-            logits = None if self.vocabulary is None else self.reference.get_output_embeddings()(last[:, kept])
+            likely = self._brought(asked.get("packed"))
+            apart = likely is None and not self._one_product
+            logits = self.reference.get_output_embeddings()(last[:, kept]) if apart else None
         hidden = self._of_guide(past_key_values, states, input_ids=input_ids, **asked)[:, kept]
-        if logits is None:  # one product with the vocabulary
+        if likely is not None:
+            assert self.others is not None
+            q = products(self._narrowed(hidden[0]), likely.ids, self.reference.get_output_embeddings().weight)
+            logits = likely.guided(q, self.others(hidden[0]))[None]
+        elif logits is None:
             logits = self.reference.get_output_embeddings()(last[:, kept] + self._narrowed(hidden))
         else:
-            logits = logits + self.q(hidden)
+            logits = self.with_q(logits, hidden)
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
     def _of_reference(self, cache: Any, **asked: Any) -> tuple[Tensor, Tensor | None]:
@@ -226,7 +253,12 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         return found.last_hidden_state, read_states(found, self.config.reads)
 
     def unguided_logits(self, batch: Packed) -> Tensor:
-        """Return the reference's logits that predict each token of the responses, (T, V); inside `packing`."""
+        """Return the reference's logits that predict each token of the responses, (T, V); inside `packing`.
+
+        A batch that brings the reference's likely tokens gets those of their classes.
+        """
+        if (likely := self._brought(batch)) is not None:
+            return likely.logprobs
         if batch.states is not None:
             last = batch.states[batch.before, -self.config.hidden_size :].to(self.head.weight.dtype)
             found: Tensor = self.reference.get_output_embeddings()(last)
@@ -242,7 +274,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         return found
 
     def guided_states(self, cache: Any, **asked: Any) -> Tensor:
-        """Return the last hidden states of the guide, of which `q` makes Q; ``cache`` is one of this policy's."""
+        """Return the last hidden states of the guide, of which `with_q` makes Q; ``cache`` is one of this policy's."""
         states = None
         if self.read is not None:
             with torch.no_grad():
@@ -255,10 +287,24 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         """The network whose last hidden states Q is made of."""
         return self.reference.base_model if self.trunk is None else self.trunk
 
-    def q(self, hidden: Tensor) -> Tensor:
-        """Return Q, (…, V), from the last hidden states of `guide`."""
-        vocabulary = self.reference.get_output_embeddings().weight if self.vocabulary is None else self.vocabulary
-        return self._narrowed(hidden) @ vocabulary.T
+    def with_q(self, logits: Tensor, hidden: Tensor) -> Tensor:
+        """Return the reference's logits (…, V) + Q, from the last hidden states of `guide`."""
+        embedding = self.reference.get_output_embeddings().weight
+        if self.others is None:
+            vocabulary = embedding if self.vocabulary is None else self.vocabulary
+            return logits + self._narrowed(hidden) @ vocabulary.T
+        likely, ids = logits.topk(min(self.config.likely, logits.shape[-1]))
+        q = products(self._narrowed(hidden).flatten(0, -2), ids.flatten(0, -2), embedding).view(ids.shape)
+        return (logits + self.others(hidden)).scatter(-1, ids, (likely + q).to(logits.dtype))
+
+    @property
+    def _one_product(self) -> bool:
+        """Whether reference and guide share the product with the vocabulary."""
+        return self.vocabulary is None and self.others is None
+
+    def _brought(self, packed: Packed | None) -> Likely | None:
+        """Return the likely tokens that a packed batch brings to a guide on these."""
+        return None if packed is None or self.others is None else packed.likely
 
     def _narrowed(self, hidden: Tensor) -> Tensor:
         """Return A·h + b."""
@@ -267,7 +313,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> Any:
         """Return the reference's output embedding if its product gives the logits; None with one of the guide's own."""
-        return self.reference.get_output_embeddings() if self.vocabulary is None else None
+        return self.reference.get_output_embeddings() if self._one_product else None
 
     @property
     def adapted(self) -> list[Any]:
@@ -322,7 +368,7 @@ class GuideProcessor(LogitsProcessor):
             position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
             use_cache=True,
         )
-        return scores + self._policy.q(hidden[:, -1])
+        return self._policy.with_q(scores, hidden[:, -1])
 
 
 def read_states(found: Any, reads: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +20,27 @@ from transformers import AttentionInterface
 
 from infalign.method.calibration import Array
 from infalign.models.attention import check_plain
+from infalign.models.likely import Likely
 from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
 from infalign.models.vocabulary import Logits, logits_of, logprob_of
+
+
+class Stored(NamedTuple):
+    """What is stored of a frozen model at a response: its states at each token ``of_prompt`` and ``of_response``,
+    (tokens, S), and its ``likely`` tokens at those of the response.
+    """
+
+    of_prompt: Tensor
+    of_response: Tensor
+    likely: Likely | None = None
 
 
 @dataclass(frozen=True)
 class Packed:
     """P prompts and R responses: ``tokens`` (N,), lengths (P,) and (R,), and the prompt of each response (R,).
 
-    ``states`` (N, S) are those of a frozen model at each token, for who reads them (`models.states`).
+    ``states`` (N, S) are those of a frozen model at each token, and ``likely`` its tokens at each token of the
+    responses, for who reads them (`models.states`).
     """
 
     tokens: Tensor
@@ -36,6 +48,7 @@ class Packed:
     lengths: Tensor
     prompt_of: Tensor
     states: Tensor | None = None
+    likely: Likely | None = None
 
     @classmethod
     def of(
@@ -43,22 +56,25 @@ class Packed:
         prompts: TokenIds,
         responses: TokenIds,
         device: torch.device | None = None,
-        states: Sequence[tuple[Tensor, Tensor]] = (),
+        states: Sequence[Stored] = (),
     ) -> Packed:
         """Pack the token ids of responses and their prompts, one each; equal prompts are packed once.
 
-        ``states`` are those of each response's prompt and its own.
+        ``states`` are those of each response.
         """
         places: dict[tuple[int, ...], int] = {}
         prompt_of = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
         tokens = [token for row in (*places, *responses) for token in row]
         lengths = ([len(row) for row in rows] for rows in (places, responses))
-        read = None
+        read = likely = None
         if states:
-            of_prompts = {place: of_prompt for place, (of_prompt, _) in zip(prompt_of, states, strict=True)}
-            read = torch.cat([*map(of_prompts.__getitem__, range(len(places))), *(own for _, own in states)]).to(device)
+            of_prompts = {place: stored.of_prompt for place, stored in zip(prompt_of, states, strict=True)}
+            own = [stored.of_response for stored in states]
+            read = torch.cat([*map(of_prompts.__getitem__, range(len(places))), *own]).to(device)
+            if found := [stored.likely for stored in states if stored.likely is not None]:
+                likely = Likely.joined(found).to(device)
         asked, responded, of = (torch.tensor(part, device=device) for part in (*lengths, prompt_of))
-        return cls(torch.tensor(tokens, device=device), asked, responded, of, read)
+        return cls(torch.tensor(tokens, device=device), asked, responded, of, read, likely)
 
     @cached_property
     def inside(self) -> tuple[Tensor, Tensor]:
@@ -113,7 +129,12 @@ class Packed:
 
     def logits_in_parts(self, model: Any) -> Logits:
         """Return the logits that predict each token of the responses; ``model`` is inside `packing`."""
-        return logits_of(model, self.logits)
+        return logits_of(model, self.logits) if self.likely is None else Logits(self.logits(model), None)
+
+    @property
+    def drawn(self) -> Tensor:
+        """Which of its logits each token of the responses has, (T,): those of tokens, or of classes of tokens."""
+        return self.targets if self.likely is None else self.likely.drawn
 
     def ends(self, model: Any) -> Tensor:
         """Return the last hidden state of a model without head after each response, (R, width); inside `packing`."""
@@ -140,7 +161,8 @@ class Packed:
 
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
-        return self.sums(self.logits_in_parts(model).measured(logprob_of(self.targets)))
+        found = self.logits_in_parts(model).measured(logprob_of(self.drawn))
+        return self.sums(found if self.likely is None else found + self.likely.within)
 
 
 def packed_batches(
@@ -150,7 +172,7 @@ def packed_batches(
     model: Any,
     *,
     logits: bool = True,
-    states: Sequence[tuple[Tensor, Tensor]] = (),
+    states: Sequence[Stored] = (),
 ) -> Iterator[tuple[slice, Packed]]:
     """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens, with their ``states``.
 
@@ -182,7 +204,7 @@ def packed_logprobs(
     completion_ids: TokenIds,
     batch_tokens: int,
     *,
-    states: Sequence[tuple[Tensor, Tensor]] = (),
+    states: Sequence[Stored] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Array:
     """Return log π(y|x) of each response, (rows,), of a model that `packs`; ``states`` as in `Packed.of`.

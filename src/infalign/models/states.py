@@ -1,7 +1,7 @@
 """The states of a frozen model at every token of prompts and their responses, computed once and kept on disk.
 
-A shard is a safetensors file with the states (tokens, S) of some consecutive prompts, and of all their responses. Needs
-the ``train`` extra.
+A shard is a safetensors file with the states (tokens, S) of some consecutive prompts, and of all their responses, and
+what the model says of its likeliest tokens there, for who asks for these. Needs the ``train`` extra.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from infalign.errors import ConfigError
 from infalign.models.guided import read_states
-from infalign.models.packed import Packed, packed_batches, packing, packs
+from infalign.models.likely import Likely
+from infalign.models.packed import Packed, Stored, packed_batches, packing, packs
+from infalign.models.vocabulary import Logits
 from infalign.progress import OnProgress
 from infalign.sequences import Lazy
 from infalign.storage import atomic_path, unwritable
@@ -31,17 +33,27 @@ TokenLists = Sequence[Sequence[int]]
 
 
 def write_states(
-    model: Any, layers: Sequence[int], prompts: TokenLists, responses: TokenLists, folder: Path, on_progress: OnProgress
+    model: Any,
+    layers: Sequence[int],
+    prompts: TokenLists,
+    responses: TokenLists,
+    folder: Path,
+    on_progress: OnProgress,
+    *,
+    likely: int = 0,
 ) -> None:
     """Write the states of a causal language model after these ``layers`` for prompts and their responses, K each.
 
+    With so many ``likely`` tokens at each token of the responses, if given; the last layer is then one of ``layers``.
     Shards that are there are kept. Raises ConfigError for a model that cannot be packed, and for too small a disk.
     """
     k, width = len(responses) // len(prompts), len(layers) * model.config.hidden_size
     if not packs(model):
         raise ConfigError("the reference has layers without full attention, so that no guide can read its states")
-    tokens = sum(map(len, prompts)) + sum(map(len, responses))
-    needed = tokens * width * model.dtype.itemsize - sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    responded = sum(map(len, responses))
+    tokens = sum(map(len, prompts)) + responded
+    needed = tokens * width * model.dtype.itemsize + 8 * responded * likely
+    needed -= sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     folder.mkdir(parents=True, exist_ok=True)
     if needed > (free := disk_usage(folder).free):
         raise ConfigError(
@@ -54,7 +66,7 @@ def write_states(
             if not path.exists():
                 asked = [prompt for prompt in prompts[start : start + SHARD] for _ in range(k)]
                 given = responses[k * start : k * start + len(asked)]
-                found = _states(model, layers, asked, given, k)
+                found = _states(model, layers, asked, given, k, likely)
                 try:
                     with atomic_path(path) as unfinished:
                         save_file(found, unfinished)
@@ -63,40 +75,49 @@ def write_states(
             on_progress(k * min(start + SHARD, len(prompts)), len(responses), "states")
 
 
-def stored_states(prompts: TokenLists, responses: TokenLists, folder: Path) -> Lazy[tuple[Tensor, Tensor]]:
-    """Return the states of each response's prompt and of the response itself, read from their shard on access."""
+def stored_states(prompts: TokenLists, responses: TokenLists, folder: Path, *, likely: bool = False) -> Lazy[Stored]:
+    """Return what is stored of each response, if asked with the ``likely`` tokens, read from its shard on access."""
     k = len(responses) // len(prompts)
     ends = {
         name: [list(accumulate(map(len, rows[i : i + size]), initial=0)) for i in range(0, len(rows), size)]
         for name, rows, size in (("prompts", prompts, SHARD), ("responses", responses, k * SHARD))
     }
+    parts = Likely._fields if likely else ()
     opened: Any = lru_cache(OPEN)(lambda shard: safe_open(_shard(folder, SHARD * shard), "pt"))
 
-    def read(name: str, shard: int, place: int) -> Tensor:
-        begin, end = ends[name][shard][place : place + 2]
+    def read(name: str, shard: int, place: int, of: str = "responses") -> Tensor:
+        begin, end = ends[of][shard][place : place + 2]
         found: Tensor = opened(shard).get_slice(name)[begin:end]
         return found
 
-    def of(row: int) -> tuple[Tensor, Tensor]:
+    def of(row: int) -> Stored:
         shard, place = divmod(row, k * SHARD)
-        return read("prompts", shard, place // k), read("responses", shard, place)
+        said = Likely(*(read(name, shard, place) for name in parts)) if parts else None
+        return Stored(read("prompts", shard, place // k, "prompts"), read("responses", shard, place), said)
 
     return Lazy(len(responses), of)
 
 
-def _states(model: Any, layers: Sequence[int], prompts: TokenLists, responses: TokenLists, k: int) -> dict[str, Tensor]:
-    """Return the states of the prompts, each once, and of their K responses."""
+def _states(
+    model: Any, layers: Sequence[int], prompts: TokenLists, responses: TokenLists, k: int, likely: int
+) -> dict[str, Tensor]:
+    """Return the states of the prompts, each once, and of their K responses, with the ``likely`` tokens at these."""
     of_prompts: dict[tuple[int, ...], Tensor] = {}
-    of_responses: list[Tensor] = []
+    of_responses, said = list[Tensor](), list[Likely]()
     for rows, packed in packed_batches(prompts, responses, BATCH_TOKENS, model, logits=False):
-        states = states_of(model, packed, layers)[0].cpu()
+        found = states_of(model, packed, layers)[0]
+        if likely:
+            last = Logits(found[packed.before, -model.config.hidden_size :], model.get_output_embeddings())
+            said += [Likely.of(logits, packed.targets[where], likely).to("cpu") for where, logits in last.parts()]
+        states = found.cpu()
         first, responded = states.tensor_split([int(packed.prompt_lengths.sum())])
         lengths = packed.prompt_lengths.tolist()
         distinct = dict.fromkeys(tuple(prompt) for prompt in prompts[rows])
         of_prompts |= zip(distinct, torch.split(first, lengths), strict=True)
         of_responses.append(responded)
     asked = [of_prompts[tuple(prompt)] for prompt in prompts[::k]]
-    return {"prompts": torch.cat(asked), "responses": torch.cat(of_responses)}
+    likely_of = Likely.joined(said)._asdict() if said else {}
+    return {"prompts": torch.cat(asked), "responses": torch.cat(of_responses)} | likely_of
 
 
 def states_of(model: Any, packed: Packed, layers: Sequence[int]) -> Tensor:

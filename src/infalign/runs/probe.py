@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from infalign.http import within
 from infalign.models import guided, pooled  # noqa: F401 - so that transformers knows them
 from infalign.models.gguf import gguf_file, is_gguf
+from infalign.models.likely import Likely
 from infalign.models.logprobs import LOGITS
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.rehearsal import check_harmless
@@ -210,7 +211,7 @@ class Probe:
         return Shape(size, size, size, 2 * config.num_hidden_layers * heads * width)
 
     def _shape_of_part(self, model: Aside | Last) -> Shape:
-        """Return the shape of a part; a token goes through the vocabulary in any case."""
+        """Return the shape of a part; a token goes through the vocabulary, or through a guide's likely tokens."""
         whole = self.shape(model.model)
         if not self._has_config(model):
             raise UnknownSizeError(f"the layers of {model.model}")
@@ -218,7 +219,8 @@ class Probe:
             found = self._part(model)
         if isinstance(model, Last):
             return replace(whole, passed=found.num_parameters())
-        vocabulary = found.reference.get_output_embeddings().weight.numel()
+        tokens, width = found.reference.get_output_embeddings().weight.shape
+        vocabulary = min(tokens, model.side.likely or tokens) * width
         trained = sum(weight.numel() for weight in found.parameters() if weight.requires_grad)
         return replace(whole, parameters=whole.parameters + trained, passed=trained + vocabulary, trained=trained)
 
@@ -265,8 +267,12 @@ class Probe:
         )
         packed = Packed.of([groups[row // each] for row in range(rows)], responses, model.device)
         reads = getattr(model.config, "reads", ())
+        if not reads:
+            return packed
         states = torch.randn(len(packed.tokens), len(reads) * model.config.hidden_size, device=model.device)
-        return replace(packed, states=states) if reads else packed
+        said = torch.randn(len(packed.targets), _vocabulary(model), device=model.device)
+        likely = model.config.likely and Likely.of(said, packed.targets, model.config.likely)
+        return replace(packed, states=states, likely=likely)
 
     def _step_of(
         self, name: Architecture, rows: int, each: int, prompt: int, response: int, adapter: Lora | None, bf16: bool

@@ -12,6 +12,7 @@ from infalign.sampling.prompts import Prompts, PromptTable
 from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.sequences import Lazy, chained, token_lists_on_disk
 from infalign.storage import listed, read_table
+from infalign.training.solvers.base import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,14 @@ class StoredRollouts:
         columns = (table["token_ids"] for table in self.drawn(part, prompts).tables(["token_ids"]))
         return prompts.token_ids, token_lists_on_disk(columns, self.layout.root)
 
-    def states(self, which: str) -> Sequence[Any]:
-        """Return the reference's states in the prompt of each rollout and in its response (`models.states`)."""
+    def states(self, which: States) -> Sequence[Any]:
+        """Return what is stored of the reference at each rollout (`models.states`)."""
         from infalign.models.states import stored_states
 
-        parts = range(len(self.parts))
-        return chained([stored_states(*self.texts(part), self.layout.states(which, part)) for part in parts])
+        folders = (self.layout.states(str(which), part) for part in range(len(self.parts)))
+        return chained(
+            [stored_states(*self.texts(part), folder, likely=which.likely > 0) for part, folder in enumerate(folders)]
+        )
 
     def rewards(self, part: int) -> Array:
         """Return the rewards of one part, prompts × K."""

@@ -24,6 +24,7 @@ from infalign.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
+from infalign.models.likely import Likely
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.settings import Fit
@@ -180,12 +181,17 @@ class _Offline(Trainer):
         self.model_accepts_loss_kwargs = False
 
 
+def _unpacked(batch: dict[str, Any]) -> Packed:
+    """Return the tensors of a batch as `Packed`; on their way to the device a `Likely` became a plain tuple."""
+    return Packed(**batch | {"likely": Likely(*batch["likely"])} if "likely" in batch else batch)
+
+
 class _ToTargets(_Offline):
     """Training by an objective's loss."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         number_B, reference, lengths, batch = (inputs[key] for key in ("number", "reference", "lengths", "batch"))
-        logprob = Packed(**batch).logprobs(model) if "tokens" in batch else completion_logprobs(model, **batch)
+        logprob = _unpacked(batch).logprobs(model) if "tokens" in batch else completion_logprobs(model, **batch)
         h_BM = (logprob - reference).view(len(number_B), -1)
         loss = self._goal(h_BM, lengths.view_as(h_BM), number_B)
         return (loss, {"log_ratio": h_BM}) if return_outputs else loss
@@ -195,7 +201,7 @@ class _ToTeacher(_Offline):
     """Training by the KL from a teacher, exact over the vocabulary at each token."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        packed = Packed(**inputs["batch"])
+        packed = _unpacked(inputs["batch"])
         with torch.no_grad():
             taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self._goal)
         kl = packed.sums(packed.logits_in_parts(model).measured(kl_from(taught)))
@@ -226,6 +232,8 @@ class _Packer(_Collator):
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the tensors of `Packed`, each prompt once; and the states that a teacher reads, in the same order."""
         batch = {name: part for name, part in vars(self._packed(rows, "states")).items() if part is not None}
+        if "likely" in batch:
+            batch["likely"] = tuple(batch["likely"])
         if "teacher_states" not in rows[0]:
             return {"batch": batch}
         return {"batch": batch, "teacher_states": self._packed(rows, "teacher_states").states}

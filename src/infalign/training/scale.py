@@ -45,7 +45,7 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
         for start in range(0, len(batch.targets), TOKENS):
             where = slice(start, start + TOKENS)
             reference, guided = (logits[where].float().log_softmax(-1) for logits in whole)
-            guide, targets = guided.sub_(reference), batch.targets[where, None]
+            guide, targets = guided.sub_(reference), batch.drawn[where, None]
             for place, scale in enumerate(SCALES):
                 tilted = torch.add(reference, guide, alpha=scale)
                 log_sum = tilted.logsumexp(-1)

@@ -82,7 +82,7 @@ def find_logprobs(
     texts = [stored.texts(part) for part in range(len(stored.parts))]
     asked, responses = (chained(column) for column in zip(*texts, strict=True))
     prompts = Lazy(len(responses), lambda i: asked[i // stored.k])
-    states = () if policy.states is None else stored.states(str(policy.states))
+    states = () if policy.states is None else stored.states(policy.states)
     last = policy.states.last if policy.states is not None else 0
 
     def told(done: int, total: int) -> None:

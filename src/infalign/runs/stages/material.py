@@ -66,7 +66,7 @@ class Material:
         rows = self.stored.rows()
         for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
             if which is not None:
-                rows = _with(rows, name, self.stored.states(str(which)))
+                rows = _with(rows, name, self.stored.states(which))
         computed = self.logprobs(policy)
         if computed is not None:
             found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"].to_pylist()

@@ -30,15 +30,16 @@ def units(run: Run) -> Iterator[Unit]:
                 output=run.layout.states(str(which), part),
                 work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part),
                 so_far=partial(states_so_far, run.stored, which, part),
-                passes=partial(states_passes, run),
+                passes=partial(states_passes, run, which),
             )
 
 
-def states_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+def states_passes(run: Run, which: States, texts: Texts) -> Iterator[Pass]:
     """Yield the pass of the reference over one part of the rollouts."""
     rollout = run.recipe.rollout
     prompts = texts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
-    yield Read(run.architecture("policy"), prompts, rollout.k, texts.prompt, texts.drawn)
+    vocabulary = which.likely > 0
+    yield Read(run.architecture("policy"), prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=vocabulary)
 
 
 def read_by(policy: Solver) -> set[States]:
@@ -64,7 +65,8 @@ def compute_states(
         check_above(model, which.last)
         layers = [layers_below(model.config, which.last)]
     prompts, responses = stored.texts(part)
-    write_states(model, layers, prompts, responses, stored.layout.states(str(which), part), on_progress)
+    folder = stored.layout.states(str(which), part)
+    write_states(model, layers, prompts, responses, folder, on_progress, likely=which.likely)
     return {"responses": len(responses), "layers": layers}
 
 

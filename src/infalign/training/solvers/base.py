@@ -77,13 +77,18 @@ class Surroundings:
 
 
 class States(NamedTuple):
-    """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones."""
+    """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones.
+
+    With so many of its ``likely`` tokens, if any.
+    """
 
     evenly: int = 0
     last: int = 0
+    likely: int = 0
 
     def __str__(self) -> str:
-        return str(self.evenly) if self.evenly else f"below-{self.last}"
+        said = str(self.evenly) if self.evenly else f"below-{self.last}"
+        return f"{said}-likely-{self.likely}" if self.likely else said
 
 
 class Solver(Kind):
@@ -353,6 +358,11 @@ class Side(Settings):
     layers: Count = Field(2, description="its layers")
     heads: Count = Field(4, description="its attention heads")
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
+    likely: Count | None = Field(
+        None,
+        description="tokens that Q tells apart at each place, the reference's likeliest; all others share one Q, and a "
+        "large vocabulary costs no time in training; default: all",
+    )
     stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
 
     @model_validator(mode="after")
@@ -415,7 +425,7 @@ class Offline(Solver):
         if self.guide is None:
             return states_below(self.fit)
         side = self.guide.side
-        return States(evenly=side.reads) if side is not None and side.stored else None
+        return States(evenly=side.reads, likely=side.likely or 0) if side is not None and side.stored else None
 
     def spends(self, *, more: bool) -> str:
         """Return the knob; a guide has the right strength on the training prompts that were held out to find it."""
