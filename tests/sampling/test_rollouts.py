@@ -27,6 +27,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from infalign.errors import ConfigError, DataError, PartialError
 from infalign.models.pretrained import load_policy
+from infalign.sampling import rollouts
 from infalign.sampling.engine import Engine, Prompt, Response, Sampling
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.server import ServerEngine
@@ -96,13 +97,22 @@ def policy() -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Olmo2", "GPT2"])
 def test_logprob_is_that_of_a_plain_forward_pass(family: str) -> None:
-    """The shared prefix changes no log-probability, with grouped heads, biases and normed queries, after compaction."""
+    """The shared prefix changes no log-probability, with grouped heads, biases and normed queries, after compaction.
+
+    Nor do other prompts in the batch, longer and shorter ones, of which some end early.
+    """
     model = tiny(family, **({"sliding_window": None} if family == "Mistral" else {}))
-    responses = SharedPrefixEngine(model, words(), Sampling(80)).sample(PROMPT, "p", range(24))
-    assert len({len(response.token_ids) for response in responses}) > 5
-    for response in responses:
-        expected = math.fsum(token_logprobs(model, PROMPT, response.token_ids))
-        assert response.logprob == pytest.approx(expected, abs=1e-6 * len(response.token_ids), rel=0)
+    engine = SharedPrefixEngine(model, words(), Sampling(80))
+    longer, shorter = Prompt("longer", [*PROMPT, 7, 8, 9]), Prompt("shorter", [9])
+    asked = [(Prompt("p", PROMPT), range(24)), (longer, range(2)), (shorter, [3, 8])]
+    together = engine.sample_together(asked)
+    assert len({len(response.token_ids) for response in together[0]}) > 5
+    for (prompt, indices), responses in zip(asked, together, strict=True):
+        alone = engine.sample(prompt.token_ids, prompt.prompt_id, indices)
+        assert [response.token_ids for response in responses] == [response.token_ids for response in alone]
+        for response in (*responses, *alone):
+            expected = math.fsum(token_logprobs(model, prompt.token_ids, response.token_ids))
+            assert response.logprob == pytest.approx(expected, abs=1e-6 * len(response.token_ids), rel=0)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(2), Sampling(2, temperature=0.6), Sampling(2, top_p=0.8)])
@@ -285,16 +295,20 @@ def test_folders_without_a_policy_are_refused(tmp_path: Path) -> None:
 
 
 class Interrupted:
-    """An engine that stops at its ``limit``-th prompt."""
+    """An engine that stops after ``limit`` batches."""
 
-    def __init__(self, engine: Engine, limit: int) -> None:
+    def __init__(self, engine: SharedPrefixEngine, limit: int) -> None:
         self.engine, self.left = engine, limit
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
+        (found,) = self.sample_together([(Prompt(prompt_id, prompt_ids), indices)])
+        return found
+
+    def sample_together(self, asked: Sequence[tuple[Prompt, Sequence[int]]]) -> list[list[Response]]:
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
-        return self.engine.sample(prompt_ids, prompt_id, indices)
+        return self.engine.sample_together(asked)
 
 
 PROMPTS = [Prompt(f"p{i}", [5, i + 4]) for i in range(7)]
@@ -305,18 +319,22 @@ def silent(done: int, total: int) -> None:
     """Report no progress."""
 
 
-def test_an_interrupted_draw_continues_and_ends_identical(tmp_path: Path, policy: tuple[Any, Any]) -> None:
-    """Whatever prompt a run stops at, those before it are kept, and running again ends as one run, but for shards."""
+@pytest.mark.parametrize(("batch", "limits"), [(6, (1, 3, 2)), (12, (1, 2))], ids=["a prompt", "two prompts"])
+def test_an_interrupted_draw_continues_and_ends_identical(
+    tmp_path: Path, policy: tuple[Any, Any], batch: int, limits: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever batch a run stops at, those before it are kept, and running again ends as one run, but for shards."""
+    monkeypatch.setattr(rollouts, "BATCH", batch)
     engine = SharedPrefixEngine(*policy, Sampling(12))
-    draw(engine, PROMPTS, 6, tmp_path / "whole", shard_prompts=2, on_progress=silent)
+    draw(engine, PROMPTS, 6, tmp_path / "whole", shard_prompts=4, on_progress=silent)
     stopped = tmp_path / "stopped"
-    for limit in (1, 3, 2):
+    for limit in limits:
         with pytest.raises(KeyboardInterrupt):
-            draw(Interrupted(engine, limit), PROMPTS, 6, stopped, shard_prompts=2, on_progress=silent)
+            draw(Interrupted(engine, limit), PROMPTS, 6, stopped, shard_prompts=4, on_progress=silent)
     (stopped / ".part-00001.parquet.tmp").write_bytes(b"torn")
     (stopped / "part-x.parquet").write_bytes(b"torn")
     seen: list[tuple[int, int]] = []
-    draw(engine, PROMPTS, 6, stopped, shard_prompts=2, on_progress=lambda *progress: seen.append(progress))
+    draw(engine, PROMPTS, 6, stopped, shard_prompts=4, on_progress=lambda *progress: seen.append(progress))
     assert seen == [(36, 42), (42, 42)]
     assert read_rollouts(stopped, IDS, 6).equals(read_rollouts(tmp_path / "whole", IDS, 6))
 

@@ -95,7 +95,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """``k`` responses to each prompt, drawn together; ``most`` is the length of the longest.
+    """``k`` responses to each prompt, of so many prompts ``together``; ``most`` is the length of the longest.
 
     ``by_server`` says whether an inference server draws them, which is elsewhere and computes in bfloat16.
     """
@@ -106,6 +106,7 @@ class Draw:
     prompt: float
     response: float
     most: int
+    together: int = 1
     by_server: bool = False
 
     @property

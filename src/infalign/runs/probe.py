@@ -144,13 +144,13 @@ class Probe:
     def draw(self, asked: Draw) -> Taken:
         """Return what drawing responses takes."""
         shape = self.shape(asked.model)
-        tokens = asked.prompt + asked.k * asked.most
+        tokens = asked.together * (asked.prompt + asked.k * asked.most)
         memory = (2 if asked.by_server else self._bytes) * (shape.parameters + shape.cached * tokens)
         if asked.by_server or not self._here(asked.model):
             read = asked.tokens + asked.prompts * asked.prompt
             return self._told(RUN * shape.passed * read, memory, bf16=asked.by_server or self.bf16, drawing=True)
         start, step, row = self._draw(asked.model, asked.k, ceil(asked.prompt), asked.most)
-        each = start + asked.most * step + asked.k * asked.response * row
+        each = start + asked.most * step / asked.together + asked.k * asked.response * row
         return Taken(asked.prompts * each, self.at_start + memory)
 
     def read(self, asked: Read) -> Taken:

@@ -87,6 +87,15 @@ Asked = tuple[Prompt, Sequence[int]]
 
 
 @runtime_checkable
+class BatchEngine(Engine, Protocol):
+    """An engine that draws for several prompts in one batch."""
+
+    def sample_together(self, asked: Sequence[Asked]) -> list[list[Response]]:
+        """Return the rollouts of each of ``asked``."""
+        ...
+
+
+@runtime_checkable
 class ConcurrentEngine(Engine, Protocol):
     """An engine that draws for many prompts at once."""
 

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 
 from infalign.errors import DataError, PartialError, first_line
 from infalign.models.memory import free_memory, out_of_memory
-from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
+from infalign.sampling.engine import Asked, BatchEngine, ConcurrentEngine, Engine, Prompt, Response
 from infalign.sequences import Lazy, in_blocks
 from infalign.storage import read_table, write_table
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
+BATCH = 128  # responses that are drawn at once, of several prompts where one has fewer and the engine can
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),
     "index": pa.int32(),
@@ -44,7 +46,7 @@ def draw(
     Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds ``shard_prompts`` prompts in
     their order, or those drawn before an exception, and is written atomically; an engine that draws for many prompts
     at once is asked for what follows meanwhile. Calls ``on_progress(drawn, all)`` with numbers of responses after each
-    prompt. If memory runs out, half as many responses are drawn at once from then on. Raises
+    batch. If memory runs out, half as many responses are drawn at once from then on. Raises
     DataError if two prompts share an id, PartialError if there is not enough memory for one response.
     """
     if repeated := [prompt_id for prompt_id, count in Counter(p.prompt_id for p in prompts).items() if count > 1]:
@@ -59,7 +61,7 @@ def draw(
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
     on_progress(drawn, total)
     asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
-    finished = _answered(engine, asked, k)
+    finished = _answered(engine, asked, k, shard_prompts)
     shards = deque(todo[start : start + shard_prompts] for start in range(0, len(todo), shard_prompts))
     rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
 
@@ -71,9 +73,9 @@ def draw(
 
     try:
         with closing(finished):
-            for (prompt, missing), responses in finished:
-                rows[place[prompt.prompt_id]] = _rows(prompt, missing, responses)
-                drawn += len(missing)
+            for batch in finished:
+                rows |= {place[one.prompt_id]: _rows(one, missing, given) for one, missing, given in batch}
+                drawn += sum(len(missing) for _, missing, _ in batch)
                 on_progress(drawn, total)
                 while shards and rows.keys() >= set(shards[0]):
                     write(shards.popleft())
@@ -85,9 +87,9 @@ def draw(
 def draw_shard(engine: Engine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
     """Draw rollouts 0 … k-1 of each prompt into one shard, which is written whole, prompt by prompt, or not at all."""
     rows = dict[str, list[dict[str, Any]]]()
-    with closing(_answered(engine, ((prompt, range(k)) for prompt in prompts), k)) as finished:
-        for (prompt, indices), responses in finished:
-            rows[prompt.prompt_id] = _rows(prompt, indices, responses)
+    with closing(_answered(engine, ((prompt, range(k)) for prompt in prompts), k, SHARD_PROMPTS)) as finished:
+        for batch in finished:
+            rows |= {one.prompt_id: _rows(one, indices, given) for one, indices, given in batch}
     ordered = [row for prompt in prompts for row in rows[prompt.prompt_id]]
     write_table(path, pa.Table.from_pylist(ordered, schema=SCHEMA))
 
@@ -97,8 +99,17 @@ def shard_path(directory: Path, number: int) -> Path:
     return directory / f"part-{number:05d}.parquet"
 
 
-def _answered(engine: Engine, asked: Iterable[Asked], k: int) -> Generator[tuple[Asked, list[Response]]]:
-    return engine.sample_each(asked) if isinstance(engine, ConcurrentEngine) else _one_by_one(engine, asked, k)
+Batch = list[tuple[Prompt, Sequence[int], list[Response]]]
+"""Prompts that were drawn for together, with the numbers of their rollouts, and these."""
+
+
+def _answered(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int) -> Generator[Batch]:
+    if not isinstance(engine, ConcurrentEngine):
+        yield from _in_batches(engine, asked, k, shard_prompts)
+        return
+    with closing(engine.sample_each(asked)) as finished:
+        for (prompt, indices), responses in finished:
+            yield [(prompt, indices, responses)]
 
 
 def _rows(prompt: Prompt, indices: Sequence[int], responses: Sequence[Response]) -> list[dict[str, Any]]:
@@ -109,12 +120,34 @@ def _rows(prompt: Prompt, indices: Sequence[int], responses: Sequence[Response])
     ]
 
 
-def _one_by_one(engine: Engine, asked: Iterable[Asked], k: int) -> Generator[tuple[Asked, list[Response]]]:
-    """Yield each prompt with its rollouts, as many at once as fit in memory, at first ``k``."""
-    at_once = k
-    for prompt, missing in asked:
-        responses, at_once = _sample(engine, prompt, missing, at_once)
-        yield (prompt, missing), responses
+def prompts_together(k: int, shard_prompts: int = SHARD_PROMPTS) -> int:
+    """Return for how many prompts an engine that can draws in one batch, ``k`` rollouts each."""
+    sizes = (size for size in range(1, shard_prompts + 1) if shard_prompts % size == 0)
+    return max(size for size in sizes if size == 1 or size * k <= BATCH)
+
+
+def _in_batches(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int) -> Generator[Batch]:
+    """Yield prompts with their rollouts, as many at once as fit in memory, at first `BATCH` or ``k``.
+
+    A run that goes on has the batches of one that was not stopped, since rounding depends on them: a whole number of
+    them is a shard.
+    """
+    at_once, together = k, prompts_together(k, shard_prompts) if isinstance(engine, BatchEngine) else 1
+    waiting = iter(asked)
+    while batch := list(islice(waiting, together)):
+        if isinstance(engine, BatchEngine) and together > 1:
+            try:
+                found = engine.sample_together(batch)
+                yield [(*one, responses) for one, responses in zip(batch, found, strict=True)]
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            together = 1  # outside the handler, which keeps the tensors of the failed attempt alive
+            free_memory()
+        for prompt, missing in batch:
+            responses, at_once = _sample(engine, prompt, missing, at_once)
+            yield [(prompt, missing, responses)]
 
 
 def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:

@@ -1,16 +1,21 @@
-"""Draw many responses to one prompt fast: they share one computation and one cache of the prompt."""
+"""Draw many responses to a prompt fast: they share one computation and one cache of the prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from infalign.errors import ConfigError, first_line
 from infalign.models.attention import check_plain, odd_layers
 from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (
     NO_POLICY,
+    Asked,
     Engine,
     EngineSettings,
     Prompt,
@@ -32,7 +37,7 @@ USE_GENERIC = "; set `rollout.engine.kind: transformers`, which is slower and ta
 
 
 class SharedPrefixEngine:
-    """Draw many responses to one prompt fast: they share one computation and one cache of the prompt.
+    """Draw many responses to a prompt fast: they share one computation and one cache of the prompt.
 
     Takes any transformers decoder in which every layer attends to all earlier tokens through the attention interface
     (Llama, Qwen, Mistral without a window, Gemma, GPT-2, …); raises `ConfigError` for others. A response depends on
@@ -46,21 +51,29 @@ class SharedPrefixEngine:
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return rollouts number ``indices`` of the prompt, in that order."""
+        (found,) = self.sample_together([(Prompt(prompt_id, prompt_ids), indices)])
+        return found
+
+    def sample_together(self, asked: Sequence[Asked]) -> list[list[Response]]:
+        """Return the rollouts of each of ``asked``, which are drawn in one batch."""
         import torch
 
-        check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
-        n, steps = len(indices), self.sampling.max_new_tokens
+        for (prompt_id, prompt_ids), _ in asked:
+            check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
+        counts = [len(indices) for _, indices in asked]
+        n, steps = sum(counts), self.sampling.max_new_tokens
         device = self.model.device
-        uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(device)
+        streams = [token_uniforms(self.sampling, prompt.prompt_id, indices) for prompt, indices in asked]
+        uniforms = torch.from_numpy(np.concatenate(streams)).to(device)
         tokens = torch.full((n, steps), self.eos, device=device)
         lengths = torch.full((n,), steps, device=device)
         logprobs = torch.zeros(n, dtype=torch.float64, device=device)
         rows = torch.arange(n, device=device)  # the response that each row of the batch belongs to
         done = torch.zeros(n, dtype=torch.bool, device=device)
         with torch.no_grad():
-            logits, prefix = prefill(self.model, prompt_ids)
-            cache = _SharedPrefixCache(_layers(prefix))
-            logits = logits.expand(n, -1)
+            after, prefixes = zip(*(prefill(self.model, prompt.token_ids) for prompt, _ in asked), strict=True)
+            cache = _SharedPrefixCache(list(map(_layers, prefixes)), counts)
+            logits = torch.cat([one.expand(count, -1) for one, count in zip(after, counts, strict=True)])
             with _attention(self.model, _register()):
                 for step in range(steps):
                     picked, logprob = pick_tokens(logits, uniforms[rows, step], self.sampling)
@@ -78,7 +91,9 @@ class SharedPrefixEngine:
                         rows, done, picked = rows[keep], done[keep], picked[keep]
                         cache.keep(keep)
                     logits = _decode(self.model, picked, cache)
-        return as_responses(tokens, lengths, logprobs, self.tokenizer)
+        drawn = as_responses(tokens, lengths, logprobs, self.tokenizer)
+        ends = list(accumulate(counts, initial=0))
+        return [drawn[begin:end] for begin, end in pairwise(ends)]
 
 
 Layers = list[tuple["Tensor", "Tensor"]]
@@ -86,15 +101,17 @@ Layers = list[tuple["Tensor", "Tensor"]]
 
 
 class _SharedPrefixCache:
-    """The KV cache: keys and values of the prompt once for all rows, and blocks for the rows' own tokens.
+    """The KV cache: keys and values of each prompt once for all of its rows, and blocks for the rows' own tokens.
+
+    The rows of a prompt follow each other, so many as ``counts`` says.
 
     Whole blocks are read, unused positions included: on a CPU that is 2-3 times faster than slices of one large buffer.
     Models call only ``update`` and ``get_seq_length`` of a cache.
     """
 
-    def __init__(self, prefix: Layers) -> None:
-        self.prefix = prefix  # per layer; 1 × KV heads × P × width
-        self.suffix: list[Layers] = [[] for _ in prefix]  # per layer and block; rows × KV heads × BLOCK × width
+    def __init__(self, prefixes: list[Layers], counts: list[int]) -> None:
+        self.prefixes, self.counts = prefixes, counts  # per prompt and layer; 1 × KV heads × P × width
+        self.suffix: list[Layers] = [[] for _ in prefixes[0]]  # per layer and block; rows × KV heads × BLOCK × width
         self.length = 0  # number of own tokens per row
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -107,17 +124,26 @@ class _SharedPrefixCache:
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens before the one being computed."""
-        return int(self.prefix[0][0].shape[2]) + self.length
+        """Return the number of tokens before the one being computed, of the longest row."""
+        return max(self.prefix_lengths) + self.length
+
+    @property
+    def prefix_lengths(self) -> list[int]:
+        """The number of tokens of each prompt."""
+        return [int(layers[0][0].shape[2]) for layers in self.prefixes]
 
     def layers_of(self, part: slice) -> _SharedPrefixCache:
         """Return some layers as a cache of their own, for one of the models of a guided policy."""
-        found = _SharedPrefixCache(self.prefix[part])
+        found = _SharedPrefixCache([layers[part] for layers in self.prefixes], self.counts)
         found.suffix, found.length = self.suffix[part], self.length
         return found
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows only."""
+        """Keep these rows only, in their order."""
+        prompt_of = [prompt for prompt, count in enumerate(self.counts) for _ in range(count)]
+        kept = Counter(prompt_of[row] for row in rows.tolist())
+        self.prefixes = [self.prefixes[prompt] for prompt in kept]
+        self.counts = list(kept.values())
         self.suffix = [[(keys[rows], values[rows]) for keys, values in blocks] for blocks in self.suffix]
 
 
@@ -142,7 +168,8 @@ def _layers(cache: Any) -> Layers:
 
 def _decode(model: Any, tokens: Tensor, cache: _SharedPrefixCache) -> Tensor:
     """Append a token to each row and return the logits after it (rows × V)."""
-    positions = tokens.new_full((1, 1), cache.get_seq_length())
+    lengths = tokens.new_tensor(cache.prefix_lengths).repeat_interleave(tokens.new_tensor(cache.counts))
+    positions = lengths[:, None] + cache.length
     out = model(
         input_ids=tokens[:, None],
         position_ids=positions,
@@ -167,28 +194,34 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from one token per row (rows × heads × 1 × width) to the shared prefix and to the row's own tokens."""
+    """Attend from one token per row (rows × heads × 1 × width) to the row's prompt and to its own tokens."""
     import torch
+    from torch.nn.functional import pad
 
     check_plain(kwargs)
-    prefix_keys, prefix_values = (tensor[0] for tensor in shared_prefix.prefix[module.layer_idx])
+    prefixes = [layers[module.layer_idx] for layers in shared_prefix.prefixes]
+    counts, longest = shared_prefix.counts, max(shared_prefix.prefix_lengths)
     blocks = shared_prefix.suffix[module.layer_idx]
     n, kv_heads, _, width = key.shape
     query = query.reshape(n, kv_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
-    group, prefix_length = query.shape[2], prefix_keys.shape[1]
+    group = query.shape[2]
 
-    def by_head(rows: Tensor) -> Tensor:  # one matrix product per head for all rows, which makes the engine fast
-        return rows.transpose(0, 1).reshape(kv_heads, n * group, -1)
+    def by_prompt(rows: Tensor, of_prompts: Iterable[Tensor]) -> list[Tensor]:
+        """Return the product of each prompt's rows, one per head for all of them, which makes the engine fast."""
+        found = []
+        for some, of_prompt in zip(torch.split(rows, counts), of_prompts, strict=True):
+            heads = some[..., : of_prompt.shape[1]].transpose(0, 1).reshape(kv_heads, len(some) * group, -1)
+            found.append((heads @ of_prompt).view(kv_heads, len(some), group, -1).transpose(0, 1))
+        return found
 
-    def by_row(heads: Tensor) -> Tensor:
-        return heads.view(kv_heads, n, group, -1).transpose(0, 1)
-
-    prefix_scores = by_row(by_head(query) @ prefix_keys.mT)
-    scores = torch.cat((prefix_scores, *(query @ keys.mT for keys, _ in blocks)), dim=-1)
-    scores[..., prefix_length + shared_prefix.length + 1 :] = -torch.inf  # mask the unused positions of the last block
+    to_prompts = by_prompt(query, (keys[0].mT for keys, _ in prefixes))
+    if len(prefixes) > 1:
+        to_prompts = [pad(some, (0, longest - some.shape[-1]), value=-torch.inf) for some in to_prompts]
+    scores = torch.cat((torch.cat(to_prompts), *(query @ keys.mT for keys, _ in blocks)), dim=-1)
+    scores[..., longest + shared_prefix.length + 1 :] = -torch.inf  # mask the unused positions of the last block
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    to_prefix, *to_blocks = torch.split(weights, [prefix_length] + [SUFFIX_BLOCK] * len(blocks), dim=-1)
-    out = by_row(by_head(to_prefix) @ prefix_values)
+    to_prefix, *to_blocks = torch.split(weights, [longest] + [SUFFIX_BLOCK] * len(blocks), dim=-1)
+    out = torch.cat(by_prompt(to_prefix, (values[0] for _, values in prefixes)))
     for to_block, (_, values) in zip(to_blocks, blocks, strict=True):
         out = out + to_block @ values
     return out.reshape(n, 1, kv_heads * group, -1), None
@@ -197,7 +230,7 @@ def _attend(
 def _register() -> str:
     """Make `_attend` known to transformers and return its name.
 
-    No mask function is registered with it, so models build no mask; none is needed, as all rows are equally long.
+    No mask function is registered with it, so models build no mask; `_attend` knows how long each prompt is.
     """
     from transformers import AttentionInterface
 
@@ -229,7 +262,7 @@ def _check_shares_prefix(model: Any) -> None:
         with torch.no_grad():
             expected = model(input_ids=ids[None], use_cache=False).logits[0, -2:].float()
             _, prefix = prefill(model, ids[:3].tolist())
-            cache = _SharedPrefixCache(_layers(prefix))
+            cache = _SharedPrefixCache([_layers(prefix)], [2])
             with _attention(model, _register()):
                 found = torch.stack([_decode(model, token.expand(2), cache)[1] for token in ids[3:]]).float()
     except Exception as error:  # a model without the attention interface can raise any exception

@@ -28,7 +28,7 @@ from infalign.runs.stages import benchmarks
 from infalign.runs.trackers import track
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
-from infalign.sampling.rollouts import Drawn, find_rollouts
+from infalign.sampling.rollouts import Drawn, find_rollouts, prompts_together
 from infalign.sequences import Lazy, token_lists_on_disk
 from infalign.storage import read_table, write_table
 from infalign.training.solvers.base import Solver
@@ -205,10 +205,10 @@ def score_samples(
 
 def draw_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
     """Yield the draws of a model."""
-    count, rollout = of.prompts(prompts, split), run.recipe.rollout
+    count, rollout, k = of.prompts(prompts, split), run.recipe.rollout, run.recipe.evaluate.samples
+    together, served = prompts_together(k), not rollout.engine.own_models
     for network in run.networks(name):
-        served = not rollout.engine.own_models
-        yield Draw(network, count, run.recipe.evaluate.samples, of.prompt, of.drawn, rollout.max_new_tokens, served)
+        yield Draw(network, count, k, of.prompt, of.drawn, rollout.max_new_tokens, together, served)
 
 
 def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:

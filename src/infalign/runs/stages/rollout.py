@@ -10,6 +10,7 @@ from infalign.runs.passes import Draw, Pass, Texts
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far
+from infalign.sampling.rollouts import prompts_together
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -35,9 +36,8 @@ def rollout_passes(run: Run, texts: Texts) -> Iterator[Pass]:
     """Yield the draws of one part."""
     rollout, parts = run.recipe.rollout, len(run.rollout_parts)
     prompts = texts.prompts(rollout.prompts, "train") / parts
-    policy = run.architecture("policy")
-    served = not rollout.engine.own_models
-    yield Draw(policy, prompts, rollout.k, texts.prompt, texts.drawn, rollout.max_new_tokens, served)
+    policy, together, served = run.architecture("policy"), prompts_together(rollout.k), not rollout.engine.own_models
+    yield Draw(policy, prompts, rollout.k, texts.prompt, texts.drawn, rollout.max_new_tokens, together, served)
 
 
 def draw_rollouts(
