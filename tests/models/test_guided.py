@@ -140,6 +140,27 @@ def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, form: str, tmp_p
 
 
 @FORMS
+def test_the_kl_of_a_guide_takes_one_pass_through_the_reference(
+    folder: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All estimates are those of two models that know nothing of each other, also at another temperature."""
+    model, reference, _ = policy(folder, form, strength=0.5)
+    assert model.is_beside(reference)
+    texts = [PROMPT, PROMPT[:2]], [[9, 10, 11], [12]]
+    for shape in ({}, {"temperature": 0.7, "top_p": 1.0}):
+        found = []
+        for beside in (True, False):
+            monkeypatch.setattr(GuidedForCausalLM, "is_beside", lambda self, other, beside=beside: beside)
+            found.append(rao_blackwell_kl(model, reference, *texts, pad_id=0, batch_tokens=100, **shape))
+        for name in ("rao_blackwell", "k1", "k3"):
+            assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), rel=1e-4, abs=1e-5), name
+    monkeypatch.undo()
+    with torch.no_grad():
+        reference.get_output_embeddings().weight[3, 3] += 1.0
+    assert not model.is_beside(reference)
+
+
+@FORMS
 def test_a_saved_guide_is_drawn_from_in_half_precision(folder: Path, form: str, tmp_path: Path) -> None:
     """All of it is loaded as `compute.dtype` says, up to rounding the same policy, and both samplers take it."""
     model, _, tokenizer = policy(folder, form, strength=0.5)

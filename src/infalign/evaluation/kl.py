@@ -65,6 +65,7 @@ def rao_blackwell_kl(
     Raises DataError if the two lists differ in length, a prompt is empty or the completions were not drawn in this way,
     ConfigError as `kl_from_logits`.
     """
+    from infalign.models.guided import GuidedForCausalLM
     from infalign.models.packed import packed_batches, packing, packs
 
     rao_blackwell, k1, k3 = np.empty((3, len(prompt_ids)))
@@ -79,12 +80,18 @@ def rao_blackwell_kl(
 
     with evaluating(policy), evaluating(reference):
         if packs(policy) and packs(reference):
+            beside = isinstance(policy, GuidedForCausalLM) and policy.is_beside(reference)
             with packing(policy), packing(reference):
                 for part, packed in packed_batches(prompt_ids, completion_ids, batch_tokens, policy):
-                    own, base = (packed.logits_in_parts(model) for model in (policy, reference))
+                    if beside:  # one pass through the reference, and one log-ratio for each of its classes of tokens
+                        packed = policy.read_once(packed, classes=temperature == 1 == top_p)
+                        base = policy.unguided_logits(packed)
+                    else:
+                        base = packed.logits_in_parts(reference)
+                    own = packed.logits_in_parts(policy)
                     terms = np.empty((3, len(packed.targets)))
                     for (where, p), (_, q) in zip(own.parts(), base.parts(), strict=True):
-                        targets = packed.targets[where, None]  # every token is a sequence of its own here
+                        targets = packed.drawn[where, None]  # every token is a sequence of its own here
                         kl = kl_from_logits(p[:, None], q[:, None], targets, temperature=temperature, top_p=top_p)
                         terms[:, where] = kl.rao_blackwell, kl.k1, kl.k3
                     of, many = packed.response_of.cpu().numpy(), len(packed.lengths)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from infalign.models.likely import Likely, products
 from infalign.models.packed import Packed
+from infalign.models.vocabulary import Logits
 
 
 class GuidedConfig(PreTrainedConfig):
@@ -252,19 +254,38 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             return found.last_hidden_state, None
         return found.last_hidden_state, read_states(found, self.config.reads)
 
-    def unguided_logits(self, batch: Packed) -> Tensor:
-        """Return the reference's logits that predict each token of the responses, (T, V); inside `packing`.
+    def unguided_logits(self, batch: Packed) -> Logits:
+        """Return the reference's logits that predict each token of the responses; inside `packing`.
 
         A batch that brings the reference's likely tokens gets those of their classes.
         """
         if (likely := self._brought(batch)) is not None:
-            return likely.logprobs
+            return Logits(likely.logprobs, None)
         if batch.states is not None:
             last = batch.states[batch.before, -self.config.hidden_size :].to(self.head.weight.dtype)
-            found: Tensor = self.reference.get_output_embeddings()(last)
-            return found
+            return Logits(last, self.reference.get_output_embeddings())
         with self.unguided():
-            return batch.logits(self.reference)
+            return batch.logits_in_parts(self.reference)
+
+    @torch.no_grad()
+    def read_once(self, batch: Packed, *, classes: bool = True) -> Packed:
+        """Return a batch that brings what this policy and its reference need of a pass through the reference.
+
+        If this tells likely tokens apart, with ``classes`` of tokens instead of logits of all; inside `packing`.
+        """
+        asked = {"input_ids": batch.tokens[None], "position_ids": batch.positions, "use_cache": False}
+        with self.unguided():
+            last, states = self._of_reference(None, packed=batch, **asked)
+        batch = replace(batch, states=(last if states is None else states)[0])
+        if self.others is None or not classes:
+            return batch
+        return replace(batch, likely=Likely.of_parts(self.unguided_logits(batch), batch.targets, self.config.likely))
+
+    def is_beside(self, reference: PreTrainedModel) -> bool:
+        """Return whether its reference has the weights of another model."""
+        own, others = self.reference.state_dict(), reference.state_dict()
+        with_adapter = {name.replace(".base_layer", ""): weight for name, weight in own.items() if ".lora_" not in name}
+        return with_adapter.keys() == others.keys() and all(map(torch.equal, with_adapter.values(), others.values()))
 
     def _of_guide(self, cache: Any, states: Tensor | None, *, input_ids: Tensor, **asked: Any) -> Tensor:
         """Return the last hidden states of the guide, from tokens or from the reference's ``states``."""

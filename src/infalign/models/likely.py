@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from infalign.models.vocabulary import Logits
+
 TOKENS = 16  # whose embeddings are gathered at a time, in the processor's cache
 NEVER = -1e4  # nats, in place of −∞: where there are no other tokens
 
@@ -38,6 +40,11 @@ class Likely(NamedTuple):
         among = places.any(-1)
         drawn = torch.where(among, places.byte().argmax(-1), ids.shape[1])
         return cls(ids.int(), torch.cat([likely, others[:, None]], -1), drawn, torch.where(among, 0.0, own - others))
+
+    @classmethod
+    def of_parts(cls, logits: Logits, targets: Tensor, n: int) -> Likely:
+        """Return it for logits that are made in parts."""
+        return cls.joined([cls.of(part, targets[where], n) for where, part in logits.parts()])
 
     @classmethod
     def joined(cls, parts: Sequence[Likely]) -> Likely:

@@ -108,7 +108,7 @@ def _states(
         found = states_of(model, packed, layers)[0]
         if likely:
             last = Logits(found[packed.before, -model.config.hidden_size :], model.get_output_embeddings())
-            said += [Likely.of(logits, packed.targets[where], likely).to("cpu") for where, logits in last.parts()]
+            said.append(Likely.of_parts(last, packed.targets, likely).to("cpu"))
         states = found.cpu()
         first, responded = states.tensor_split([int(packed.prompt_lengths.sum())])
         lengths = packed.prompt_lengths.tolist()

@@ -1,15 +1,17 @@
 """The strength of a guide: π_s ∝ π_ref·e^{s·Q} at a given KL, found on stored rollouts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from infalign.method.calibration import Array
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import evaluating
 from infalign.models.packed import Packed, packed_batches
+from infalign.models.vocabulary import Logits
 
 SCALES = np.geomspace(0.25, 4.0, 13)  # between which the KL is interpolated, in steps of 26 %
 SMALLEST = 1e-12  # nats
@@ -34,6 +36,14 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
     return factor, reached
 
 
+def _few(logits: Logits) -> Iterator[tuple[slice, Tensor]]:
+    """Yield a few tokens after the other: where they are, and their log-probabilities (t, V)."""
+    for where, part in logits.parts():
+        for start in range(0, len(part), TOKENS):
+            some = part[start : start + TOKENS].log_softmax(-1)
+            yield slice(where.start + start, where.start + start + len(some)), some
+
+
 def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
     """Return an unbiased estimate of KL(π_s ‖ π_ref) from each rollout of the reference, for all scales: (R, S).
 
@@ -41,10 +51,8 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
     """
     kl, drawn = torch.empty(2, len(SCALES), len(batch.targets), device=batch.targets.device)
     with evaluating(model):
-        whole = model.unguided_logits(batch), batch.logits(model)
-        for start in range(0, len(batch.targets), TOKENS):
-            where = slice(start, start + TOKENS)
-            reference, guided = (logits[where].float().log_softmax(-1) for logits in whole)
+        both = (_few(logits) for logits in (model.unguided_logits(batch), batch.logits_in_parts(model)))
+        for (where, reference), (_, guided) in zip(*both, strict=True):
             guide, targets = guided.sub_(reference), batch.drawn[where, None]
             for place, scale in enumerate(SCALES):
                 tilted = torch.add(reference, guide, alpha=scale)

@@ -31,7 +31,7 @@ from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_fa
 from infalign.sampling.rollouts import Drawn, find_rollouts, prompts_together
 from infalign.sequences import Lazy, token_lists_on_disk
 from infalign.storage import read_table, write_table
-from infalign.training.solvers.base import Solver
+from infalign.training.solvers.base import Offline, Solver
 
 BATCH_TOKENS = 16384  # tokens per forward pass
 
@@ -212,8 +212,10 @@ def draw_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Ite
 
 
 def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
-    """Yield the passes of a policy and of the reference over its samples."""
-    for network in (*run.networks(name), run.architecture("policy")):
+    """Yield the passes of a policy and of the reference over its samples; one beside the reference shares that pass."""
+    policy = run.recipe.policies[name]
+    guided = isinstance(policy, Offline) and policy.guide is not None
+    for network in (*run.networks(name), *(() if guided else [run.architecture("policy")])):
         count = of.prompts(prompts, split)
         yield Read(network, count, run.recipe.evaluate.samples, of.prompt, of.drawn, vocabulary=True)
 
