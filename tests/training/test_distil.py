@@ -50,6 +50,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
         "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
         "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
+        "tokens": plain | {"guide": {"side": small}, "loss": "tokens"},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
@@ -64,20 +65,20 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last"))
     assert (tmp_path / "run" / "models" / "last-student" / "adapter").is_dir()
     own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
-    assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True)}
+    assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True), "tokens": (True, True)}
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
     assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-likely-40", "below-1") for part in range(4)]
-    drawn = [
-        logprob
-        for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))
-        for logprob in read_table(path, ["logprob"])["logprob"].to_pylist()
-    ]
+    tables = [read_table(path) for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))]
+    drawn = [logprob for table in tables for logprob in table["logprob"].to_pylist()]
     for name in ("1-likely-40-bf16", "tokens-bf16"):
         rounded = read_table(tmp_path / "run" / "logprobs" / f"{name}.parquet", ["logprob"])["logprob"].to_pylist()
         assert rounded != drawn
         assert rounded == pytest.approx(drawn, abs=0.5)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
+    assert results["tokens"]["method"].endswith("(qrpo guided tokens)")
+    read = read_table(tmp_path / "run" / "readings" / "1-likely-40.parquet", ["read"])["read"]
+    assert list(map(len, read.to_pylist())) == [len(ids) for table in tables for ids in table["token_ids"].to_pylist()]
     for same in ("transform", "kl_budget", "beta"):
         assert results["student"][same] == results["aware"][same]
     again = micro.infalign("run", tmp_path / "recipe.yaml", "--set", "policies.aware.kl_budget=0.9", "--dry-run")

@@ -61,6 +61,10 @@ class Layout:
         """Return the table of the reference's log-probabilities of the rollouts, as a training computes them."""
         return self.root / "logprobs" / f"{which}.parquet"
 
+    def readings(self, which: str) -> Path:
+        """Return the table of what some states tell of the rollouts' ranks after each token."""
+        return self.root / "readings" / f"{which}.parquet"
+
     @property
     def judged(self) -> Path:
         """Some rollouts with reward and judge_reward; the folder ``judged`` next to it has the judge's shards."""

@@ -46,6 +46,12 @@ class StoredRollouts:
             [stored_states(*self.texts(part), folder, likely=which.likely > 0) for part, folder in enumerate(folders)]
         )
 
+    def readings(self, which: States) -> Sequence[Array]:
+        """Return what its states tell of each rollout's rank after each token, and how well: (tokens, 2)."""
+        table = read_table(self.layout.readings(str(which)), ["read", "rho"])
+        read, rho = table["read"].combine_chunks(), table["rho"].combine_chunks()
+        return Lazy(len(table), lambda i: np.stack([read[i].values.to_numpy(), rho[i].values.to_numpy()], axis=1))
+
     def rewards(self, part: int) -> Array:
         """Return the rewards of one part, prompts × K."""
         rewards: Array = read_table(self.layout.scores(part), ["reward"])["reward"].to_numpy()

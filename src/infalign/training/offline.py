@@ -22,17 +22,19 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 
 from infalign.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.method.values import token_targets
 from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.likely import Likely
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.settings import Fit
-from infalign.models.vocabulary import kl_from
+from infalign.models.vocabulary import kl_from, logprob_of
 from infalign.progress import OnProgress
+from infalign.sequences import Lazy
 from infalign.training.common import Job, arguments, fit_and_save, lora
 from infalign.training.scale import scale_to_kl
-from infalign.training.solvers.base import OFF, Objective
+from infalign.training.solvers.base import OFF, Objective, Valued
 
 VALIDATED = {
     "eval_strategy": "steps",
@@ -73,14 +75,21 @@ def fit_offline(
     the last row of the log has ``overfitted``, and the progress report says so: by this measure the reference is better
     than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if given, on rollouts of
     the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``). With a
-    ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only.
+    ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only. Of rollouts
+    with ``read``, what is read of the rank after each token (`training.readings`), a guide learns what each token adds
+    to the target: the loss is Σ_t of its squared distance from log π/π_ref of the token.
     """
+    by_token = teacher is None and "read" in rollouts[0]
+    if by_token:
+        assert isinstance(objective, Valued)
+        rollouts = _credited(objective, rollouts)
     training, evaluation, unseen = _rows(objective, rollouts, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
     if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which neither a guide nor distillation can use")
     config = lora(fit, TaskType.CAUSAL_LM, model.config)
-    trainer = (_ToTargets if teacher is None else _ToTeacher)(
+    kind = _ToTokens if by_token else _ToTargets if teacher is None else _ToTeacher
+    trainer = kind(
         objective.loss if teacher is None else teacher,
         model=get_peft_model(model, config) if config else model,
         args=TrainingArguments(**arguments(fit, job) | VALIDATED),
@@ -136,6 +145,20 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
         groups.append(_Group(first, rewards))
         first += len(rewards)
     return groups
+
+
+def _credited(objective: Valued, rollouts: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return rollouts with the target of each of their tokens."""
+    of_prompts = [objective.targets(group.rewards) for group in _by_prompt(rollouts)]
+    place = [(prompt, i) for prompt, targets_K in enumerate(of_prompts) for i in range(targets_K.size)]
+
+    def of(row: int) -> dict[str, Any]:
+        prompt, i = place[row]
+        read_L, rho_L = rollouts[row]["read"].T
+        targets = token_targets(read_L, rho_L, of_prompts[prompt], of_prompts[prompt][i])
+        return rollouts[row] | {"targets": torch.tensor(targets, dtype=torch.float32)}
+
+    return Lazy(len(rollouts), of)
 
 
 def _rows(
@@ -197,6 +220,18 @@ class _ToTargets(_Offline):
         return (loss, {"log_ratio": h_BM}) if return_outputs else loss
 
 
+class _ToTokens(_Offline):
+    """Training of a guide by a target for each token."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        packed, guided = _unpacked(inputs["batch"]), self.accelerator.unwrap_model(model)
+        with torch.no_grad():
+            reference = guided.unguided_logits(packed).measured(logprob_of(packed.drawn))
+        h_T = packed.logits_in_parts(model).measured(logprob_of(packed.drawn)) - reference
+        squares = packed.sums((h_T - inputs["targets"]).square())
+        return (squares.mean(), {"squares": squares}) if return_outputs else squares.mean()
+
+
 class _ToTeacher(_Offline):
     """Training by the KL from a teacher, exact over the vocabulary at each token."""
 
@@ -217,11 +252,16 @@ class _Collator(ABC):
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
-        return {
-            "number": torch.tensor([example["number"] for example in examples]),
-            "reference": torch.tensor([row["reference_logprob"] for row in rows]),
-            "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
-        } | self.batch(rows)
+        targets = {"targets": torch.cat([row["targets"] for row in rows])} if "targets" in rows[0] else {}
+        return (
+            targets
+            | {
+                "number": torch.tensor([example["number"] for example in examples]),
+                "reference": torch.tensor([row["reference_logprob"] for row in rows]),
+                "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
+            }
+            | self.batch(rows)
+        )
 
     @abstractmethod
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -67,6 +67,9 @@ class Material:
         for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
             if which is not None:
                 rows = _with(rows, name, self.stored.states(which))
+        if policy.by_token:
+            assert policy.states is not None
+            rows = _with(rows, "read", self.stored.readings(policy.states))
         computed = self.logprobs(policy)
         if computed is not None:
             found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"].to_pylist()
@@ -75,7 +78,7 @@ class Material:
 
     def logprobs(self, policy: Solver) -> Logprobs | None:
         """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
-        if not isinstance(policy, Offline) or (self.drawn_as_trained and not policy.fit.bf16):
+        if not isinstance(policy, Offline) or policy.by_token or (self.drawn_as_trained and not policy.fit.bf16):
             return None
         return Logprobs(policy.states, policy.fit.bf16)
 

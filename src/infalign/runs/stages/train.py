@@ -22,7 +22,7 @@ from infalign.runs.passes import Architecture, Aside, Draw, Last, Pass, Read, Te
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
-from infalign.runs.stages import judged, logprobs, states
+from infalign.runs.stages import judged, logprobs, readings, states
 from infalign.runs.stages.material import Material
 from infalign.runs.units import Unit
 from infalign.sequences import Lazy
@@ -39,6 +39,7 @@ def units(run: Run) -> Iterator[Unit]:
     """Yield the training of each policy, after the states that their guides read."""
     recipe = run.recipe
     yield from states.units(run)
+    yield from readings.units(run)
     yield from logprobs.units(run)
     material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
@@ -55,6 +56,7 @@ def units(run: Run) -> Iterator[Unit]:
                 *judged.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
                 *logprobs.inputs(run, policy),
+                *readings.inputs(run, policy),
             ),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,

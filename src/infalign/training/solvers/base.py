@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -210,6 +210,11 @@ class Solver(Kind):
         """The states of the reference that its teacher reads, or None."""
         return None
 
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has a target of its own, by what the states tell of the rank."""
+        return False
+
     def meet(self, policies: Mapping[str, Solver]) -> None:
         """Learn of the recipe's policies. Raises ValueError if one that it builds on is not there."""
         return
@@ -346,6 +351,14 @@ class Objective(Protocol):
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
+
+
+@runtime_checkable
+class Valued(Objective, Protocol):
+    """An objective that knows T = log π*/π_ref of each rollout."""
+
+    def targets(self, rewards_K: Array) -> Array:
+        """Return the T of each rollout of a prompt, (K,)."""
 
 
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from

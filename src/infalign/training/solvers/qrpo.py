@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from infalign.display import COLOURS
 from infalign.method.calibration import Array
@@ -44,7 +44,7 @@ def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return 2.0 * (h.exp() - target.exp() * (1.0 + h - target)) / (1.0 + target.exp())
 
 
-LOSSES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep}
+LOSSES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep, "tokens": squared}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,14 @@ class QRPO:
     beta: float
     divergence: Divergence = logistic
 
+    def targets(self, rewards_K: Array) -> Array:
+        """Return the T of each rollout of a prompt, (K,)."""
+        found: Array = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
+        return found
+
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return K rollouts with their targets."""
-        targets_K = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
+        targets_K = self.targets(rewards_K)
         rows_K = systematic(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
@@ -103,9 +108,22 @@ class Settings(Shaped, Offline):
     colour: ClassVar[str] = COLOURS[1]
 
     solver: Literal["qrpo"] = "qrpo"
-    loss: Literal["squared", "logistic", "kliep"] = Field(
-        "logistic", description="how log π/π_ref is fitted; all three have the same optimum"
+    loss: Literal["squared", "logistic", "kliep", "tokens"] = Field(
+        "logistic",
+        description="how log π/π_ref is fitted; all have the same optimum. tokens: each token has a target, by what "
+        "the reference's states tell of the rank before and after it; for a guide on stored states",
     )
+
+    @model_validator(mode="after")
+    def _has_states(self) -> Settings:
+        if self.by_token and (self.states is None or self.guide is None):
+            raise ValueError("loss: tokens is for a guide on stored states: add guide: {side: {}}")
+        return self
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has a target of its own."""
+        return self.loss == "tokens"
 
     @property
     def _said(self) -> str:

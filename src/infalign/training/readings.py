@@ -1,0 +1,110 @@
+"""How a response's rank is read from a network's states while it is being written: cross-fitted ridge regression.
+
+The regressors after t of at most L tokens are Σ_{s≤t} state_s / L and (1 − t/L)·state_t: what is written, and what is
+to come. A reward that is linear in the mean of such states is read exactly at the end.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import ndtri
+
+from infalign.errors import DataError
+from infalign.method.calibration import Array, calibrate
+from infalign.progress import OnProgress
+
+FOLDS = 4
+PENALTIES = (0.1, 0.3, 1.0, 3.0)  # of a standardised regressor, as parts of the number of tokens
+TOKENS = 2**18  # that the regression is fitted to at most
+FEWEST = 256  # responses that ρ is measured on; it is taken to stay what it was where fewer are as long
+LEAST, MOST = 0.01, 0.99  # ρ
+
+StatesOf = Callable[[int], Sequence[Array]]
+"""The states (tokens, F) of the K rollouts of a prompt, given its number."""
+
+
+def read_on_the_way(states_of: StatesOf, rewards_PK: Array, *, seed: int, on_progress: OnProgress) -> list[list[Array]]:
+    """Return what is read of each response's rank after each of its tokens: (tokens, 2) for K responses of P prompts.
+
+    That is a standard normal reading and its correlation ρ with the normal score of the rank, within prompts. What is
+    read of a prompt is fitted to those of other folds. Raises DataError for too few prompts.
+    """
+    prompts, k = rewards_PK.shape
+    if prompts < 2 * FOLDS:
+        raise DataError(f"reading ranks needs at least {2 * FOLDS} prompts, found {prompts}")
+    scores = ndtri(calibrate(rewards_PK, np.sort(rewards_PK, axis=1)))
+    scores -= scores.mean(axis=1, keepdims=True)
+    fold = np.random.default_rng(seed).permutation(prompts) % FOLDS
+    lengths = np.array([[len(states) for states in states_of(prompt)] for prompt in range(prompts)])
+    longest = int(lengths.max())
+    stride = -(-int(lengths.sum()) // TOKENS)
+
+    def regressors(prompt: int) -> Iterator[tuple[Array, Array]]:
+        """Yield regressors (K, F′) after each token, and whether each response is so long, (K,)."""
+        given = states_of(prompt)
+        width = given[0].shape[1]
+        padded = np.zeros((k, longest, width), np.float32)
+        for place, states in enumerate(given):
+            padded[place, : len(states)] = states
+        written = padded.cumsum(axis=1) / longest
+        for t in range(longest):
+            alive = lengths[prompt] > t
+            if alive.any():
+                to_come = padded[:, t] * (1.0 - (t + 1) / longest)
+                both = np.concatenate([written[:, t], to_come], axis=1)
+                yield both - both.mean(axis=0), alive
+
+    gram: list[Array] = []
+    moment: list[Array] = []
+    rows = np.zeros(FOLDS)
+    for prompt in range(prompts):
+        found = [pair for t, pair in enumerate(regressors(prompt)) if t % stride == prompt % stride]
+        x = np.concatenate([both[alive] for both, alive in found])
+        y = np.concatenate([scores[prompt, alive] for _, alive in found]).astype(np.float32)
+        if not gram:
+            gram = [np.zeros((x.shape[1],) * 2, np.float32) for _ in range(FOLDS)]
+            moment = [np.zeros(x.shape[1], np.float32) for _ in range(FOLDS)]
+        gram[fold[prompt]] += x.T @ x
+        moment[fold[prompt]] += x.T @ y
+        rows[fold[prompt]] += len(y)
+        on_progress(prompt + 1, 2 * prompts, "ranks on the way")
+    weights = [_fitted(gram, moment, rows, out) for out in range(FOLDS)]  # (penalties, F′) each
+    read = np.full((len(PENALTIES), prompts, k, longest), np.nan, np.float32)
+    for prompt in range(prompts):
+        for t, (both, alive) in enumerate(regressors(prompt)):
+            read[:, prompt, alive, t] = weights[fold[prompt]] @ both[alive].T
+        on_progress(prompts + prompt + 1, 2 * prompts, "ranks on the way")
+    rhos = np.stack([_correlations(one.astype(float), scores) for one in read])
+    best = int(rhos.mean(axis=1).argmax())
+    chosen, rho = read[best], rhos[best]
+    chosen /= np.nanstd(chosen, axis=(0, 1)) + 1e-12
+    return [
+        [np.stack([chosen[p, i, :length], rho[:length]], axis=1) for i, length in enumerate(lengths[p])]
+        for p in range(prompts)
+    ]
+
+
+def _fitted(gram: list[Array], moment: list[Array], rows: Array, out: int) -> Array:
+    """Return the weights for each penalty, (penalties, F′), by all folds but one."""
+    rest = [fold for fold in range(FOLDS) if fold != out]
+    whole: Array = np.sum([gram[fold] for fold in rest], axis=0)
+    target: Array = np.sum([moment[fold] for fold in rest], axis=0)
+    count = float(rows[rest].sum())
+    scale = np.sqrt(np.diag(whole) / count) + 1e-6
+    whole, target = whole / scale[:, None] / scale, target / scale
+    ridge = count * np.eye(len(scale), dtype=np.float32)
+    return np.stack([cho_solve(cho_factor(whole + penalty * ridge), target) / scale for penalty in PENALTIES])
+
+
+def _correlations(read_PKL: Array, scores_PK: Array) -> Array:
+    """Return ρ within prompts after each token, (L,)."""
+    found, last = np.empty(read_PKL.shape[2]), LEAST
+    for t in range(read_PKL.shape[2]):
+        alive = ~np.isnan(read_PKL[:, :, t])
+        if alive.sum() >= FEWEST or t == 0:
+            read, scores = read_PKL[:, :, t][alive], scores_PK[alive]
+            norm = float(np.linalg.norm(read) * np.linalg.norm(scores))
+            last = min(max(float(read @ scores) / max(norm, 1e-12), LEAST), MOST)
+        found[t] = last
+    return found

@@ -1,0 +1,59 @@
+"""What is read of a rank on the way: known exactly where the law is, and never from the prompt itself."""
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from infalign.errors import DataError
+from infalign.method.calibration import calibrate
+from infalign.training.readings import read_on_the_way
+
+
+def silent(*_: object) -> None:
+    """Report no progress."""
+
+
+def world(prompts: int, k: int, tokens: int, *, noise: float) -> tuple[list[list[np.ndarray]], np.ndarray]:
+    """Return states of three numbers a token, and rewards: the sum of the first, and noise that no state tells of."""
+    rng = np.random.default_rng(0)
+    states = [[rng.standard_normal((tokens, 3)).astype(np.float32) for _ in range(k)] for _ in range(prompts)]
+    told = np.array([[one[:, 0].sum() for one in of_prompt] for of_prompt in states])
+    return states, told + rng.normal(0, noise * np.sqrt(tokens), told.shape)
+
+
+def test_correlations_are_those_of_a_world_that_is_known() -> None:
+    """After t of L independent tokens a Gaussian sum is known with a correlation of √(t/L), less what is noise."""
+    states, rewards = world(200, 16, 8, noise=0.5)
+    read = read_on_the_way(lambda prompt: states[prompt], rewards, seed=0, on_progress=silent)
+    rho = read[0][0][:, 1]
+    assert rho == pytest.approx(np.sqrt(np.arange(1, 9) / 8 / 1.25), abs=0.05)
+    scores = ndtri(calibrate(rewards, np.sort(rewards, axis=1)))
+    last = np.array([[one[-1, 0] for one in of_prompt] for of_prompt in read])
+    assert np.corrcoef(last.ravel(), scores.ravel())[0, 1] == pytest.approx(rho[-1], abs=0.02)
+    assert np.std(last) == pytest.approx(1.0)
+
+
+def test_nothing_is_read_of_rewards_that_states_do_not_tell_of() -> None:
+    """Regressors outnumber prompts, and yet no prompt's own rewards are in what is read of it."""
+    states, _ = world(40, 8, 4, noise=0.0)
+    rewards = np.random.default_rng(1).standard_normal((40, 8))
+    read = read_on_the_way(lambda prompt: states[prompt], rewards, seed=0, on_progress=silent)
+    assert max(abs(one[:, 1]).max() for of_prompt in read for one in of_prompt) < 0.15
+
+
+def test_responses_end_at_different_lengths() -> None:
+    """Each has a row a token; where too few are as long, ρ is what it was."""
+    states, rewards = world(60, 8, 6, noise=0.5)
+    states = [[one[: 1 + (p + i) % 6] for i, one in enumerate(of_prompt)] for p, of_prompt in enumerate(states)]
+    read = read_on_the_way(lambda prompt: states[prompt], rewards, seed=0, on_progress=silent)
+    assert [[len(one) for one in row] for row in read] == [[len(one) for one in row] for row in states]
+    assert all(np.isfinite(one).all() for row in read for one in row)
+    longest = max((one for row in read for one in row), key=len)
+    assert longest[4, 1] == longest[5, 1]
+
+
+def test_too_few_prompts_are_refused() -> None:
+    """Folds need two prompts each."""
+    states, rewards = world(7, 4, 3, noise=0.1)
+    with pytest.raises(DataError, match="needs at least 8 prompts, found 7"):
+        read_on_the_way(lambda prompt: states[prompt], rewards, seed=0, on_progress=silent)
