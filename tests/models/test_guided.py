@@ -206,6 +206,8 @@ def test_a_trunk_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) 
     [
         ({"guide": {}, "fit": micro.FIT | {"lora": {"rank": 2}}}, "a guide takes guide.lora: leave fit.lora out"),
         ({"guide": {"trunk": "reward", "lora": {}}}, "an adapter on the reference, found the trunk reward"),
+        ({"loss": "tokens"}, r"loss: tokens is for a guide on stored states: add guide: \{side: \{\}\}"),
+        ({"loss": "tokens", "guide": {"side": {"stored": False}}}, "loss: tokens is for a guide on stored states"),
         ({"guide": {"trunk": "reward", "side": {}}}, "reads the reference's states, found the trunk reward"),
         ({"guide": {"lora": {}, "side": {}}}, r"an adapter \(lora\) or a small network \(side\), not both"),
         ({"guide": {"side": {"hidden": 8, "heads": 3}}}, "hidden 8 is no multiple of twice the 3 heads"),
