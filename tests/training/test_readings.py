@@ -6,6 +6,7 @@ from scipy.special import ndtri
 
 from infalign.errors import DataError
 from infalign.method.calibration import calibrate
+from infalign.training import readings
 from infalign.training.readings import read_on_the_way
 
 
@@ -50,6 +51,16 @@ def test_responses_end_at_different_lengths() -> None:
     assert all(np.isfinite(one).all() for row in read for one in row)
     longest = max((one for row in read for one in row), key=len)
     assert longest[4, 1] == longest[5, 1]
+
+
+def test_of_many_tokens_some_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The regression takes every so manieth token; prompts whose responses are shorter than that are read too."""
+    monkeypatch.setattr(readings, "TOKENS", 1500)
+    states, rewards = world(200, 16, 8, noise=0.5)
+    states[7] = [one[:1] for one in states[7]]
+    read = read_on_the_way(lambda prompt: states[prompt], rewards, seed=0, on_progress=silent)
+    assert read[0][0][:, 1] == pytest.approx(np.sqrt(np.arange(1, 9) / 8 / 1.25), abs=0.06)
+    assert read[7][0].shape == (1, 2)
 
 
 def test_too_few_prompts_are_refused() -> None:

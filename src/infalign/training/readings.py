@@ -5,8 +5,10 @@ to come. A reward that is linear in the mean of such states is read exactly at t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtri
 
@@ -17,6 +19,7 @@ from infalign.progress import OnProgress
 FOLDS = 4
 PENALTIES = (0.1, 0.3, 1.0, 3.0)  # of a standardised regressor, as parts of the number of tokens
 TOKENS = 2**18  # that the regression is fitted to at most
+CHOSEN_BY = 256  # prompts, at most, that the penalty is chosen by
 FEWEST = 256  # responses that ρ is measured on; it is taken to stay what it was where fewer are as long
 LEAST, MOST = 0.01, 0.99  # ρ
 
@@ -55,55 +58,58 @@ def read_on_the_way(states_of: StatesOf, rewards_PK: Array, *, seed: int, on_pro
                 both = np.concatenate([written[:, t], to_come], axis=1)
                 yield both - both.mean(axis=0), alive
 
-    gram: list[Array] = []
-    moment: list[Array] = []
-    rows = np.zeros(FOLDS)
+    width = 2 * states_of(0)[0].shape[1]
+    gram, moment, rows = np.zeros((FOLDS, width, width), np.float32), np.zeros((FOLDS, width)), np.zeros(FOLDS)
     for prompt in range(prompts):
         found = [pair for t, pair in enumerate(regressors(prompt)) if t % stride == prompt % stride]
-        x = np.concatenate([both[alive] for both, alive in found])
-        y = np.concatenate([scores[prompt, alive] for _, alive in found]).astype(np.float32)
-        if not gram:
-            gram = [np.zeros((x.shape[1],) * 2, np.float32) for _ in range(FOLDS)]
-            moment = [np.zeros(x.shape[1], np.float32) for _ in range(FOLDS)]
-        gram[fold[prompt]] += x.T @ x
-        moment[fold[prompt]] += x.T @ y
-        rows[fold[prompt]] += len(y)
+        if found:  # otherwise all its responses are too short
+            x = np.concatenate([both[alive] for both, alive in found])
+            gram[fold[prompt]] += x.T @ x
+            moment[fold[prompt]] += x.T @ np.concatenate([scores[prompt, alive] for _, alive in found])
+            rows[fold[prompt]] += len(x)
         on_progress(prompt + 1, 2 * prompts, "ranks on the way")
     weights = [_fitted(gram, moment, rows, out) for out in range(FOLDS)]  # (penalties, F′) each
-    read = np.full((len(PENALTIES), prompts, k, longest), np.nan, np.float32)
-    for prompt in range(prompts):
+
+    def read_of(prompt: int, penalties: slice) -> NDArray[Any]:
+        """Return what is read of a prompt with some penalties, (penalties, K, longest), NaN after a response's end."""
+        own = weights[fold[prompt]][penalties]
+        found = np.full((own.shape[0], k, longest), np.nan, np.float32)
         for t, (both, alive) in enumerate(regressors(prompt)):
-            read[:, prompt, alive, t] = weights[fold[prompt]] @ both[alive].T
+            found[:, alive, t] = own @ both[alive].T
+        return found
+
+    some = range(0, prompts, -(-prompts // CHOSEN_BY))
+    tried = np.stack([read_of(prompt, slice(None)) for prompt in some], axis=1)
+    best = int(np.argmax([_correlations(one, scores[list(some)]).mean() for one in tried]))
+    read = np.empty((prompts, k, longest), np.float32)
+    for prompt in range(prompts):
+        read[prompt] = read_of(prompt, slice(best, best + 1))[0]
         on_progress(prompts + prompt + 1, 2 * prompts, "ranks on the way")
-    rhos = np.stack([_correlations(one.astype(float), scores) for one in read])
-    best = int(rhos.mean(axis=1).argmax())
-    chosen, rho = read[best], rhos[best]
-    chosen /= np.nanstd(chosen, axis=(0, 1)) + 1e-12
+    rho = _correlations(read, scores)
+    read /= np.nanstd(read, axis=(0, 1)) + 1e-12
     return [
-        [np.stack([chosen[p, i, :length], rho[:length]], axis=1) for i, length in enumerate(lengths[p])]
+        [np.stack([read[p, i, :length], rho[:length]], axis=1) for i, length in enumerate(lengths[p])]
         for p in range(prompts)
     ]
 
 
-def _fitted(gram: list[Array], moment: list[Array], rows: Array, out: int) -> Array:
+def _fitted(gram: NDArray[Any], moment: Array, rows: Array, out: int) -> Array:
     """Return the weights for each penalty, (penalties, F′), by all folds but one."""
     rest = [fold for fold in range(FOLDS) if fold != out]
-    whole: Array = np.sum([gram[fold] for fold in rest], axis=0)
-    target: Array = np.sum([moment[fold] for fold in rest], axis=0)
-    count = float(rows[rest].sum())
+    whole, target, count = gram[rest].sum(axis=0), moment[rest].sum(axis=0), float(rows[rest].sum())
     scale = np.sqrt(np.diag(whole) / count) + 1e-6
     whole, target = whole / scale[:, None] / scale, target / scale
     ridge = count * np.eye(len(scale), dtype=np.float32)
     return np.stack([cho_solve(cho_factor(whole + penalty * ridge), target) / scale for penalty in PENALTIES])
 
 
-def _correlations(read_PKL: Array, scores_PK: Array) -> Array:
+def _correlations(read_PKL: NDArray[Any], scores_PK: Array) -> Array:
     """Return ρ within prompts after each token, (L,)."""
     found, last = np.empty(read_PKL.shape[2]), LEAST
     for t in range(read_PKL.shape[2]):
         alive = ~np.isnan(read_PKL[:, :, t])
         if alive.sum() >= FEWEST or t == 0:
-            read, scores = read_PKL[:, :, t][alive], scores_PK[alive]
+            read, scores = read_PKL[:, :, t][alive].astype(float), scores_PK[alive]
             norm = float(np.linalg.norm(read) * np.linalg.norm(scores))
             last = min(max(float(read @ scores) / max(norm, 1e-12), LEAST), MOST)
         found[t] = last
