@@ -270,9 +270,11 @@ class Probe:
         if not reads:
             return packed
         states = torch.randn(len(packed.tokens), len(reads) * model.config.hidden_size, device=model.device)
+        packed = replace(packed, states=states)
+        if model.config.likely is None:
+            return packed
         said = torch.randn(len(packed.targets), _vocabulary(model), device=model.device)
-        likely = model.config.likely and Likely.of(said, packed.targets, model.config.likely)
-        return replace(packed, states=states, likely=likely)
+        return replace(packed, likely=Likely.of(said, packed.targets, model.config.likely))
 
     def _step_of(
         self, name: Architecture, rows: int, each: int, prompt: int, response: int, adapter: Lora | None, bf16: bool

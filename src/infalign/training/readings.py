@@ -35,7 +35,10 @@ def read_on_the_way(states_of: StatesOf, rewards_PK: Array, *, seed: int, on_pro
     """
     prompts, k = rewards_PK.shape
     if prompts < 2 * FOLDS:
-        raise DataError(f"reading ranks needs at least {2 * FOLDS} prompts, found {prompts}")
+        raise DataError(
+            f"reading ranks needs at least {2 * FOLDS} prompts, found {prompts}; raise rollout.prompts, or leave out "
+            "loss: tokens"
+        )
     scores = ndtri(calibrate(rewards_PK, np.sort(rewards_PK, axis=1)))
     scores -= scores.mean(axis=1, keepdims=True)
     fold = np.random.default_rng(seed).permutation(prompts) % FOLDS
