@@ -79,11 +79,12 @@ def fit_offline(
     with ``read``, what is read of the rank after each token (`training.readings`), a guide learns what each token adds
     to the target: the loss is Σ_t of its squared distance from log π/π_ref of the token.
     """
+    groups = _by_prompt(rollouts)
     by_token = teacher is None and "read" in rollouts[0]
     if by_token:
         assert isinstance(objective, Valued)
-        rollouts = _credited(objective, rollouts)
-    training, evaluation, unseen = _rows(objective, rollouts, fit, job.seed)
+        rollouts = _credited(objective, rollouts, groups)
+    training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
     if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which neither a guide nor distillation can use")
@@ -147,9 +148,11 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
     return groups
 
 
-def _credited(objective: Valued, rollouts: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def _credited(
+    objective: Valued, rollouts: Sequence[dict[str, Any]], groups: Sequence[_Group]
+) -> Sequence[dict[str, Any]]:
     """Return rollouts with the target of each of their tokens."""
-    of_prompts = [objective.targets(group.rewards) for group in _by_prompt(rollouts)]
+    of_prompts = [objective.targets(group.rewards) for group in groups]
     place = [(prompt, i) for prompt, targets_K in enumerate(of_prompts) for i in range(targets_K.size)]
 
     def of(row: int) -> dict[str, Any]:
@@ -162,10 +165,10 @@ def _credited(objective: Valued, rollouts: Sequence[dict[str, Any]]) -> Sequence
 
 
 def _rows(
-    objective: Objective, rollouts: Sequence[dict[str, Any]], fit: Fit, seed: int
+    objective: Objective, rollouts: Sequence[dict[str, Any]], groups: Sequence[_Group], fit: Fit, seed: int
 ) -> tuple[Dataset, Dataset, list[dict[str, Any]]]:
     """Return the examples to train on, some of the held-out prompts, and some rollouts of these."""
-    groups, every = _by_prompt(rollouts), round(1 / HELD_OUT)
+    every = round(1 / HELD_OUT)
     held_out, others = groups[::every], [group for i, group in enumerate(groups) if i % every]
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
