@@ -373,8 +373,8 @@ class Side(Settings):
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
     likely: Count | None = Field(
         None,
-        description="tokens that Q tells apart at each place, the reference's likeliest; all others share one Q, and a "
-        "large vocabulary costs no time in training; default: all",
+        description="tokens that Q tells apart at each place, the reference's likeliest; all others share one Q, so "
+        "that training does not pay for a large vocabulary. none: all tokens",
     )
     stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
 
