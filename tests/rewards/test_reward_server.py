@@ -127,16 +127,16 @@ def test_a_key_that_is_not_set_is_a_config_error(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "read_seconds", "said"),
     [
-        (503, "status 503"),
-        ("reset", "RemoteProtocolError"),
-        ("hang", "ReadTimeout"),
-        ("trickle", "ReadTimeout: the answer began"),
+        (503, 10.0, "status 503"),
+        ("reset", 10.0, "RemoteProtocolError"),
+        ("hang", 1.0, "ReadTimeout"),
+        ("trickle", 1.0, "ReadTimeout: the answer began"),
     ],
 )
 def test_a_server_that_stays_away_stops_the_run_in_bounded_time(
-    server: RewardServer, tokenizer: Any, fault: Any, said: str
+    server: RewardServer, tokenizer: Any, fault: Any, read_seconds: float, said: str
 ) -> None:
     """After the time for retries a PartialError names the rows, their first prompt and what to do."""
     stamina.set_testing(False)
@@ -144,7 +144,9 @@ def test_a_server_that_stays_away_stops_the_run_in_bounded_time(
     with pytest.raises(
         PartialError, match=rf"batch 2.* rows 4 to 7 \(first prompt {prompt_id(ASKED[4])}\).*{said}.*kept"
     ):
-        RemoteReward(server.url, tokenizer, batch=4, in_flight=1, retry_seconds=0.5, read_seconds=0.3)(ASKED, SAID)
+        RemoteReward(server.url, tokenizer, batch=4, in_flight=1, retry_seconds=0.5, read_seconds=read_seconds)(
+            ASKED, SAID
+        )
 
 
 def test_a_refused_connection_stops_the_run_resumably(server: RewardServer, tokenizer: Any) -> None:
