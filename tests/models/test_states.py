@@ -30,13 +30,18 @@ def nothing(*_: Any) -> None:
     """Take a progress report."""
 
 
-@pytest.fixture(scope="module", params=[None, 20, 300], ids=["whole", "likely", "all likely"])
+@pytest.fixture(
+    scope="module",
+    params=[(1, None), (1, 20), (1, 300), (0, 20)],
+    ids=["whole", "likely", "all likely", "likely per token"],
+)
 def policy(request: pytest.FixtureRequest) -> GuidedForCausalLM:
     """Return a policy whose guide reads two of four layers and has a random head, for some tokens or for all."""
+    layers, likely = request.param
     scratch = Scratch(vocabulary=300, hidden=16, layers=4, heads=2, context=64)
     tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
     torch.manual_seed(0)
-    shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2, "likely": request.param}
+    shape = {"hidden": 8, "layers": layers, "heads": 2, "reads": 2, "likely": likely}
     model = GuidedForCausalLM.reading(new_policy(scratch, tokenizer, seed=0), **shape)
     with torch.no_grad():
         for linear in model.ends:

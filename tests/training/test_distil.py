@@ -51,21 +51,29 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
         "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
         "tokens": plain | {"guide": {"side": small}, "loss": "tokens"},
+        "per-token": plain | {"guide": {"side": small | {"layers": 0}}, "loss": "tokens"},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
         "student": {"solver": "distil", "teacher": "aware", "fit": fit},
         "last-student": {"solver": "distil", "teacher": "side"} | last,
     }
-    settings["policies"] = students | guides | {"last": plain | last}
+    by_token = {"last-tokens": plain | last | {"loss": "tokens"}}
+    settings["policies"] = students | guides | {"last": plain | last} | by_token
     settings["compute"] = {"device": "cpu", "threads": 1}
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}
-    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last"))
+    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last", "last-tokens"))
     assert (tmp_path / "run" / "models" / "last-student" / "adapter").is_dir()
     own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
-    assert own == {"aware": (False, False), "trunk": (True, False), "side": (True, True), "tokens": (True, True)}
+    assert own == {
+        "aware": (False, False),
+        "trunk": (True, False),
+        "side": (True, True),
+        "tokens": (True, True),
+        "per-token": (True, True),
+    }
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
     assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-likely-40", "below-1") for part in range(4)]
     tables = [read_table(path) for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))]
@@ -74,11 +82,15 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         rounded = read_table(tmp_path / "run" / "logprobs" / f"{name}.parquet", ["logprob"])["logprob"].to_pylist()
         assert rounded != drawn
         assert rounded == pytest.approx(drawn, abs=0.5)
+    of_tokens = read_table(tmp_path / "run" / "logprobs" / "below-1-by-token.parquet", ["logprob"])["logprob"]
+    assert [sum(row) for row in of_tokens.to_pylist()] == pytest.approx(drawn, abs=1e-4)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     assert results["tokens"]["method"].endswith("(qrpo guided tokens)")
-    read = read_table(tmp_path / "run" / "readings" / "1-likely-40.parquet", ["read"])["read"]
-    assert list(map(len, read.to_pylist())) == [len(ids) for table in tables for ids in table["token_ids"].to_pylist()]
+    lengths = [len(ids) for table in tables for ids in table["token_ids"].to_pylist()]
+    for states in ("1-likely-40", "below-1"):
+        read = read_table(tmp_path / "run" / "readings" / f"{states}.parquet", ["read"])["read"]
+        assert list(map(len, read.to_pylist())) == lengths
     for same in ("transform", "kl_budget", "beta"):
         assert results["student"][same] == results["aware"][same]
     again = micro.infalign("run", tmp_path / "recipe.yaml", "--set", "policies.aware.kl_budget=0.9", "--dry-run")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from infalign.models.attention import check_plain
 from infalign.models.likely import Likely
 from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
 from infalign.models.vocabulary import Logits, logits_of, logprob_of
+
+Each = TypeVar("Each")
 
 
 class Stored(NamedTuple):
@@ -159,10 +161,14 @@ class Packed:
         rows = of_tokens.new_zeros(of_responses.shape).masked_scatter(of_responses, of_tokens)
         return (rows.cumsum(1) - rows)[of_responses]
 
+    def token_logprobs(self, model: Any) -> Tensor:
+        """Return the log-probability of each token of the responses, (T,), as `logprobs`."""
+        found = self.logits_in_parts(model).measured(logprob_of(self.drawn))
+        return found if self.likely is None else found + self.likely.within
+
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
-        found = self.logits_in_parts(model).measured(logprob_of(self.drawn))
-        return self.sums(found if self.likely is None else found + self.likely.within)
+        return self.sums(self.token_logprobs(model))
 
 
 def packed_batches(
@@ -211,12 +217,43 @@ def packed_logprobs(
 
     ``on_progress(done, all)`` is called with numbers of responses.
     """
-    found = np.empty(len(completion_ids))
+    asked = (model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
+    return np.array(_of_responses(lambda batch: batch.logprobs(model).tolist(), *asked))
+
+
+def packed_token_logprobs(
+    model: Any,
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    batch_tokens: int,
+    *,
+    states: Sequence[Stored] = (),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Array]:
+    """Return the log-probability of each token of each response, otherwise as `packed_logprobs`."""
+
+    def of(batch: Packed) -> list[Array]:
+        return [own.cpu().numpy() for own in torch.split(batch.token_logprobs(model), batch.lengths.tolist())]
+
+    return _of_responses(of, model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
+
+
+def _of_responses(
+    of: Callable[[Packed], list[Each]],
+    model: Any,
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    batch_tokens: int,
+    states: Sequence[Stored],
+    on_progress: Callable[[int, int], None] | None,
+) -> list[Each]:
+    """Return what ``of`` says of each response, batch by batch, with the model ready for them."""
+    found: list[Each] = []
     with evaluating(model), packing(model):
         for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, states=states):
-            found[rows] = batch.logprobs(model).cpu().numpy()
+            found += of(batch)
             if on_progress is not None:
-                on_progress(rows.stop, len(found))
+                on_progress(rows.stop, len(completion_ids))
     return found
 
 

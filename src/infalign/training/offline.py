@@ -24,7 +24,7 @@ from infalign.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.values import token_targets
 from infalign.models.above import above
-from infalign.models.guided import GuidedForCausalLM
+from infalign.models.guided import GuidedForCausalLM, reads_by_token
 from infalign.models.likely import Likely
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
@@ -49,7 +49,7 @@ VALIDATED = {
 }
 VALIDATIONS = 1 + round(1 / 0.2)  # at the start, and so often as eval_steps says
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
-TOGETHER = 8  # examples of one prompt in a batch
+TOGETHER = 8  # examples of one prompt in a batch, where the prompt is computed again
 WATCHED = 1024  # examples of held-out prompts that the held-out loss is the mean of
 SCALED_ON = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
 
@@ -76,22 +76,25 @@ def fit_offline(
     than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if given, on rollouts of
     the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``). With a
     ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only. Of rollouts
-    with ``read``, what is read of the rank after each token (`training.readings`), a guide learns what each token adds
-    to the target: the loss is Σ_t of its squared distance from log π/π_ref of the token.
+    with ``read``, what is read of the rank after each token (`training.readings`), each token has a target, what it
+    adds to that of the rollout: the loss is Σ_t of its squared distance from log π/π_ref of the token. A policy without
+    a guide then needs ``reference_logprobs``, one a token.
     """
     groups = _by_prompt(rollouts)
+    goal: Any = objective.loss if teacher is None else teacher
     by_token = teacher is None and "read" in rollouts[0]
     if by_token:
         assert isinstance(objective, Valued)
-        rollouts = _credited(objective, rollouts, groups)
-    training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed)
+        rollouts, goal = _credited(objective, rollouts, groups), objective.divergence
+    each = 1 if reads_by_token(model) else TOGETHER
+    training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed, each)
     together = packs(model) and (teacher is None or packs(teacher))
     if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which neither a guide nor distillation can use")
     config = lora(fit, TaskType.CAUSAL_LM, model.config)
     kind = _ToTokens if by_token else _ToTargets if teacher is None else _ToTeacher
     trainer = kind(
-        objective.loss if teacher is None else teacher,
+        goal,
         model=get_peft_model(model, config) if config else model,
         args=TrainingArguments(**arguments(fit, job) | VALIDATED),
         train_dataset=training,
@@ -165,14 +168,19 @@ def _credited(
 
 
 def _rows(
-    objective: Objective, rollouts: Sequence[dict[str, Any]], groups: Sequence[_Group], fit: Fit, seed: int
+    objective: Objective,
+    rollouts: Sequence[dict[str, Any]],
+    groups: Sequence[_Group],
+    fit: Fit,
+    seed: int,
+    together: int,
 ) -> tuple[Dataset, Dataset, list[dict[str, Any]]]:
-    """Return the examples to train on, some of the held-out prompts, and some rollouts of these."""
+    """Return the examples to train on, ``together`` of a prompt, some of the held-out ones, and rollouts of these."""
     every = round(1 / HELD_OUT)
     held_out, others = groups[::every], [group for i, group in enumerate(groups) if i % every]
     rng = np.random.default_rng(seed)
-    evaluation = _pass(objective, held_out, rng)
-    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.epochs))]
+    evaluation = _pass(objective, held_out, rng, together)
+    passes = [_pass(objective, others, rng, together) for _ in range(ceil(fit.epochs))]
     training = concatenate_datasets(passes)
     most = max(round(fit.epochs * len(passes[0])), fit.batch_size)
     each = ceil(SCALED_ON / len(held_out))
@@ -181,17 +189,18 @@ def _rows(
     return *first, unseen
 
 
-def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
+def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator, together: int) -> Dataset:
     """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
 
-    `TOGETHER` examples of a prompt follow each other, so that a batch computes it once; they are dealt like cards, so
+    ``together`` examples of a prompt follow each other, so that a batch computes it once; they are dealt like cards, so
     that equal examples are apart.
     """
     rollouts, numbers = [], []
     for group in groups:
         indices_EM, number_E = objective.examples(group.rewards, rng)
         shuffled = rng.permutation(group.rewards.size)[indices_EM[:, 0]].argsort(kind="stable")
-        hands = [shuffled[hand :: ceil(len(shuffled) / TOGETHER)] for hand in range(ceil(len(shuffled) / TOGETHER))]
+        dealt = ceil(len(shuffled) / together)
+        hands = [shuffled[hand::dealt] for hand in range(dealt)]
         rollouts += [group.first + indices_EM[hand] for hand in hands]
         numbers += [number_E[hand] for hand in hands]
     order = rng.permutation(len(rollouts))
@@ -224,15 +233,17 @@ class _ToTargets(_Offline):
 
 
 class _ToTokens(_Offline):
-    """Training of a guide by a target for each token."""
+    """Training by a target for each token."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        packed, guided = _unpacked(inputs["batch"]), self.accelerator.unwrap_model(model)
-        with torch.no_grad():
-            reference = guided.unguided_logits(packed).measured(logprob_of(packed.drawn))
+        packed, reference = _unpacked(inputs["batch"]), inputs.get("references")
+        if reference is None:
+            with torch.no_grad():
+                guided = self.accelerator.unwrap_model(model)
+                reference = guided.unguided_logits(packed).measured(logprob_of(packed.drawn))
         h_T = packed.logits_in_parts(model).measured(logprob_of(packed.drawn)) - reference
-        squares = packed.sums((h_T - inputs["targets"]).square())
-        return (squares.mean(), {"squares": squares}) if return_outputs else squares.mean()
+        missed = packed.sums(self._goal(h_T, inputs["targets"]))
+        return (missed.mean(), {"missed": missed}) if return_outputs else missed.mean()
 
 
 class _ToTeacher(_Offline):
@@ -255,9 +266,14 @@ class _Collator(ABC):
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
-        targets = {"targets": torch.cat([row["targets"] for row in rows])} if "targets" in rows[0] else {}
+        by_token = {"targets": "targets", "references": "reference_logprobs"}
+        of_tokens = {
+            name: torch.cat([torch.as_tensor(row[column]) for row in rows])
+            for name, column in by_token.items()
+            if column in rows[0]
+        }
         return (
-            targets
+            of_tokens
             | {
                 "number": torch.tensor([example["number"] for example in examples]),
                 "reference": torch.tensor([row["reference_logprob"] for row in rows]),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -66,12 +67,12 @@ def logprob_passes(run: Run, policy: Offline, texts: Texts) -> Iterator[Pass]:
 def find_logprobs(
     policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
-    """Write log π_ref of each rollout, in the order of the rollouts."""
+    """Write log π_ref of each rollout, in the order of the rollouts, or of each of its tokens."""
     import torch
 
     from infalign.models.above import above
     from infalign.models.logprobs import token_logprobs
-    from infalign.models.packed import packed_logprobs, packs
+    from infalign.models.packed import packed_logprobs, packed_token_logprobs, packs
 
     tokenizer = load_tokenizer(material.layout.tokenizer)
     stored = material.stored
@@ -93,7 +94,9 @@ def find_logprobs(
         above(model, last) if last else nullcontext(),
     ):
         if packs(model):
-            found = packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
+            found: Any = (packed_token_logprobs if policy.by_token else packed_logprobs)(
+                model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told
+            )
         else:
             pad_id = tokenizer.pad_token_id
             found = token_logprobs(model, prompts, responses, pad_id=pad_id, batch_tokens=BATCH_TOKENS)

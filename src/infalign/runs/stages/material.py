@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from infalign.method.procedures import Served
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.rehearsal import check_harmless
@@ -19,13 +21,18 @@ from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, State
 
 
 class Logprobs(NamedTuple):
-    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise."""
+    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise.
+
+    And whether of each token.
+    """
 
     states: States | None
     bf16: bool
+    by_token: bool
 
     def __str__(self) -> str:
-        return f"{'tokens' if self.states is None else self.states}{'-bf16' if self.bf16 else ''}"
+        of = "tokens" if self.states is None else str(self.states)
+        return f"{of}{'-bf16' if self.bf16 else ''}{'-by-token' if self.by_token else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +79,22 @@ class Material:
             rows = _with(rows, "read", self.stored.readings(policy.states))
         computed = self.logprobs(policy)
         if computed is not None:
-            found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"].to_pylist()
-            rows = _with(rows, "reference_logprob", found)
+            found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
+            if computed.by_token:
+                return _with(rows, "reference_logprobs", Lazy(len(found), lambda i: np.array(found[i].values)))
+            rows = _with(rows, "reference_logprob", found.to_pylist())
         return rows
 
     def logprobs(self, policy: Solver) -> Logprobs | None:
-        """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
-        if not isinstance(policy, Offline) or policy.by_token or (self.drawn_as_trained and not policy.fit.bf16):
+        """Return which log-probabilities a policy's training needs instead of the engine's, None for these.
+
+        A guide that is trained token by token needs none, since the reference is beside it.
+        """
+        if not isinstance(policy, Offline) or (policy.by_token and policy.guide is not None):
             return None
-        return Logprobs(policy.states, policy.fit.bf16)
+        if not policy.by_token and self.drawn_as_trained and not policy.fit.bf16:
+            return None
+        return Logprobs(policy.states, policy.fit.bf16, policy.by_token)
 
     def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
         """Return the reference with an untrained guide."""

@@ -104,13 +104,14 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     fit = policy.fit
     steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
     rows = fit.batch_size * together
-    yield Train(own, fit, steps, rows, TOGETHER, texts.prompt, texts.drawn)
+    of_prompt = 1 if isinstance(own, Aside) and not own.side.layers else TOGETHER
+    yield Train(own, fit, steps, rows, of_prompt, texts.prompt, texts.drawn)
     validated = VALIDATIONS * min(WATCHED, HELD_OUT * prompts * examples) * together
     read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)
     for network in frozen:
-        yield read(network, steps * rows / TOGETHER, TOGETHER)
+        yield read(network, steps * rows / of_prompt, of_prompt)
     for network in (*frozen, own):
-        yield read(network, validated / TOGETHER, TOGETHER)
+        yield read(network, validated / of_prompt, of_prompt)
 
 
 def _networks(run: Run, name: str) -> list[Architecture]:

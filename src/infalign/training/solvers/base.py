@@ -357,6 +357,10 @@ class Objective(Protocol):
 class Valued(Objective, Protocol):
     """An objective that knows T = log π*/π_ref of each rollout."""
 
+    @property
+    def divergence(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """How far targets are from log-ratios, elementwise."""
+
     def targets(self, rewards_K: Array) -> Array:
         """Return the T of each rollout of a prompt, (K,)."""
 
@@ -368,7 +372,7 @@ class Side(Settings):
     """A small network on the frozen reference's states, which are computed once for all policies that read them."""
 
     hidden: Count = Field(192, description="its width")
-    layers: Count = Field(2, description="its layers")
+    layers: int = Field(2, ge=0, description="its layers; 0: no attention, two linear layers on each token's states")
     heads: Count = Field(4, description="its attention heads")
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
     likely: Count | None = Field(
