@@ -159,6 +159,20 @@ def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: Path) -> No
     assert all(torch.equal(again[name], content[name]) for name in content)
 
 
+def test_layers_that_are_stored_are_not_computed_again(
+    policy: GuidedForCausalLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with one of the two layers of another has its numbers, to the bit, without a pass."""
+    stored, layer = {folder: policy.config.reads}, policy.config.reads[:1]
+    computed, copied = tmp_path / "computed", tmp_path / "copied"
+    write_states(policy.reference, layer, PROMPTS, RESPONSES, computed, nothing, others={folder: [1, 3]})
+    monkeypatch.setattr(states, "states_of", None)
+    write_states(policy.reference, layer, PROMPTS, RESPONSES, copied, nothing, others=stored)
+    for first, second in zip(sorted(computed.iterdir()), sorted(copied.iterdir()), strict=True):
+        one, other = load_file(first), load_file(second)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_a_disk_that_is_too_small_is_known_before(
     policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import enumerable
 import micro
+import numpy as np
 import pytest
 import torch
 from offline_solvers import TAU, quiet
@@ -12,13 +13,16 @@ from transformers import LlamaForCausalLM
 
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
+from infalign.method.values import token_targets
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.runs.recipe import Recipe
 from infalign.storage import read_table
 from infalign.training.common import Job
 from infalign.training.offline import fit_offline
-from infalign.training.solvers.qrpo import QRPO
+from infalign.training.solvers.qrpo import QRPO, regression_targets
+
+K = 6  # rollouts of a prompt in the micro world
 
 
 def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
@@ -39,6 +43,26 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     assert enumerable.kl(taught, learnt) < 0.01
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
+
+
+def squares_at_the_start(run: Path, name: str) -> float:
+    """Return a training's held-out loss at the start, where π is π_ref."""
+    return float(json.loads((run / "stages" / f"train-{name}.json").read_text())["summary"]["held_out_loss_start"])
+
+
+def squares_of_targets(run: Path, states: str) -> float:
+    """Return the mean of Σ_t target² over the rollouts of every tenth prompt, for the micro world's plain policy."""
+    read = read_table(run / "readings" / f"{states}.parquet", ["read", "rho"]).to_pydict()
+    rewards = [read_table(path, ["reward"])["reward"].to_numpy() for path in sorted((run / "scores").glob("*.parquet"))]
+    rewards_PK = np.concatenate(rewards).reshape(-1, K)
+    beta, squares = json.loads((run / "stages" / "train-tokens.json").read_text())["summary"]["beta"], []
+    for prompt in range(0, len(rewards_PK), 10):
+        targets_K = regression_targets(rewards_PK[[prompt]], Identity(), beta)[0]
+        for i, target in enumerate(targets_K):
+            row = prompt * K + i
+            added = token_targets(np.array(read["read"][row]), np.array(read["rho"][row]), targets_K, target)
+            squares.append(np.square(added).sum())
+    return float(np.mean(squares))
 
 
 def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
@@ -87,6 +111,10 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     assert results["tokens"]["method"].endswith("(qrpo guided tokens)")
+    for name, states in (("tokens", "1-likely-40"), ("per-token", "1-likely-40"), ("last-tokens", "below-1")):
+        assert squares_at_the_start(tmp_path / "run", name) == pytest.approx(
+            squares_of_targets(tmp_path / "run", states)
+        )
     lengths = [len(ids) for table in tables for ids in table["token_ids"].to_pylist()]
     for states in ("1-likely-40", "below-1"):
         read = read_table(tmp_path / "run" / "readings" / f"{states}.parquet", ["read"])["read"]

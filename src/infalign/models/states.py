@@ -4,7 +4,7 @@ A shard is a safetensors file with the states (tokens, S) of some consecutive pr
 what the model says of its likeliest tokens there, for who asks for these. Needs the ``train`` extra.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -41,11 +41,13 @@ def write_states(
     on_progress: OnProgress,
     *,
     likely: int = 0,
+    others: Mapping[Path, Sequence[int]] | None = None,
 ) -> None:
     """Write the states of a causal language model after these ``layers`` for prompts and their responses, K each.
 
     With so many ``likely`` tokens at each token of the responses, if given; the last layer is then one of ``layers``.
-    Shards that are there are kept. Raises ConfigError for a model that cannot be packed, and for too small a disk.
+    Shards that are there are kept, and without ``likely`` tokens they are copied from ``others``: folders of the same
+    texts, with their layers. Raises ConfigError for a model that cannot be packed, and for too small a disk.
     """
     k, width = len(responses) // len(prompts), len(layers) * model.config.hidden_size
     if not packs(model):
@@ -64,9 +66,11 @@ def write_states(
         for start in range(0, len(prompts), SHARD):
             path = _shard(folder, start)
             if not path.exists():
-                asked = [prompt for prompt in prompts[start : start + SHARD] for _ in range(k)]
-                given = responses[k * start : k * start + len(asked)]
-                found = _states(model, layers, asked, given, k, likely)
+                found = None if likely else _copied(layers, start, others or {})
+                if found is None:
+                    asked = [prompt for prompt in prompts[start : start + SHARD] for _ in range(k)]
+                    given = responses[k * start : k * start + len(asked)]
+                    found = _states(model, layers, asked, given, k, likely)
                 try:
                     with atomic_path(path) as unfinished:
                         save_file(found, unfinished)
@@ -96,6 +100,18 @@ def stored_states(prompts: TokenLists, responses: TokenLists, folder: Path, *, l
         return Stored(read("prompts", shard, place // k, "prompts"), read("responses", shard, place), said)
 
     return Lazy(len(responses), of)
+
+
+def _copied(layers: Sequence[int], start: int, others: Mapping[Path, Sequence[int]]) -> dict[str, Tensor] | None:
+    """Return a shard's states after these layers from a folder that has them, or None."""
+    for folder, of_layers in others.items():
+        if {*layers} <= {*of_layers} and (path := _shard(folder, start)).exists():
+            with safe_open(path, "pt") as shard:
+                found = {name: shard.get_tensor(name) for name in ("prompts", "responses")}
+            columns = [of_layers.index(layer) for layer in layers]
+            parts = {name: states.unflatten(-1, (len(of_layers), -1)) for name, states in found.items()}
+            return {name: states[:, columns].flatten(1).contiguous() for name, states in parts.items()}
+    return None
 
 
 def _states(

@@ -3,7 +3,7 @@
 The units are of the stage train.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from infalign.models.pretrained import load_policy
@@ -20,15 +20,22 @@ from infalign.training.solvers.base import Solver, States
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit per part of the rollouts, for all layers that some policy reads the states of."""
     rollout, parts = run.recipe.rollout, len(run.rollout_parts)
-    for which in sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}):
+    wanted = sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}, reverse=True)
+    for place, which in enumerate(wanted):
+        # Evenly spaced layers come first: what is below the last ones may be among them.
+        others = () if which.likely else tuple(wanted[:place])
         for part in range(parts):
             yield Unit(
                 "train",
                 f"states-{which}-{part}",
-                inputs=(run.layout.rollouts(part), *run.reference_inputs),
+                inputs=(
+                    run.layout.rollouts(part),
+                    *run.reference_inputs,
+                    *(run.layout.states(str(other), part) for other in others),
+                ),
                 settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
                 output=run.layout.states(str(which), part),
-                work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part),
+                work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part, others),
                 so_far=partial(states_so_far, run.stored, which, part),
                 passes=partial(states_passes, run, which),
             )
@@ -48,26 +55,37 @@ def read_by(policy: Solver) -> set[States]:
 
 
 def compute_states(
-    reference: str, compute: Compute, stored: StoredRollouts, which: States, part: int, *, on_progress: OnProgress
+    reference: str,
+    compute: Compute,
+    stored: StoredRollouts,
+    which: States,
+    part: int,
+    others: Sequence[States],
+    *,
+    on_progress: OnProgress,
 ) -> Summary:
     """Write the states of one part of the rollouts, in the precision of drawing and scoring.
 
-    Raises ConfigError for a reference whose last layers cannot be trained from the states below them.
+    Those that are among ``others``, which the run has stored, are copied. Raises ConfigError for a reference whose last
+    layers cannot be trained from the states below them.
     """
     from infalign.models.above import check_above, layers_below
     from infalign.models.guided import layers_read
     from infalign.models.states import write_states
 
     model, _ = load_policy(reference, device=compute.torch_device(), dtype=compute.dtype)
-    if which.evenly:
-        layers = layers_read(model.config.num_hidden_layers, which.evenly)
-    else:
+
+    def layers(of: States) -> list[int]:
+        depth = model.config.num_hidden_layers
+        return layers_read(depth, of.evenly) if of.evenly else [layers_below(model.config, of.last)]
+
+    if not which.evenly:
         check_above(model, which.last)
-        layers = [layers_below(model.config, which.last)]
     prompts, responses = stored.texts(part)
-    folder = stored.layout.states(str(which), part)
-    write_states(model, layers, prompts, responses, folder, on_progress, likely=which.likely)
-    return {"responses": len(responses), "layers": layers}
+    folder, *there = (stored.layout.states(str(of), part) for of in (which, *others))
+    copied = dict(zip(there, map(layers, others), strict=True))
+    write_states(model, layers(which), prompts, responses, folder, on_progress, likely=which.likely, others=copied)
+    return {"responses": len(responses), "layers": layers(which)}
 
 
 def states_so_far(stored: StoredRollouts, which: States, part: int) -> SoFar:
