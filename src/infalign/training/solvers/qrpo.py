@@ -82,8 +82,7 @@ class QRPO:
 class ByToken(QRPO):
     """The same with a target for each token; every rollout comes once in each pass.
 
-    A token's share of T is as large in any rollout, so that of π* no more need be seen: with rows drawn as by `QRPO`
-    a guide on a real model knew less of T (.42 instead of .45 of unseen rollouts, docs/log/real-model.md).
+    With rows drawn as by `QRPO` a guide on a real model knew less of unseen rollouts' T (docs/log/real-model.md).
     """
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
