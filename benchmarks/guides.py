@@ -3,9 +3,9 @@
 Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a
 second in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a
 guide with a trunk of the reference's size, with an adapter of rank 16, and on the reference's states, computed or
-stored, for all tokens or the 128 likeliest; for an adapter on the reference, and on its last third over stored states;
-each with its ratio to training the reference itself. Random weights of a Llama; a few minutes for the default of 100 M
-parameters.
+stored, for all tokens or the 128 likeliest, with attention of its own and without; for an adapter on the reference, and
+on its last third over stored states; each with its ratio to training the reference itself. Random weights of a Llama; a
+few minutes for the default of 100 M parameters.
 """
 
 import sys
@@ -51,6 +51,11 @@ def on_states(base: LlamaForCausalLM, likely: int | None = None) -> GuidedForCau
     return GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3, likely=likely)
 
 
+def per_token(base: LlamaForCausalLM) -> GuidedForCausalLM:
+    """Return the same without attention."""
+    return GuidedForCausalLM.reading(base, hidden=512, layers=0, heads=4, reads=3, likely=LIKELY)
+
+
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
     """Return the reference with an adapter of rank 16 on all or its last layers."""
     config = lora(Fit(lora=Lora(rank=16, layers=layers)), TaskType.CAUSAL_LM, base.config)
@@ -71,6 +76,7 @@ FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
     "guide on states": lambda base: (on_states(base), 0, 0),
     "guide on stored states": lambda base: (on_states(base), 3, 0),
     "  for the likeliest 128": lambda base: (on_states(base, LIKELY), 3, 0),
+    "  without attention": lambda base: (per_token(base), 3, 0),
     "adapter": lambda base: (adapted(base), 0, 0),
     "adapter, last third": lambda base: (adapted(base, last(base)), 0, 0),
     "adapter, stored states": lambda base: (adapted(base, last(base)), 1, last(base)),
@@ -94,12 +100,13 @@ def main() -> None:
     tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
     prompts = torch.randint(3, VOCABULARY, (4, PROMPT)).tolist()
     plain = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, VOCABULARY, (32, RESPONSE)).tolist())
-    said = Likely.of(torch.randn(len(plain.targets), VOCABULARY), plain.targets, LIKELY)
+    likely = Likely.of(torch.randn(len(plain.targets), VOCABULARY), plain.targets, LIKELY)
     first: list[float] = []
     for name, form in FORMS.items():
         model, stored, started = form(reference(hidden, layers))
         states = torch.randn(len(plain.tokens), stored * hidden)
-        packed = replace(plain, states=states, likely=said if "likeliest" in name else None) if stored else plain
+        apart = isinstance(model, GuidedForCausalLM) and model.config.likely is not None
+        packed = replace(plain, states=states, likely=likely if apart else None) if stored else plain
         model.eval()
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)

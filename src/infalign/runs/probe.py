@@ -59,11 +59,12 @@ class Accelerator(NamedTuple):
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Let torch compute with ``count`` threads inside the block, as a worker of the run does."""
+    """Let torch compute with ``count`` threads inside the block, as silently as a worker of the run does."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         torch.set_num_threads(before)
 
@@ -304,7 +305,7 @@ class Probe:
             optimizer.zero_grad()
 
         model.train()
-        with packing(model), warnings.catch_warnings(action="ignore"):
+        with packing(model):
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 step()
             found = self._timed(passes), self._timed(step)
