@@ -15,6 +15,7 @@ from infalign.models.pretrained import conversation_ids
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.heads import in_one_pass
 from infalign.training.common import save_model
 from infalign.training.frozen_head import fit_head, fitted, folds
 
@@ -64,6 +65,30 @@ def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> 
         padded = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
         for found in (together, alone, padded):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rewards that each gives alone; a head on another model has passes of its own."""
+    model, tokenizer = base
+    depths = (2, 6), (LAYER,), (1, 2)
+    heads = [PooledForSequenceClassification.on(model.base_model, layers, opening_of(tokenizer)) for layers in depths]
+    for seed, head in enumerate(heads):
+        head.score.weight.normal_(generator=torch.Generator().manual_seed(seed))
+    rewards = [ClassifierReward(head, tokenizer) for head in heads]
+    asked = [user("How?"), user("How?"), user("Explain the moon")], ["Write.", "Write a function.", "No"]
+    alone = [reward(*asked) for reward in rewards]
+    passes: list[Any] = []
+    once = ClassifierReward.outputs
+    monkeypatch.setattr(ClassifierReward, "outputs", lambda *rows: passes.append(rows) or once(*rows))
+    shared = in_one_pass(rewards)
+    found = [reward(*asked) for reward in shared]
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
+    assert len(passes) == 1
+    assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
+    other = new_policy(SCRATCH, tokenizer, seed=1).eval()
+    elsewhere = PooledForSequenceClassification.on(other.base_model, [2], opening_of(tokenizer))
+    apart = [rewards[0], ClassifierReward(elsewhere, tokenizer)]
+    assert in_one_pass(apart) == apart
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

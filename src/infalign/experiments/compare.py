@@ -152,7 +152,7 @@ def _train_and_evaluate(compared: Compared, splits: Sequence[str], console: Cons
 def _spent(compared: Compared) -> dict[str, float]:
     """Return the mean KL of every policy in nats; of Best-of-n itself the bound."""
     evaluated = Evaluated.of(compared.recipe, Layout(Path(compared.recipe.run_dir)))
-    kls = {name: float(evaluated.column(name, "kl").mean()) for name in compared.recipe.policies}
+    kls = {name: float(evaluated.kl(name).mean()) for name in compared.recipe.policies}
     return kls | {name: best_of_n_kl_bound(n) for name, n in compared.itself.items()}
 
 
@@ -206,7 +206,7 @@ def measured_comparison(compared: Compared) -> Numbers:
 def sampled(compared: Compared, evaluated: Evaluated, served: Sequence[Served]) -> tuple[dict[str, Array], Wins]:
     """Return the KL (P,) of every policy and of Best-of-n itself, and their win rates, served in each way."""
     names = list(compared.recipe.policies)
-    kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in names}
+    kls = {name: evaluated.kl(name) for name in names}
     wins = {name: evaluated.wins(name, served) for name in names}
     for name, n in compared.itself.items():
         kls[name], wins[name] = served_itself(compared.recipe, evaluated, n, served)
@@ -249,7 +249,7 @@ def _captured(evaluated: Evaluated, name: str, split: str) -> Numbers:
         Samples(values, values)
         for values in (evaluated.column(model, "reward", split) for model in (name, "reference"))
     )
-    kl = float(evaluated.column(name, "kl", split).mean())
+    kl = float(evaluated.kl(name, split).mean())
     won, won_plain = (evaluated.estimated_share(win_rates(own, base, served)) for served in (procedure, Standard()))
     return {"kl": kl, "win_rate": won} | placed_in_theory(won, won_plain, procedure, max(kl, 1e-6))
 

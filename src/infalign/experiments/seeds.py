@@ -168,7 +168,7 @@ class Seed:
         """Return a policy's KL (P,) to the reference in nats; of Best-of-n itself the estimate."""
         if name in self.itself:
             return served_itself(self.recipe, self.evaluated, self.itself[name], [Standard()])[0]
-        return np.asarray(self.evaluated.column(name, "kl").mean(axis=1))
+        return self.evaluated.kl(name)
 
     def values(self, quantity: Quantity, name: str) -> Array:
         """Return a quantity (P,) of a policy; it is computed once."""

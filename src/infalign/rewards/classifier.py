@@ -30,7 +30,8 @@ class ClassifierReward:
 
     If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
     the classifier reads its output at the last token that is not padding.
-    Raises ConfigError if the model has several outputs or the tokenizer has no chat template, padding or EOS token.
+    A model of several ``outputs`` has them all in `outputs`; the first is the reward. Raises ConfigError if it has
+    another number, or the tokenizer no chat template, padding or EOS token.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class ClassifierReward:
         *,
         batch_tokens: int = 16384,
         max_length: int | None = None,
+        outputs: int = 1,
     ) -> None:
         name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()
-        if model.config.num_labels != 1:
+        if model.config.num_labels != outputs:
             raise ConfigError(f"{name} has {model.config.num_labels} outputs; a reward model has one (num_labels=1)")
         if tokenizer.chat_template is None:
             raise ConfigError(f"the tokenizer of {name} has no chat template; save it with the one used in training")
@@ -109,6 +111,10 @@ class ClassifierReward:
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row, computed in the model's precision; DataError if a row is too long."""
+        return [outputs[0] for outputs in self.outputs(prompts, responses)]
+
+    def outputs(self, prompts: list[list[Message]], responses: list[str]) -> list[list[float]]:
+        """Return the outputs of each row; raises as a call."""
         token_ids = self.tokenize(prompts, responses)
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:
@@ -129,8 +135,8 @@ class ClassifierReward:
 
         return packs(self.model, Packed.scores)
 
-    def _packed(self, texts: Mapping[Text, list[Message]]) -> Iterator[tuple[Text, float]]:
-        """Yield the reward of each text; what all texts of a prompt begin with is computed once."""
+    def _packed(self, texts: Mapping[Text, list[Message]]) -> Iterator[tuple[Text, list[float]]]:
+        """Yield the outputs of each text; what all texts of a prompt begin with is computed once."""
         import torch
 
         from infalign.models.packed import packed_batches, packing
@@ -144,10 +150,10 @@ class ClassifierReward:
         asked = list(texts)
         with torch.inference_mode(), packing(self.model):
             for part, packed in packed_batches(beginnings, endings, self.batch_tokens, self.model, logits=False):
-                yield from zip(asked[part], packed.scores(self.model)[:, 0].float().tolist(), strict=True)
+                yield from zip(asked[part], packed.scores(self.model).float().tolist(), strict=True)
 
-    def _padded(self, texts: Sequence[Text]) -> Iterator[tuple[Text, float]]:
-        """Yield the reward of each text."""
+    def _padded(self, texts: Sequence[Text]) -> Iterator[tuple[Text, list[float]]]:
+        """Yield the outputs of each text."""
         import torch
 
         pad_id = self.model.config.get_text_config().pad_token_id
@@ -157,4 +163,4 @@ class ClassifierReward:
             attention_mask = right_padded([[1] * len(texts[row]) for row in rows], 0, self.model.device)
             with torch.inference_mode():
                 logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-            yield from zip([texts[row] for row in rows], logits.squeeze(-1).float().tolist(), strict=True)
+            yield from zip([texts[row] for row in rows], logits.float().tolist(), strict=True)

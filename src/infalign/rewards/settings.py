@@ -50,6 +50,10 @@ class RewardSource(Model):
         """Whether the run trains it."""
         return self.fit is not None or self.head is not None
 
+    def reads_with(self, other: "RewardSource") -> bool:
+        """Return whether both are heads on one frozen model, which is then read once for both."""
+        return self.head is not None and other.head is not None and self.model == other.model
+
     @model_validator(mode="after")
     def _usable(self) -> "RewardSource":
         if self.function is not None and self.url is not None:

@@ -1,6 +1,6 @@
 """The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from infalign.progress import OnProgress
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward, is_file, source_file
+from infalign.rewards.heads import in_one_pass
 from infalign.rewards.scores import check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
@@ -35,7 +36,7 @@ class Scorer:
         Raises DataError if a server or a function no longer reproduces the rewards that the run has stored.
         """
         if self.source.is_classifier:
-            return ClassifierReward.load(self.model, device=self.compute.torch_device(), dtype=self.compute.dtype)
+            return self.classifier()
         if self.source.function is not None:
             reward = function_reward(self.source.function)
         else:
@@ -49,13 +50,22 @@ class Scorer:
         check_unchanged(reward, self.shards(), name=self.name, made_by=self.made_by)
         return reward
 
+    def classifier(self) -> ClassifierReward:
+        """Return the reward function of a classifier."""
+        return ClassifierReward.load(self.model, device=self.compute.torch_device(), dtype=self.compute.dtype)
+
     def score(
-        self, prompts: Sequence[list[Message]], responses: Sequence[str], folder: Path, on_progress: OnProgress
+        self,
+        prompts: Sequence[list[Message]],
+        responses: Sequence[str],
+        folder: Path,
+        on_progress: OnProgress,
+        reward: RewardFunction | None = None,
     ) -> Array:
-        """Return the rewards of responses; those already stored in ``folder`` are not requested again."""
+        """Return the rewards of responses by ``reward``, by default loaded; those stored in ``folder`` are kept."""
         return score_to(
             folder,
-            self.load(),
+            reward or self.load(),
             prompts,
             responses,
             name=self.name,
@@ -79,3 +89,13 @@ class Scorer:
             return self.identity
         file = source_file(function)
         return f"{self.identity} (source {hash_file(file)[:8]})" if file and file.is_file() else self.identity
+
+
+def loaded(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunction]]:
+    """Yield rewards with their functions, one after the other; heads on one frozen model share their passes."""
+    found = dict[str, RewardFunction]()
+    for scorer in scorers:
+        if scorer.name not in found:
+            heads = [other for other in scorers if other.source.reads_with(scorer.source)]
+            found |= zip((head.name for head in heads), in_one_pass([head.classifier() for head in heads]), strict=True)
+        yield scorer, found.pop(scorer.name) if scorer.name in found else scorer.load()

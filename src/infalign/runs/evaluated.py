@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.settings import task_label
 from infalign.evaluation.win_rates import win_rates_of
@@ -47,6 +49,10 @@ class Evaluated:
         table = read_table(self.layout.evaluation(model, split) / "scores.parquet", columns=[column])
         values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, self.samples)
         return values
+
+    def kl(self, model: str, split: str = "test") -> Array:
+        """Return a model's KL to the reference on each prompt, (P,): the mean over those samples that have one."""
+        return np.asarray(np.nanmean(self.column(model, "kl", split), axis=1))
 
     def judged_by(self, source: str, model: str) -> Samples:
         """Return a model's samples on test prompts: selected by ``reward``, judged by ``source``."""

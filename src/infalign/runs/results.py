@@ -142,7 +142,7 @@ def sample_numbers(evaluated: Evaluated, name: str, wins: Mapping[str, Mapping[s
         {source: evaluated.column(model, source) for source in (*evaluated.sources, "length")}
         for model in (name, "reference")
     )
-    kl, length = evaluated.column(name, "kl"), own["length"]
+    kl_PM, length = evaluated.column(name, "kl"), own["length"]
     pairs = {
         source: (
             Samples(own["reward"], own[source], length),
@@ -151,8 +151,8 @@ def sample_numbers(evaluated: Evaluated, name: str, wins: Mapping[str, Mapping[s
         for source in evaluated.sources
     }
     return {
-        "kl": evaluated.estimated(kl.mean(axis=1)),
-        "kl_per_token": float(kl.sum() / length.sum()),
+        "kl": evaluated.estimated(evaluated.kl(name)),
+        "kl_per_token": float(np.nansum(kl_PM) / length[~np.isnan(kl_PM)].sum()),
         "length": evaluated.estimated(length.mean(axis=1)),
         "rewind_draws": evaluated.estimated(rewind_draws(*pairs["reward"], evaluated.rewind)),
         "win_rates": {
@@ -187,7 +187,7 @@ def _knowledge(
     aim, found = evaluated.procedure, dict[str, Any]()
     spread = (0.5 - evaluated.intervals.level / 2, 0.5 + evaluated.intervals.level / 2)
     for name, policy in solvers.items():
-        values_PX = np.stack([evaluated.column(name, "kl").mean(axis=1), wins[name]["reward"]], axis=1)
+        values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
         kl = float(values_PX[:, 0].mean())
         law = policy.law_at(aim, kl) if kl >= LEAST_KL else None
         if law is None:
@@ -336,7 +336,7 @@ def _matched(
         methods.setdefault(policy.method, []).append(name)
     if len(methods) < 2:
         return None
-    kls = {name: evaluated.column(name, "kl").mean(axis=1) for name in solvers}
+    kls = {name: evaluated.kl(name) for name in solvers}
     spent = {method: [float(kls[name].mean()) for name in names] for method, names in methods.items()}
     median = float(np.median([max(own) for own in spent.values()]))
     low = {method: max(own) for method, own in spent.items() if max(own) < max(median / FAR, LEAST_KL)}

@@ -50,7 +50,8 @@ VALIDATED = {
 VALIDATIONS = 1 + round(1 / 0.2)  # at the start, and so often as eval_steps says
 HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
 TOGETHER = 8  # examples of one prompt in a batch, where the prompt is computed again
-WATCHED = 1024  # examples of held-out prompts that the held-out loss is the mean of
+WATCHED = 256, 1024  # at least and at most so many examples of held-out prompts is the held-out loss the mean of
+WATCHED_SHARE = 1 / 16  # and between these so many of the training's, so that watching takes an eighth of its time
 SCALED_ON = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
 
 
@@ -185,8 +186,14 @@ def _rows(
     most = max(round(fit.epochs * len(passes[0])), fit.batch_size)
     each = ceil(SCALED_ON / len(held_out))
     unseen = [rollouts[group.first + i] for group in held_out for i in range(min(each, group.rewards.size))]
-    first = (rows.select(range(min(most, len(rows)))) for rows, most in ((training, most), (evaluation, WATCHED)))
-    return *first, unseen
+    training = training.select(range(min(most, len(training))))
+    return training, evaluation.select(range(watched(len(training), len(evaluation)))), unseen
+
+
+def watched(examples: float, held_out: float) -> int:
+    """Return how many of the examples of held-out prompts are watched while so many others are trained on."""
+    least, most = WATCHED
+    return round(min(held_out, max(least, min(most, WATCHED_SHARE * examples))))
 
 
 def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator, together: int) -> Dataset:

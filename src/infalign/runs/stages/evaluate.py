@@ -1,7 +1,7 @@
 """The stage evaluate: fresh samples of every model, their scores and KL, and all numbers of the run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +15,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
-from infalign.rewards.sources import Scorer
+from infalign.rewards.sources import Scorer, loaded
 from infalign.runs.calibrated import resolved
 from infalign.runs.card import write_card
 from infalign.runs.evaluated import Evaluated
@@ -34,6 +34,7 @@ from infalign.storage import read_table, write_table
 from infalign.training.solvers.base import Offline, Solver
 
 BATCH_TOKENS = 16384  # tokens per forward pass
+KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -90,6 +91,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
     stream = f"{run.recipe.seed} {name}" if test else f"{run.recipe.seed} {name} {split}"
     seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
     drawn = FreshSamples(prompts, evaluate.samples, samples)
+    measured = replace(drawn, each=min(KL_SAMPLES, evaluate.samples))
     yield Unit(
         "evaluate",
         f"samples-{label}",
@@ -108,9 +110,9 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
             f"kl-{label}",
             inputs=(samples, *inputs, *run.reference_inputs),
             settings=run.key("policy") | run.precision,
-            extent=extent,
+            extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
             output=kl,
-            work=partial(measure_kl, model, run.reference, run.recipe.compute, drawn, kl),
+            work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
             passes=partial(kl_passes, run, name, first, split),
         )
     yield Unit(
@@ -191,14 +193,15 @@ def score_samples(
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
     scores = numbered(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
     asked = Lazy(len(drawn), lambda i: prompts.conversations[i // samples.each])
-    for scorer in scorers:
-        rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress)
+    for scorer, reward in loaded(scorers):
+        rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress, reward)
         scores = scores.append_column(scorer.name, pa.array(rewards))
     summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
     if kl is not None:
-        of_samples = read_table(kl, ["kl"])["kl"]
-        scores = scores.append_column("kl", of_samples)
-        summary["kl"] = pc.mean(of_samples).as_py()
+        some_PM = read_table(kl, ["kl"])["kl"].to_numpy().reshape(len(prompts.prompt_ids), -1)
+        every_PM = np.pad(some_PM, ((0, 0), (0, samples.each - some_PM.shape[1])), constant_values=np.nan)
+        scores = scores.append_column("kl", pa.array(every_PM.ravel(), from_pandas=True))  # NaN is null
+        summary["kl"] = float(some_PM.mean())
     write_table(folder.with_suffix(".parquet"), scores)
     return summary
 
@@ -217,13 +220,15 @@ def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Itera
     guided = isinstance(policy, Offline) and policy.guide is not None
     for network in (*run.networks(name), *(() if guided else [run.architecture("policy")])):
         count = of.prompts(prompts, split)
-        yield Read(network, count, run.recipe.evaluate.samples, of.prompt, of.drawn, vocabulary=True)
+        yield Read(network, count, min(KL_SAMPLES, run.recipe.evaluate.samples), of.prompt, of.drawn, vocabulary=True)
 
 
 def score_passes(run: Run, prompts: int, split: str, sources: Sequence[str], of: Texts) -> Iterator[Pass]:
-    """Yield the passes of the rewards that are models of the run."""
-    for source in sources:
-        if run.recipe.rewards[source].is_classifier:
+    """Yield the passes of the rewards that are models of the run; heads on one model share theirs."""
+    rewards = run.recipe.rewards
+    for place, source in enumerate(sources):
+        read = any(rewards[other].reads_with(rewards[source]) for other in sources[:place])
+        if rewards[source].is_classifier and not read:
             count = of.prompts(prompts, split)
             yield Read(run.architecture(source), count, run.recipe.evaluate.samples, of.prompt, of.drawn)
 

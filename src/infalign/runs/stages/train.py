@@ -70,7 +70,7 @@ def units(run: Run) -> Iterator[Unit]:
 
 def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     """Yield what training a policy computes: on the stored rollouts, or on responses that it draws itself."""
-    from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, WATCHED
+    from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, watched
 
     policy, rollout = run.recipe.policies[name], run.recipe.rollout
     *frozen, own = _networks(run, name)
@@ -106,7 +106,7 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     rows = fit.batch_size * together
     of_prompt = 1 if isinstance(own, Aside) and not own.side.layers else TOGETHER
     yield Train(own, fit, steps, rows, of_prompt, texts.prompt, texts.drawn)
-    validated = VALIDATIONS * min(WATCHED, HELD_OUT * prompts * examples) * together
+    validated = VALIDATIONS * watched(steps * fit.batch_size, HELD_OUT * prompts * examples) * together
     read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)
     for network in frozen:
         yield read(network, steps * rows / of_prompt, of_prompt)
