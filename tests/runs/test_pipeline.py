@@ -30,7 +30,8 @@ from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import write_results
-from infalign.runs.run import rollout_parts
+from infalign.runs.run import Run, rollout_parts
+from infalign.runs.stages import train
 from infalign.theory.optimum import optimal
 
 POLICIES = ["aware", "plain", "online"]
@@ -273,11 +274,21 @@ def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:
     assert again(root, "compute.dtype=bfloat16", until="calibrate") == []
 
 
+def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: Path) -> None:
+    """Wherever the recipe names it: it takes the longest, and nothing else would be left to do beside it."""
+    recipe = load_recipe("demo", [f"run_dir={tmp_path}"])
+    named = dict(sorted(recipe.policies.items(), key=lambda item: item[0] != "aware-student"))
+    for policies in (recipe.policies, named):
+        run = Run.of(recipe.model_copy(update={"policies": policies}))
+        order = [unit.name for unit in train.units(run) if unit.name.startswith("train-")]
+        assert order == [f"train-{name}" for name in ("aware", "aware-student", "raw", "identity")]
+
+
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
     """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
     before = rollouts(root)
     done = again(root, "rollout.k=10", "rollout.prompts=16", until="calibrate")
-    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "calibrate", "ceiling"]
+    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "ceiling", "calibrate"]
     after = rollouts(root)
     assert len(after) == 160
     keys = {(row["prompt_id"], row["index"]) for row in before}

@@ -123,7 +123,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     stages = list(STAGES)
     tasks = [
         Task(name, partial(_work, layout, by_name[name], base_of[name]), frozenset(needed[name]))
-        for name in sorted(todo, key=lambda name: -stages.index(by_name[name].stage))
+        for name in sorted(todo, key=lambda name: (not by_name[name].early, -stages.index(by_name[name].stage)))
     ]
     with ProgressDisplay(console) as display:
         compute = run.recipe.compute

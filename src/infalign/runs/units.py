@@ -48,6 +48,7 @@ class Unit:
     so_far: Callable[[], SoFar] = nothing  # the partial output
     warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
+    early: bool = False  # it tells whether the others are worth their time, so it is done before them
     clears: bool = False  # it removes its old output itself, once it can replace that
     passes: Callable[[Texts], Iterable[Pass]] = no_passes  # of models over texts, if the whole of it is to be done
 

@@ -44,6 +44,7 @@ def units(run: Run) -> Iterator[Unit]:
             run.stored,
             confidence(run.recipe.evaluate, run.recipe.seed),
         ),
+        early=True,
         passes=partial(ceiling_passes, run),
     )
 

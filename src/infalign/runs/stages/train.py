@@ -43,8 +43,13 @@ def units(run: Run) -> Iterator[Unit]:
     yield from logprobs.units(run)
     material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
-    students_last = sorted(policies, key=lambda name: any(need in policies for need in policies[name].needs))
-    for name in students_last:
+    place = {name: number for number, name in enumerate(policies)}
+
+    def after_its_teacher(name: str) -> tuple[int, bool]:
+        taught = [place[need] for need in policies[name].needs if need in place]
+        return max([place[name], *taught]), bool(taught)
+
+    for name in sorted(policies, key=after_its_teacher):
         policy = policies[name]
         target = run.target(name)
         yield Unit(
