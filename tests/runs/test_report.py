@@ -201,6 +201,20 @@ def test_policies_that_follow_the_law_lie_on_the_theory(run):
     assert rows[1]["gain"] == gain(measured)
 
 
+@pytest.mark.parametrize("spent", [0.3, 0.45])
+def test_a_student_that_spends_far_less_does_not_bring_the_others_down(tmp_path, spent):
+    """A method that is no student would be compared at .3 nats; a student is left out, and that is said."""
+    policies = {"student": {"solver": "distil", "teacher": "aware"}, "aware": QRPO, "plain": RLOO}
+    recipe = make_recipe(tmp_path, policies=policies)
+    finish_run(tmp_path, recipe, kl=spent)
+    matched, student = read_results(tmp_path)["matched"], "exp:10 (qrpo), distilled"
+    assert (student in matched["left_out"]) == (spent < 0.4)
+    assert matched["kl"] == pytest.approx(0.5 if spent < 0.4 else 0.45, abs=0.02)
+    assert (f"{student} is left out" in printed(tmp_path, 1000)) == (spent < 0.4)
+    finish_run(tmp_path / "plain", make_recipe(tmp_path / "plain", policies={"aware": QRPO, "plain": RLOO}), kl=spent)
+    assert read_results(tmp_path / "plain")["matched"]["kl"] == pytest.approx(spent, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("spent", "said"), [(0.57, r"brought down from 0\.5\d nats"), (2.0, r"not compared: at least \d\.\d\d nats")]
 )

@@ -15,7 +15,7 @@ from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import FAR, LEAST_KL, comparable, matched, smallest, widened
+from infalign.evaluation.matched import FAR, LEAST_KL, NEAR, comparable, matched, smallest, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
@@ -329,7 +329,8 @@ def _matched(
     Between the budgets of one method the win rate is interpolated (`evaluation.matched`), and the intervals contain
     the error of that. ``not_bracketed`` has the smallest KL of each method that spent more than this KL with every
     policy; those that are not comparable have no win rate. ``left_out`` has the largest KL of each method that spent
-    less than 1/`FAR` of the median, which would lower the common KL. None for one method, or if none has learnt.
+    less than 1/`FAR` of the median, or as a student less than 1/`NEAR`, which would lower the common KL. None for one
+    method, or if none has learnt.
     """
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():
@@ -339,7 +340,9 @@ def _matched(
     kls = {name: evaluated.kl(name) for name in solvers}
     spent = {method: [float(kls[name].mean()) for name in names] for method, names in methods.items()}
     median = float(np.median([max(own) for own in spent.values()]))
-    low = {method: max(own) for method, own in spent.items() if max(own) < max(median / FAR, LEAST_KL)}
+    students = {policy.method for policy in solvers.values() if any(need in solvers for need in policy.needs)}
+    far = {method: NEAR if method in students else FAR for method in methods}
+    low = {method: max(own) for method, own in spent.items() if max(own) < max(median / far[method], LEAST_KL)}
     if len(low) == len(spent):
         return None
     kl = min(max(own) for method, own in spent.items() if method not in low)
