@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forms import interval
 from rich.console import Console
-from scipy.stats import t
 
 from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
 from infalign.runs.reading import load_recipe
@@ -61,14 +61,6 @@ def _price(results: dict[str, Any], method: str, kl: float) -> dict[str, float]:
         found["tokens"] += results["shared_cost"]["generated_tokens"]
         found["seconds"] += results["shared_cost"]["seconds"]
     return found
-
-
-def interval(values: list[float]) -> str:
-    """Return the mean over seeds with half the width of its interval, which one seed does not have."""
-    if len(values) == 1:
-        return f"{values[0]:.4g}"
-    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{np.mean(values):.4g} ± {half:.2g}"
 
 
 def main() -> None:

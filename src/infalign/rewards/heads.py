@@ -42,7 +42,7 @@ def in_one_pass(rewards: Sequence[ClassifierReward]) -> list[RewardFunction]:
 
     models = [reward.model for reward in rewards]
     heads = [model for model in models if isinstance(model, PooledForSequenceClassification)]
-    joined = PooledForSequenceClassification.joined(heads) if len(heads) == len(models) > 1 else None
+    joined = PooledForSequenceClassification.joined(heads) if len(heads) == len(models) else None
     if joined is None:
         return [*rewards]
     whole = ClassifierReward(joined, rewards[0].tokenizer, batch_tokens=rewards[0].batch_tokens, outputs=len(heads))

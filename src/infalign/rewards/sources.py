@@ -97,5 +97,7 @@ def loaded(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunction]]
     for scorer in scorers:
         if scorer.name not in found:
             heads = [other for other in scorers if other.source.reads_with(scorer.source)]
-            found |= zip((head.name for head in heads), in_one_pass([head.classifier() for head in heads]), strict=True)
+            if len(heads) > 1:
+                shared = in_one_pass([head.classifier() for head in heads])
+                found |= zip((head.name for head in heads), shared, strict=True)
         yield scorer, found.pop(scorer.name) if scorer.name in found else scorer.load()

@@ -191,7 +191,11 @@ def _rows(
 
 
 def watched(examples: float, held_out: float) -> int:
-    """Return how many of the examples of held-out prompts are watched while so many others are trained on."""
+    """Return how many of the examples of held-out prompts are watched while so many others are trained on.
+
+    >>> watched(100, 1280), watched(5760, 1280), watched(1e6, 1280), watched(100, 40)
+    (256, 360, 1024, 40)
+    """
     least, most = WATCHED
     return round(min(held_out, max(least, min(most, WATCHED_SHARE * examples))))
 
