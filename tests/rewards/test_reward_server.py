@@ -77,7 +77,7 @@ def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: Re
 def test_passing_faults_are_repeated(server: RewardServer, tokenizer: Any) -> None:
     """After 500, 408, 429, a reset connection and a server that hangs the rewards are those of a healthy server."""
     server.script = [500, 408, 429, "reset", "hang"]
-    reward = RemoteReward(server.url, tokenizer, read_seconds=0.3)
+    reward = RemoteReward(server.url, tokenizer, read_seconds=5.0)
     assert reward(ASKED, SAID) == gold(ASKED, SAID)
     assert len(server.bodies) == 6
 
