@@ -27,7 +27,6 @@ from infalign.storage import atomic_path, unwritable
 
 SHARD = 16  # prompts
 BATCH_TOKENS = 4096  # tokens per forward pass, which keeps the states of all layers
-OPEN = 64  # shards at a time; their content is read on access
 
 TokenLists = Sequence[Sequence[int]]
 
@@ -80,14 +79,17 @@ def write_states(
 
 
 def stored_states(prompts: TokenLists, responses: TokenLists, folder: Path, *, likely: bool = False) -> Lazy[Stored]:
-    """Return what is stored of each response, if asked with the ``likely`` tokens, read from its shard on access."""
+    """Return what is stored of each response, if asked with the ``likely`` tokens, read from its shard on access.
+
+    One shard is mapped at a time: mapped pages count as the process's memory for as long as their file is open.
+    """
     k = len(responses) // len(prompts)
     ends = {
         name: [list(accumulate(map(len, rows[i : i + size]), initial=0)) for i in range(0, len(rows), size)]
         for name, rows, size in (("prompts", prompts, SHARD), ("responses", responses, k * SHARD))
     }
     parts = Likely._fields if likely else ()
-    opened: Any = lru_cache(OPEN)(lambda shard: safe_open(_shard(folder, SHARD * shard), "pt"))
+    opened: Any = lru_cache(1)(lambda shard: safe_open(_shard(folder, SHARD * shard), "pt"))
 
     def read(name: str, shard: int, place: int, of: str = "responses") -> Tensor:
         begin, end = ends[of][shard][place : place + 2]
