@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo_seeds import share
-from forms import RECIPE, base_run, interval
+from forms import RECIPE, base_run
 from rich.console import Console
+from seeded import interval, seeds_and_settings
+from seeds import share
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from infalign.runs import pipeline
@@ -103,9 +104,9 @@ def numbers(results: dict[str, Any], name: str) -> dict[str, float]:
 def main() -> None:
     """Do what is missing and print the table."""
     folder, *words = sys.argv[1:]
-    overrides, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
+    seeds, overrides = seeds_and_settings(words)
     rows = defaultdict(list)
-    for seed in seeds or ["0", "1", "2"]:
+    for seed in seeds:
         for name, found in of_seed(Path(folder), seed, overrides).items():
             rows[name].append(found)
     columns = list(next(iter(rows.values()))[0])

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from scipy.stats import t
+from seeded import interval, seeds_and_settings
 
 from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
 from infalign.experiments.methods import METHODS
@@ -73,22 +73,14 @@ def numbers(results: dict[str, Any], method: str) -> dict[str, float]:
     return row | {"share": np.nan if share is None else share["mean"]}
 
 
-def interval(values: list[float]) -> str:
-    """Return the mean over seeds with half the width of its interval, which one seed does not have."""
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{np.mean(values):.2f} ± {half:.2f}"
-
-
 def main() -> None:
     """Do what is missing and print a table for each procedure and form."""
     folder, *words = sys.argv[1:]
-    overrides, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
+    seeds, overrides = seeds_and_settings(words)
     for form, (methods, *_) in FORMS.items():
         for procedure in PROCEDURES:
             rows = defaultdict(list)
-            for seed in seeds or ["0", "1", "2"]:
+            for seed in seeds:
                 results = comparison(Path(folder), seed, procedure, form, overrides)
                 for method in methods:
                     rows[method].append(numbers(results, method))

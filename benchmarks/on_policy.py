@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forms import interval
 from rich.console import Console
+from seeded import interval, seeds_and_settings
 
 from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
 from infalign.runs.reading import load_recipe
@@ -66,9 +66,9 @@ def _price(results: dict[str, Any], method: str, kl: float) -> dict[str, float]:
 def main() -> None:
     """Do what is missing and print a row for each method."""
     folder, *words = sys.argv[1:]
-    changes, seeds = [word for word in words if "=" in word], [word for word in words if "=" not in word]
+    seeds, changes = seeds_and_settings(words)
     rows = defaultdict[str, list[dict[str, float]]](list)
-    for seed in seeds or ["0", "1", "2"]:
+    for seed in seeds:
         results = comparison(Path(folder), seed, changes)
         for method in METHODS:
             rows[method].append(row(results, method))

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from infalign.errors import ConfigError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
-from infalign.evaluation.matched import FAR, LEAST_KL, Matched, comparable, matched, smallest, widened
+from infalign.evaluation.matched import Matched, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates, win_rates_of
 from infalign.experiments.comparison_tables import as_csv, plot_win_rates, sheets
@@ -33,9 +32,9 @@ from infalign.runs import pipeline
 from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout, records
+from infalign.runs.one_kl import AtOneKL
 from infalign.runs.plan import print_plan
 from infalign.runs.recipe import Recipe
-from infalign.runs.results import FARTHEST
 from infalign.runs.run import Run, rollout_parts
 from infalign.runs.stages.evaluate import evaluations_on
 from infalign.runs.units import Unit
@@ -308,67 +307,17 @@ def _shared_cost(recipe: Recipe, layout: Layout, made: Mapping[str, Numbers]) ->
     }
 
 
-@dataclass(frozen=True)
-class AtOneKL:
-    """Methods at one KL: the median KL they spent for a budget, or the largest that all of them reach.
-
-    ``left_out`` has the largest KL of methods that spent far less, which would lower the common KL; ``not_bracketed``
-    the smallest KL of each method that spent more than the common one with every policy. ``kl`` is None if nobody has
-    learnt anything. ``values`` (by method and quantity) and ``laws`` are of the comparable methods.
-    """
-
-    median: float
-    kl: float | None
-    left_out: dict[str, float]
-    not_bracketed: dict[str, float]
-    methods: Mapping[str, Sequence[str]]
-    law: Callable[[str, float], Law | None]
-    kls: Mapping[str, Array]
-
-    def matched(self, method: str, values: Mapping[str, Array], gain: Callable[[float], float]) -> Matched:
-        """Return a method's ``values`` at the common KL, interpolated along ``gain`` (`evaluation.matched`)."""
-        assert self.kl is not None
-        return matched([(self.kls[name], values[name]) for name in self.methods[method]], self.kl, gain)
-
-    def wins(self, method: str, wins: Wins, judge: str, procedure: Served) -> Matched:
-        """Return a method's win rates at the common KL."""
-        own = {name: wins[name][judge][procedure.name] for name in self.methods[method]}
-        return self.matched(method, own, self.theory_gain(method, procedure))
-
-    def theory_gain(self, method: str, procedure: Served) -> Callable[[float], float]:
-        """Return theory's gain over 1/2 as a function of the KL: of the method, or of the identity without a law."""
-
-        def gain(nats: float) -> float:
-            known = self.law(method, nats) or law_at_kl(Identity(), kl=float(np.clip(nats, 1e-6, FARTHEST)))
-            return known.win_rate(procedure) - 0.5
-
-        return gain
-
-
 def at_one_kl(compared: Compared, budget: float, kls: Mapping[str, Array]) -> AtOneKL:
-    """Return the methods that can be compared at one KL, the one spent for ``budget``.
-
-    The KL of a trained policy differs from its budget. A method whose largest KL is below a quarter of the median is
-    left out and reported with that KL.
-    """
+    """Return the methods at the median KL spent for ``budget``: what a policy spends differs from its budget."""
     recipe = compared.recipe
-    spent = {method: [float(kls[name].mean()) for name in names] for method, names in compared.by_method.items()}
-    median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
-    low = dict(sorted((method, max(own)) for method, own in spent.items() if max(own) < median / FAR))
-    if median < LEAST_KL:
-        return AtOneKL(median, None, low, {}, {}, lambda method, nats: None, kls)
-    kl = min(median, *(max(own) for method, own in spent.items() if method not in low))
-    names = {method: compared.by_method[method] for method, own in spent.items() if comparable(own, kl)}
-    above = {method: smallest(own) for method, own in spent.items() if method not in low and smallest(own) > kl}
 
     @cache
-    def law(method: str, nats: float) -> Law | None:
-        if method == ITSELF:
-            return law_at_kl(Log(), kl=max(nats, 1e-6))
-        policy = recipe.policies[min(names[method], key=lambda name: abs(float(kls[name].mean()) - nats))]
-        return policy.law_at(recipe.procedure, max(nats, 1e-6))
+    def law_at(name: str, nats: float) -> Law | None:
+        policy = recipe.policies.get(name)
+        return law_at_kl(Log(), kl=nats) if policy is None else policy.law_at(recipe.procedure, nats)
 
-    return AtOneKL(median, kl, low, above, names, law, kls)
+    median = float(np.median([kls[name].mean() for name in compared.by_budget[budget]]))
+    return AtOneKL.of(compared.by_method, kls, law_at, median=median)
 
 
 def _matched(
@@ -392,7 +341,7 @@ def _matched(
     win_rates: Numbers = {}
     gains: Numbers = {}
     for judge in next(iter(wins.values())):
-        values = {p.name: {method: at.wins(method, wins, judge, p) for method in at.methods} for p in served}
+        values = {p.name: {method: _wins(at, method, wins, judge, p) for method in at.methods} for p in served}
         win_rates[judge] = {
             procedure: {
                 method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in by_method.items()
@@ -403,6 +352,11 @@ def _matched(
     laws = {method: known for method in at.methods if (known := at.law(method, at.kl)) is not None}
     theory = {p.name: {method: known.win_rate(p) for method, known in laws.items()} for p in served}
     return found | {"win_rates": win_rates, "theory": theory, "gains": gains}
+
+
+def _wins(at: AtOneKL, method: str, wins: Wins, judge: str, procedure: Served) -> Matched:
+    by_policy = {name: wins[name][judge][procedure.name] for name in at.methods[method]}
+    return at.matched(method, by_policy, at.gain(method, procedure))
 
 
 def _gains(evaluated: Evaluated, found: Mapping[str, Matched]) -> Numbers:

@@ -13,12 +13,13 @@ from infalign.evaluation.matched import Matched
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.seeds import Trained, over_seeds
 from infalign.evaluation.win_rates import rewind_draws, win_rates
-from infalign.experiments.compare import AtOneKL, at_one_kl, served_itself
+from infalign.experiments.compare import at_one_kl, served_itself
 from infalign.experiments.methods import Compared
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
+from infalign.runs.one_kl import AtOneKL
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.words import SPOKEN
 from infalign.storage import listed, read_table
@@ -76,7 +77,7 @@ class WinRate(Quantity):
 
     def gain(self, at: AtOneKL, method: str) -> Callable[[float], float]:
         """Return theory's gain of the method's transformation."""
-        return at.theory_gain(method, self.procedure)
+        return at.gain(method, self.procedure)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,26 @@ from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import FAR, LEAST_KL, NEAR, comparable, matched, smallest, widened
+from infalign.evaluation.matched import LEAST_KL, NEAR, widened
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
-from infalign.method.transforms import Identity
 from infalign.progress import OnProgress
 from infalign.runs.calibrated import reference_rewards
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
+from infalign.runs.one_kl import AtOneKL
 from infalign.storage import read_table, write_text
 from infalign.theory.explorer import explorer_page
 from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
-from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
+from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
 from infalign.training.solvers.base import Solver
 
 FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
-FARTHEST = 300.0  # nats; beyond it the identity wins all that there is to win
 
 
 def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_progress: OnProgress) -> dict[str, Any]:
@@ -307,54 +306,32 @@ def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | 
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
 
 
-def _theoretical_gain(policy: Solver, procedure: Served, most: float) -> Callable[[float], float]:
-    """Return theory's gain as a function of the KL, up to ``most`` nats.
-
-    A method without a law at that KL uses the identity's, which only shapes the interpolation.
-    """
-    lawful = policy.law_at(procedure, max(most, LEAST_KL)) is not None
-
-    def gain(kl: float) -> float:
-        law = policy.law_at(procedure, max(kl, 1e-6)) if lawful else None
-        return (law or law_at_kl(Identity(), kl=float(np.clip(kl, 1e-6, FARTHEST)))).win_rate(procedure) - 0.5
-
-    return gain
+def at_one_kl(evaluated: Evaluated, solvers: Mapping[str, Solver]) -> AtOneKL:
+    """Return a run's methods at one KL; a student is left out if it spends less than 1/`NEAR` of the median."""
+    aim, methods = evaluated.procedure, dict[str, list[str]]()
+    for name, policy in solvers.items():
+        methods.setdefault(policy.method, []).append(name)
+    students = {policy.method: NEAR for policy in solvers.values() if any(need in solvers for need in policy.needs)}
+    kls = {name: evaluated.kl(name) for name in solvers}
+    return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].law_at(aim, nats), far=students)
 
 
 def _matched(
     evaluated: Evaluated, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
 ) -> dict[str, Any] | None:
-    """Return the win rates of the methods at the largest KL that all of them reach, and their paired differences.
+    """Return the win rates of the methods at one KL (`AtOneKL`), and their paired differences.
 
-    Between the budgets of one method the win rate is interpolated (`evaluation.matched`), and the intervals contain
-    the error of that. ``not_bracketed`` has the smallest KL of each method that spent more than this KL with every
-    policy; those that are not comparable have no win rate. ``left_out`` has the largest KL of each method that spent
-    less than 1/`FAR` of the median, or as a student less than 1/`NEAR`, which would lower the common KL. None for one
+    The intervals contain the error of interpolation; methods that are not comparable have no win rate. None for one
     method, or if none has learnt.
     """
-    aim, methods = evaluated.procedure, dict[str, list[str]]()
-    for name, policy in solvers.items():
-        methods.setdefault(policy.method, []).append(name)
-    if len(methods) < 2:
+    aim, at = evaluated.procedure, at_one_kl(evaluated, solvers)
+    if len({policy.method for policy in solvers.values()}) < 2 or at.kl is None:
         return None
-    kls = {name: evaluated.kl(name) for name in solvers}
-    spent = {method: [float(kls[name].mean()) for name in names] for method, names in methods.items()}
-    median = float(np.median([max(own) for own in spent.values()]))
-    students = {policy.method for policy in solvers.values() if any(need in solvers for need in policy.needs)}
-    far = {method: NEAR if method in students else FAR for method in methods}
-    low = {method: max(own) for method, own in spent.items() if max(own) < max(median / far[method], LEAST_KL)}
-    if len(low) == len(spent):
-        return None
-    kl = min(max(own) for method, own in spent.items() if method not in low)
-    near = {method: methods[method] for method, own in spent.items() if comparable(own, kl)}
-    gains = {method: _theoretical_gain(solvers[names[0]], aim, max(spent[method])) for method, names in near.items()}
-    first = next(iter(methods))
+    first = next(iter(solvers.values())).method
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:
-        found = {
-            method: matched([(kls[name], wins[name][judge]) for name in names], kl, gains[method])
-            for method, names in near.items()
-        }
+        by_policy = {name: by_judge[judge] for name, by_judge in wins.items()}
+        found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
         rows[judge] = {
             "win_rates": {method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in found.items()},
             "gain_over": {
@@ -363,14 +340,14 @@ def _matched(
                 if first in found and other != first
             },
         }
-    laws = {method: _theory(solvers[names[0]], aim, kl) for method, names in near.items()}
+    laws = {method: law for method in at.methods if (law := at.law(method, at.kl)) is not None}
     return {
-        "kl": kl,
+        "kl": at.kl,
         "first": first,
-        "left_out": low,
-        "not_bracketed": {m: smallest(own) for m, own in spent.items() if m not in low and smallest(own) > kl},
+        "left_out": at.left_out,
+        "not_bracketed": at.not_bracketed,
         "judges": rows,
-        "theory": {method: law[aim.name] for method, law in laws.items() if law is not None},
+        "theory": {method: law.win_rate(aim) for method, law in laws.items()},
     }
 
 
