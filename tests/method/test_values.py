@@ -46,9 +46,10 @@ def test_values_are_those_of_simulated_ranks(shaping: str, rho: float) -> None:
     assert np.exp(log_values(many, np.full(many.size, rho), found)).mean() == pytest.approx(1.0, abs=0.03)
 
 
-def test_tokens_add_up_to_the_response() -> None:
-    """Whatever is read on the way; a response of one token has all of it there."""
+def test_tokens_add_up_to_what_is_read_at_the_end() -> None:
+    """Whatever is read on the way; where the end tells the rank, that is T."""
     rng, found = np.random.default_rng(2), targets("exp:10")
-    added = token_targets(rng.standard_normal(9), np.linspace(0.1, 0.9, 9), found, 1.25)
-    assert (added.shape, added.sum()) == ((9,), pytest.approx(1.25))
-    assert token_targets(np.array([0.3]), np.array([0.5]), found, -0.5) == pytest.approx([-0.5])
+    read, rho = np.append(rng.standard_normal(8), ndtri((40 + 0.5) / K)), np.append(np.linspace(0.1, 0.9, 8), 0.9999)
+    added = token_targets(read, rho, found)
+    assert (added.shape, added.sum()) == ((9,), pytest.approx(np.sort(found)[40], abs=0.02))
+    assert token_targets(read[:4], rho[:4], found).sum() == pytest.approx(log_values(read[3:4], rho[3:4], found)[0])

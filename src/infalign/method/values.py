@@ -1,7 +1,8 @@
 """What a response is worth on its way: V_t = log E[e^T | its first t tokens], with T = log π*/π_ref of the whole.
 
 π*(y_t | y_<t) / π_ref(y_t | y_<t) = e^{V_t − V_{t−1}}, and V_0 = 0, V = T at the end: the differences are what each
-token adds to T. V_t is known as well as the rank can be read from t tokens (docs/theory.md, what each token is worth).
+token adds to T. V_t is known as well as the rank can be read from t tokens, all of them too (docs/theory.md, what each
+token is worth).
 """
 
 import numpy as np
@@ -26,7 +27,10 @@ def log_values(read_L: Array, rho_L: Array, targets_K: Array) -> Array:
     return found
 
 
-def token_targets(read_L: Array, rho_L: Array, targets_K: Array, target: float) -> Array:
-    """Return what each of L tokens adds to a response's T, which is ``target``, shape (L,): their sum is T."""
-    values = np.append(log_values(read_L[:-1], rho_L[:-1], targets_K), target)
-    return np.diff(values, prepend=0.0)
+def token_targets(read_L: Array, rho_L: Array, targets_K: Array) -> Array:
+    """Return what each of L tokens adds to V, shape (L,).
+
+    The end is read like all before it: what its states do not tell of T is no token's doing, and as a target of the
+    last one it would be noise.
+    """
+    return np.diff(log_values(read_L, rho_L, targets_K), prepend=0.0)

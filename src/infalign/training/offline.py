@@ -78,8 +78,8 @@ def fit_offline(
     the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``). With a
     ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only. Of rollouts
     with ``read``, what is read of the rank after each token (`training.readings`), each token has a target, what it
-    adds to that of the rollout: the loss is Σ_t of its squared distance from log π/π_ref of the token. A policy without
-    a guide then needs ``reference_logprobs``, one a token.
+    adds to the response's worth (`method.values`): the loss is Σ_t of its squared distance from log π/π_ref of the
+    token. A policy without a guide then needs ``reference_logprobs``, one a token.
     """
     groups = _by_prompt(rollouts)
     goal: Any = objective.loss if teacher is None else teacher
@@ -157,12 +157,11 @@ def _credited(
 ) -> Sequence[dict[str, Any]]:
     """Return rollouts with the target of each of their tokens."""
     of_prompts = [objective.targets(group.rewards) for group in groups]
-    place = [(prompt, i) for prompt, targets_K in enumerate(of_prompts) for i in range(targets_K.size)]
+    prompt_of = [prompt for prompt, targets_K in enumerate(of_prompts) for _ in range(targets_K.size)]
 
     def of(row: int) -> dict[str, Any]:
-        prompt, i = place[row]
         read_L, rho_L = rollouts[row]["read"].T
-        targets = token_targets(read_L, rho_L, of_prompts[prompt], of_prompts[prompt][i])
+        targets = token_targets(read_L, rho_L, of_prompts[prompt_of[row]])
         return rollouts[row] | {"targets": torch.tensor(targets, dtype=torch.float32)}
 
     return Lazy(len(rollouts), of)
