@@ -81,9 +81,6 @@ class AtOneKL:
         return of
 
     def matched(self, method: str, values: Mapping[str, Array], gain: Callable[[float], float]) -> Matched:
-        """Return a method's ``values`` (by policy) at the common KL, interpolated along ``gain``.
-
-        Raises DataError where nobody has learnt anything (`evaluation.matched`).
-        """
-        own = [(self.kls[name], values[name]) for name in self.methods[method]]
-        return matched(own, self.kl or 0.0, gain)
+        """Return the ``values`` (by policy) of one of ``methods`` at the common KL, interpolated along ``gain``."""
+        assert self.kl is not None
+        return matched([(self.kls[name], values[name]) for name in self.methods[method]], self.kl, gain)
