@@ -64,6 +64,13 @@ def hungry(path: str) -> Iterator[str]:
         held.append(b"x" * 10**8)
 
 
+def counted(path: str) -> Iterator[str]:
+    """Leave a mark next to the file."""
+    yield "its text"
+    with Path(f"{path}.marks").open("a") as marks:
+        marks.write("x")
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Return a file."""
@@ -113,3 +120,20 @@ def test_a_limit_is_a_positive_number(file: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(GIGABYTES, value)
     with pytest.raises(ConfigError, match=f"{GIGABYTES} is a number of 1 or more; found {value}"):
         rehearse(harmless, file)
+
+
+def test_a_file_that_passed_is_not_read_again_until_it_changes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor with the limits that it passed; one that failed is read again."""
+    marks = Path(f"{file}.marks")
+    for _ in range(2):
+        rehearse(counted, file)
+    assert marks.read_text() == "x"
+    file.write_text("another text")
+    rehearse(counted, file)
+    assert marks.read_text() == "xx"
+    monkeypatch.setenv(SECONDS, "50")
+    rehearse(counted, file)
+    assert marks.read_text() == "xxx"
+    for _ in range(2):
+        with pytest.raises(DataError):
+            rehearse(wrong, file)

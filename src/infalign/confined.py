@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,6 +26,8 @@ BYTES_A_SECOND = 1e7
 POLL = 0.02  # seconds, in which a process can take some 100 MB more
 PANIC = 70  # the exit code after an exception that Python code does not raise, such as a panic in Rust
 
+Stamps = tuple[tuple[str, int, int], ...]
+
 
 class BombError(InfalignError):
     """A file asks for more than the limits, or ends the process that reads it; the message goes on after its name."""
@@ -36,10 +39,18 @@ def rehearse(work: Callable[[str], Iterator[str]], path: str | Path) -> None:
     A large file has more time, as much as reading it takes.
     Raises BombError if that exceeds the limits or ends the process, and the ConfigError or DataError that it raises.
     Any other exception of it is no finding: whoever does the work for its result then says it better.
+    What has passed is not done again in this process while its files and the limits stay the same.
     """
-    size = Path(path).stat().st_size if Path(path).is_file() else 0
-    most_bytes, seconds = 1e9 * _limit(GIGABYTES), _limit(SECONDS) + size / BYTES_A_SECOND
-    command = [sys.executable, "-P", "-m", __name__, str(seconds), work.__module__, work.__name__, str(path)]
+    _passes(work, str(path), _limit(GIGABYTES), _limit(SECONDS), _stamps(Path(path)))
+
+
+@cache  # which keeps no exception
+def _passes(work: Callable[[str], Iterator[str]], path: str, most_gb: float, seconds: float, stamps: Stamps) -> None:
+    """Do the work once for files with these ``stamps``."""
+    most_bytes = 1e9 * most_gb
+    if Path(path).is_file():
+        seconds += sum(size for _, size, _ in stamps) / BYTES_A_SECOND
+    command = [sys.executable, "-P", "-m", __name__, str(seconds), work.__module__, work.__name__, path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"}
     with (
         TemporaryFile() as out,
@@ -64,6 +75,12 @@ def rehearse(work: Callable[[str], Iterator[str]], path: str | Path) -> None:
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         raise BombError(f"{last} ends the process that reads it ({how})")
+
+
+def _stamps(path: Path) -> Stamps:
+    """Return the name, size and modification time of a file, or of each in a folder; of a hub's model nothing."""
+    files = (file for file in (path, *path.rglob("*")) if file.is_file())
+    return tuple((str(file), state.st_size, state.st_mtime_ns) for file in sorted(files) for state in [file.stat()])
 
 
 def _limit(variable: str) -> float:
