@@ -23,7 +23,7 @@ from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import FORMAT, Layout
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import examples, saturated, write
-from infalign.runs.report.pictures import Look, win_rate_by_kl, win_rate_by_n
+from infalign.runs.report.pictures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.tables import comparison_rows, print_table
 from infalign.runs.report.words import judged_in_words, verdict
 from infalign.runs.results import read_results, write_results
@@ -567,7 +567,7 @@ def test_two_thousand_policies_leave_room_for_the_axes(run, judges):
     solver, aim = recipe.policies["aware"], recipe.procedure
     looks = {f"p{i}": Look(*(LOOKS[i] if i < 12 else (QUIET, ".")), solver, aim) for i in range(2000)}
     for picture in (
-        win_rate_by_kl(results, aim, judges, looks),
+        win_rate_by_kl(results, aim, judges, looks, theory_curves(results, looks)),
         win_rate_by_n(results, judges[0], "best", looks),
     ):
         picture.figure.savefig(io.BytesIO(), format="png")

@@ -26,6 +26,7 @@ from infalign.runs.report.pictures import (
     rank_histogram,
     reward_by_rank,
     save_picture,
+    theory_curves,
     training_curves,
     win_rate_by_kl,
     win_rate_by_n,
@@ -96,9 +97,10 @@ def _pictures(
 ) -> dict[str, list[Picture]]:
     """Return the figures of each section."""
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
+    curves = theory_curves(results, looks)
     return {
         "kl": [
-            win_rate_by_kl(results, procedure, by, looks)
+            win_rate_by_kl(results, procedure, by, looks, curves)
             for procedure in evaluated.drawn_procedures()
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],

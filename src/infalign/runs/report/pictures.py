@@ -24,6 +24,7 @@ STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.faceco
 SHOWN_PROMPTS = 10  # number of curves in the calibration figure
 CHANCE_DRAWS = 200
 LEGEND_ROW = 0.2  # inches
+STEPS = np.linspace(0.01, 1, 25)  # of theory's curves, in the root of the KL, since they bend near 0
 CURVED = 20.0  # nats: theory's curves end there, where a win rate is within 1e-8 of the largest
 
 
@@ -56,37 +57,51 @@ class Look:
         return self.solver.law_at(self.aim, max(kl, 1e-6))
 
 
-def win_rate_by_kl(results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look]) -> Picture:
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
+
+    kls: list[float]
+    laws: list[Law]
+    line: Any  # matplotlib's line style
+    color: str
+    label: str
+
+
+def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
+    """Return theory's curves: of each method, and of a policy that knows as much of the ranks as each policy with a
+    look of its own. They are the same for every procedure that serves the policies.
+    """
+    most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
+    found: dict[str, Curve] = {}
+    for look in looks.values():
+        if (aim := look.solver.aim) not in found:
+            laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
+            if laws:
+                found[aim] = Curve([*laws], [*laws.values()], "--", look.color, f"theory, {aim}")
+    curves = [*found.values()]
+    for name, known in results["knowledge"].items():
+        law = looks[name].law(known["kl"]) if name in looks and looks[name].own else None
+        rho = usable(known["rho"]["mean"])
+        if law is not None and rho < 1.0:
+            kls = (known["kl"] * np.linspace(0.1, 1.0, 7) ** 2).tolist()
+            laws_at = [knowing_law(law.transform, rho=rho, kl=kl).law for kl in kls]
+            curves.append(Curve(kls, laws_at, (0, (1, 1)), looks[name].color, f"ρ = {rho:.2f}, {name}"))
+    return curves
+
+
+def win_rate_by_kl(
+    results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Sequence[Curve]
+) -> Picture:
     """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves.
 
     A second judge gets open markers.
     """
     policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
-    if judges == ["reward"]:
-        most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values())), CURVED)
-        kls = most * np.linspace(0.01, 1, 60) ** 2  # points are denser near 0, where the curves bend
-        drawn: set[str] = set()
-        for look in looks.values():
-            aim = look.solver.aim
-            laws = {kl: law for kl in kls if aim not in drawn and (law := look.law(kl)) is not None}
-            if laws:
-                drawn.add(aim)
-                expected = [100 * law.win_rate(served) for law in laws.values()]
-                axes.plot([0, *laws], [50, *expected], "--", color=look.color, label=f"theory, {aim}")
-        known = {name: found for name, found in results["knowledge"].items() if name in looks and looks[name].own}
-        for name, found in known.items():
-            law, rho = looks[name].law(found["kl"]), usable(found["rho"]["mean"])
-            few = found["kl"] * np.linspace(0.1, 1.0, 7) ** 2
-            if law is not None and rho < 1.0:
-                reached = [knowing_law(law.transform, rho=rho, kl=float(kl)).law.win_rate(served) for kl in few]
-                axes.plot(
-                    [0, *few],
-                    [50, *(100 * wins for wins in reached)],
-                    linestyle=(0, (1, 1)),
-                    color=looks[name].color,
-                    label=f"ρ = {rho:.2f}, {name}",
-                )
+    for curve in curves if judges == ["reward"] else ():
+        expected = [100 * law.win_rate(served) for law in curve.laws]
+        axes.plot([0, *curve.kls], [50, *expected], linestyle=curve.line, color=curve.color, label=curve.label)
     for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
         front = [policies[name] for name in results["pareto"][judge][procedure]]
         if len(front) > 1:
