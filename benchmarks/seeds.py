@@ -4,13 +4,14 @@ Runs a recipe with each seed, by default 0, 1 and 2, in a directory of its own i
 again. Prints by how many points of the served win rate each method is ahead of those after it at one KL, by each judge,
 and the share of theory's gap that each policy reaches: each seed's, then the mean with its 95 % interval over seeds and
 prompts (`evaluation.seeds.over_seeds`) and how many seeds are above 0. The share is the part of the gap between
-theory's identity and theory's optimum, each at the KL that the policy spends. The demo takes some eight minutes a seed.
+theory's identity and theory's optimum, each at the KL that the policy spends. ``FOLDER/seeds.svg`` shows each policy of
+each seed, and what theory gives for as much as the policies know of ranks. The demo takes some eight minutes a seed.
 """
 
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from typing import Any
 import numpy as np
 from seeded import seeds_and_settings
 
+from infalign.display import LOOKS, QUIET, panels, save, style
 from infalign.evaluation.matched import LEAST_KL
 from infalign.evaluation.seeds import Trained, over_seeds
 from infalign.experiments.seeds import Seed
 from infalign.method.procedures import parse_procedure
-from infalign.method.transforms import Identity
+from infalign.method.transforms import Identity, parse_transform
 from infalign.runs.results import at_one_kl, read_results
 from infalign.runs.status import recorded_recipe
+from infalign.theory.knowledge import knowing_law, usable
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 
@@ -51,11 +54,40 @@ def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
             yield f"{method} over {other}, {judge}", seed.trained(100 * ahead, *(100 * shift for shift in shifts))
 
 
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw each seed's win rates against KL by each judge; lines: theory with the mean of its seeds' knowledge."""
+    first = runs[0]
+    procedure, judges = parse_procedure(first["procedure"]), first["judges"]
+    with style("the figure needs"):
+        figure, row = panels(1, len(judges), (1.0 + 3.6 * len(judges), 3.8))
+        most = 1.05 * max(policy["kl"]["high"] for run in runs for policy in run["policies"].values())
+        kls = most * np.linspace(0.1, 1.0, 12) ** 2
+        for axes, judge in zip(np.atleast_1d(row), judges, strict=True):
+            for (name, policy), (colour, marker) in zip(first["policies"].items(), LOOKS, strict=False):
+                for run in runs:
+                    kl, found = run["policies"][name]["kl"], run["policies"][name]["win_rates"][judge][procedure.name]
+                    wins = {key: 100 * value for key, value in found.items()}
+                    axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=colour, linewidth=0.8)
+                    axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=colour, linewidth=0.8)
+                    label = name if run is first and judge == judges[0] else None
+                    axes.plot(kl["mean"], wins["mean"], marker, color=colour, label=label)
+                if judge == "reward" and name in first["knowledge"]:
+                    rho = usable(float(np.mean([run["knowledge"][name]["rho"]["mean"] for run in runs])))
+                    laws = [knowing_law(parse_transform(policy["transform"]), rho=rho, kl=kl).law for kl in kls]
+                    reached = [100 * law.win_rate(procedure) for law in laws]
+                    line = (0, (1, 1))
+                    axes.plot([0, *kls], [50, *reached], linestyle=line, color=colour, label=f"{name}, ρ = {rho:.2f}")
+            axes.plot(0, 50, "o", color=QUIET)
+            axes.set(xlabel="KL to the reference, nats a response", ylabel=f"{procedure.name} by the {judge}, %")
+        figure.legend(loc="outside upper left", ncols=2)
+        save(figure, path)
+
+
 def main() -> int:
     """Run the seeds and print the table; return 1 if a run fails."""
     name, folder, *words = sys.argv[1:]
     seeds, settings = seeds_and_settings(words)
-    found = defaultdict[str, list[Trained]](list)
+    found, runs = defaultdict[str, list[Trained]](list), list[dict[str, Any]]()
     for number in seeds:
         root = Path(folder) / f"seed-{number}"
         changes = [word for change in (f"run_dir={root}", f"seed={number}", *settings) for word in ("--set", change)]
@@ -63,10 +95,12 @@ def main() -> int:
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return 1
         seed, results = Seed(recorded_recipe(root)), read_results(root)
+        runs.append(results)
         for row, trained in leads(seed):
             found[row].append(trained)
         for policy in seed.recipe.policies:
             found[f"share of theory's gap, {policy}"].append(Trained((), np.array([share(results, policy)])))
+    draw(runs, Path(folder) / "seeds.svg")
     print(f"| ahead, points | {' | '.join(f'seed {number}' for number in seeds)} | mean (95 %) | above 0 |")
     print("|---" * (3 + len(seeds)) + "|")
     for row, trained in found.items():
