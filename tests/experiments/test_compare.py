@@ -39,7 +39,7 @@ from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import Guide
+from infalign.training.solvers.base import Guide, Side
 
 FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
 
@@ -374,6 +374,15 @@ def test_all_offline_methods_have_the_form_of_the_recipes_first(tmp_path: Path) 
     fits = [(getattr(policy, "guide", None), policy.fit.learning_rate) for policy in found]
     own = (Guide(trunk="reward"), guided.fit.learning_rate)
     assert fits == [own] * len(offline) + [(None, 0.5), (None, 2.5 * 0.5)]
+
+
+def test_methods_of_the_recipes_solver_have_its_loss(tmp_path: Path) -> None:
+    """The guide and its loss belong together: without it the same network would learn another thing."""
+    found = recipe(tmp_path)
+    by_token = {"guide": Guide(side=Side(layers=0)), "loss": "tokens"}
+    found.policies["aware"] = found.policies["aware"].model_copy(update=by_token)
+    policies = Compared(found, ["qrpo", "qrpo-raw", "resample"], [0.2]).recipe.policies.values()
+    assert [getattr(policy, "loss", None) for policy in policies] == ["tokens", "tokens", None]
 
 
 def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path) -> None:

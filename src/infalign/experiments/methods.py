@@ -277,8 +277,8 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
 def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     """Return how a method is trained, from the recipe's first policy of its kind.
 
-    All offline solvers share the form of the first one, with its guide if any. What trains one language model takes the
-    fit of a policy that is one, if there is such a policy.
+    All offline solvers share the form of the first one, with its guide if any, and those of its kind its loss. What
+    trains one language model takes the fit of a policy that is one, if there is such a policy.
     """
     policies = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
     if method.generates and policies:
@@ -287,7 +287,9 @@ def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     if not (method.generates or offline):
         raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
     if method.solver is not None and issubclass(KINDS[method.solver], Offline):
-        return offline[0].model_dump(include={"fit", "guide"})
+        return offline[0].model_dump(
+            include={"fit", "guide", *(["loss"] if offline[0].solver == method.solver else [])}
+        )
     from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
     fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
     if not method.generates:
