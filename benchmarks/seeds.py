@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from infalign.evaluation.matched import LEAST_KL
 from infalign.evaluation.seeds import Trained, over_seeds
 from infalign.experiments.seeds import Seed
 from infalign.method.procedures import parse_procedure
-from infalign.method.transforms import Identity, parse_transform
+from infalign.method.transforms import Identity
+from infalign.runs.calibrated import resolved
 from infalign.runs.results import at_one_kl, read_results
 from infalign.runs.status import recorded_recipe
 from infalign.theory.knowledge import knowing_law, usable
@@ -54,31 +55,33 @@ def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
             yield f"{method} over {other}, {judge}", seed.trained(100 * ahead, *(100 * shift for shift in shifts))
 
 
-def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
     """Draw each seed's win rates against KL by each judge; lines: theory with the mean of its seeds' knowledge."""
-    first = runs[0]
-    procedure, judges = parse_procedure(first["procedure"]), first["judges"]
+    seed, first = runs[0]
+    aim, policies = seed.recipe.procedure, seed.recipe.policies
     with style("the figure needs"):
-        figure, row = panels(1, len(judges), (1.0 + 3.6 * len(judges), 3.8))
-        most = 1.05 * max(policy["kl"]["high"] for run in runs for policy in run["policies"].values())
-        kls = most * np.linspace(0.1, 1.0, 12) ** 2
-        for axes, judge in zip(np.atleast_1d(row), judges, strict=True):
-            for (name, policy), (colour, marker) in zip(first["policies"].items(), LOOKS, strict=False):
-                for run in runs:
-                    kl, found = run["policies"][name]["kl"], run["policies"][name]["win_rates"][judge][procedure.name]
-                    wins = {key: 100 * value for key, value in found.items()}
+        figure, row = panels(1, len(first["judges"]), (1.0 + 3.6 * len(first["judges"]), 3.8))
+        for axes, judge in zip(np.atleast_1d(row), first["judges"], strict=True):
+            for name, (colour, marker) in zip(policies, cycle(LOOKS), strict=False):
+                found = [results["policies"][name] for _, results in runs]
+                for number, policy in enumerate(found):
+                    kl, wins = policy["kl"], {end: 100 * at for end, at in policy["win_rates"][judge][aim.name].items()}
                     axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=colour, linewidth=0.8)
                     axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=colour, linewidth=0.8)
-                    label = name if run is first and judge == judges[0] else None
+                    label = name if number == 0 and judge == "reward" else None
                     axes.plot(kl["mean"], wins["mean"], marker, color=colour, label=label)
-                if judge == "reward" and name in first["knowledge"]:
-                    rho = usable(float(np.mean([run["knowledge"][name]["rho"]["mean"] for run in runs])))
-                    laws = [knowing_law(parse_transform(policy["transform"]), rho=rho, kl=kl).law for kl in kls]
-                    reached = [100 * law.win_rate(procedure) for law in laws]
-                    line = (0, (1, 1))
-                    axes.plot([0, *kls], [50, *reached], linestyle=line, color=colour, label=f"{name}, ρ = {rho:.2f}")
+                known = [
+                    results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
+                ]
+                most = max(policy["kl"]["mean"] for policy in found)
+                law = resolved(name, policies, seed.evaluated.layout).law_at(aim, max(most, LEAST_KL))
+                if judge == "reward" and known and law is not None:
+                    rho, kls = usable(float(np.mean(known))), (most * np.linspace(0.1, 1.0, 12) ** 2).tolist()
+                    reached = [100 * knowing_law(law.transform, rho=rho, kl=kl).law.win_rate(aim) for kl in kls]
+                    said = f"{name}, ρ = {rho:.2f}"
+                    axes.plot([0, *kls], [50, *reached], linestyle=(0, (1, 1)), color=colour, label=said)
             axes.plot(0, 50, "o", color=QUIET)
-            axes.set(xlabel="KL to the reference, nats a response", ylabel=f"{procedure.name} by the {judge}, %")
+            axes.set(xlabel="KL to the reference, nats a response", ylabel=f"{aim.name} by the {judge}, %")
         figure.legend(loc="outside upper left", ncols=2)
         save(figure, path)
 
@@ -87,7 +90,7 @@ def main() -> int:
     """Run the seeds and print the table; return 1 if a run fails."""
     name, folder, *words = sys.argv[1:]
     seeds, settings = seeds_and_settings(words)
-    found, runs = defaultdict[str, list[Trained]](list), list[dict[str, Any]]()
+    found, runs = defaultdict[str, list[Trained]](list), list[tuple[Seed, dict[str, Any]]]()
     for number in seeds:
         root = Path(folder) / f"seed-{number}"
         changes = [word for change in (f"run_dir={root}", f"seed={number}", *settings) for word in ("--set", change)]
@@ -95,12 +98,11 @@ def main() -> int:
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return 1
         seed, results = Seed(recorded_recipe(root)), read_results(root)
-        runs.append(results)
+        runs.append((seed, results))
         for row, trained in leads(seed):
             found[row].append(trained)
         for policy in seed.recipe.policies:
             found[f"share of theory's gap, {policy}"].append(Trained((), np.array([share(results, policy)])))
-    draw(runs, Path(folder) / "seeds.svg")
     print(f"| ahead, points | {' | '.join(f'seed {number}' for number in seeds)} | mean (95 %) | above 0 |")
     print("|---" * (3 + len(seeds)) + "|")
     for row, trained in found.items():
@@ -109,6 +111,7 @@ def main() -> int:
         said = f"{whole.mean:.2f} ({whole.low:.2f} to {whole.high:.2f})" if whole else ""
         each = " | ".join(f"{mean:.2f}" for mean in means)
         print(f"| {row} | {each} | {said} | {sum(mean > 0 for mean in means)} of {len(means)} |")
+    draw(runs, Path(folder) / "seeds.svg")
     return 0
 
 

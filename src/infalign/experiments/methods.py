@@ -287,9 +287,8 @@ def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     if not (method.generates or offline):
         raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
     if method.solver is not None and issubclass(KINDS[method.solver], Offline):
-        return offline[0].model_dump(
-            include={"fit", "guide", *(["loss"] if offline[0].solver == method.solver else [])}
-        )
+        shared = {"fit", "guide", "loss"} if offline[0].solver == method.solver else {"fit", "guide"}
+        return offline[0].model_dump(include=shared)
     from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
     fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
     if not method.generates:
