@@ -75,19 +75,24 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
         "tokens": plain | {"guide": {"side": small}, "loss": "tokens"},
         "per-token": plain | {"guide": {"side": small | {"layers": 0}}, "loss": "tokens"},
+        "told": settings["policies"]["aware"] | {"guide": {"trunk": "reward"}, "loss": "tokens", "reader": "trunk"},
+        "told-aside": plain | {"guide": {"side": small}, "loss": "tokens", "reader": "side"},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
         "student": {"solver": "distil", "teacher": "aware", "fit": fit},
         "last-student": {"solver": "distil", "teacher": "side"} | last,
     }
-    by_token = {"last-tokens": plain | last | {"loss": "tokens"}}
+    by_token = {
+        "last-tokens": plain | last | {"loss": "tokens"},
+        "told-whole": plain | {"loss": "tokens", "reader": "trunk"},
+    }
     settings["policies"] = students | guides | {"last": plain | last} | by_token
     settings["compute"] = {"device": "cpu", "threads": 1}
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}
-    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last", "last-tokens"))
+    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last", *by_token))
     assert (tmp_path / "run" / "models" / "last-student" / "adapter").is_dir()
     own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
     assert own == {
@@ -96,6 +101,8 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "side": (True, True),
         "tokens": (True, True),
         "per-token": (True, True),
+        "told": (True, False),
+        "told-aside": (True, True),
     }
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
     assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-likely-40", "below-1") for part in range(4)]
@@ -110,13 +117,15 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     assert results["tokens"]["method"].endswith("(qrpo guided tokens)")
-    for name, states in (("tokens", "1-likely-40"), ("per-token", "1-likely-40"), ("last-tokens", "below-1")):
+    assert results["told"]["method"] == "exp:10 (qrpo guided tokens by trunk)"
+    told_by = {"tokens": "1-likely-40", "per-token": "1-likely-40", "last-tokens": "below-1"}
+    for name, by in (told_by | {"told-aside": "of-side", "told-whole": "of-trunk"}).items():
         assert squares_at_the_start(tmp_path / "run", name) == pytest.approx(
-            squares_of_targets(tmp_path / "run", states), rel=1e-5
+            squares_of_targets(tmp_path / "run", by), rel=1e-5
         )
     lengths = [len(ids) for table in tables for ids in table["token_ids"].to_pylist()]
-    for states in ("1-likely-40", "below-1"):
-        read = read_table(tmp_path / "run" / "readings" / f"{states}.parquet", ["read"])["read"]
+    for by in ("1-likely-40", "below-1", "of-side", "of-trunk"):
+        read = read_table(tmp_path / "run" / "readings" / f"{by}.parquet", ["read"])["read"]
         assert list(map(len, read.to_pylist())) == lengths
     for same in ("transform", "kl_budget", "beta"):
         assert results["student"][same] == results["aware"][same]

@@ -7,7 +7,7 @@ from scipy.special import ndtri
 from infalign.errors import DataError
 from infalign.method.calibration import calibrate
 from infalign.training import readings
-from infalign.training.readings import read_on_the_way
+from infalign.training.readings import read_from_log_ratios, read_on_the_way
 
 
 def silent(*_: object) -> None:
@@ -68,3 +68,30 @@ def test_too_few_prompts_are_refused() -> None:
     states, rewards = world(7, 4, 3, noise=0.1)
     with pytest.raises(DataError, match="needs at least 8 prompts, found 7"):
         read_on_the_way(lambda prompt: states[prompt], rewards, seed=0, on_progress=silent)
+    with pytest.raises(DataError, match="it was on all but 1 of 7"):
+        read_from_log_ratios([np.ones(3)] * 28, rewards, slice(None, None, 10))
+
+
+def test_a_policy_tells_of_ranks_by_its_running_sum() -> None:
+    """ρ is that of prompts it has not seen, of which it knows half as much here; what a prompt adds is left out."""
+    states, rewards = world(400, 16, 8, noise=0.0)
+    rng = np.random.default_rng(2)
+    log_ratios = [one[:, 0] + 5.0 * (prompt % 7) for prompt, of_prompt in enumerate(states) for one in of_prompt]
+    for row in range(len(log_ratios)):
+        if row // 16 % 2 == 0:
+            log_ratios[row] = log_ratios[row] + rng.standard_normal(8)
+    read = read_from_log_ratios(log_ratios, rewards, slice(None, None, 2))
+    assert read[1][3][:, 1] == pytest.approx(np.sqrt(np.arange(1, 9) / 8 / 2), abs=0.05)
+    seen = np.array([[one[-1, 0] for one in of_prompt] for of_prompt in read[1::2]])
+    assert seen.mean(axis=1) == pytest.approx(0.0, abs=1e-5)
+    scores = ndtri(calibrate(rewards, np.sort(rewards, axis=1)))
+    assert np.corrcoef(seen.ravel(), scores[1::2].ravel())[0, 1] > 0.95
+
+
+def test_a_policy_tells_of_responses_of_different_lengths() -> None:
+    """Each has a row a token, the empty one none; ρ is known of few rollouts too."""
+    rewards = np.random.default_rng(0).standard_normal((12, 4))
+    log_ratios = [np.full(row % 4, 0.1) for row in range(48)]
+    read = read_from_log_ratios(log_ratios, rewards, slice(None, None, 10))
+    assert [one.shape for of_prompt in read for one in of_prompt] == [(row % 4, 2) for row in range(48)]
+    assert all(np.isfinite(one).all() for of_prompt in read for one in of_prompt)

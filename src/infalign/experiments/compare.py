@@ -177,7 +177,8 @@ def measured_comparison(compared: Compared) -> Numbers:
         }
         for name, method in methods.items()
     }
-    for name, policy in recipe.policies.items():
+    for name in policies.keys() & recipe.policies.keys():
+        policy = recipe.policies[name]
         policies[name] |= {
             "settings": policy.model_dump(mode="json", exclude_defaults=True),
             "key": made[f"train-{name}"]["key"],

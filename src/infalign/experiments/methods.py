@@ -128,8 +128,9 @@ class Compared:
     """The policies of some methods at some budgets, as policies of the recipe; ``more`` has further budgets by method.
 
     They are called METHOD-BUDGET, or METHOD-nN if their strength is the n of Best-of-n: the n whose KL is nearest to
-    the budget, so that two budgets may share a policy. Best-of-n itself is not a policy of the recipe: its responses
-    are selected from one half of the reference's samples, and the other half is the base.
+    the budget, so that two budgets may share a policy. A policy that tells them of ranks comes with them and is no
+    method. Best-of-n itself is not a policy of the recipe: its responses are selected from one half of the reference's
+    samples, and the other half is the base.
     """
 
     def __init__(
@@ -162,13 +163,16 @@ class Compared:
             for method, policy in _checked(recipe, together, budget).items():
                 name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
                 if recipe.policies.get(name, policy).model_dump() != policy.model_dump():
-                    raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
+                    raise _taken(name)
                 if name not in policies:
                     self.by_method[method].append(name)
                 policies[name] = policy
                 if budget in budgets:
                     self.by_budget[budget].append(name)
-        self.recipe = recipe.model_copy(update={"policies": policies})
+        told = {policy.told.policy for policy in policies.values() if policy.told is not None}
+        self.recipe = recipe.model_copy(
+            update={"policies": {name: own for name, own in recipe.policies.items() if name in told} | policies}
+        )
 
 
 def bracketing_budgets(recipe: Recipe, compared: Compared, spent: Mapping[str, float]) -> dict[str, list[float]]:
@@ -264,8 +268,13 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
     if not methods:
         return {}
     settings = {name: method_of(name).settings(recipe, budget) for name in methods}
+    told = {policy.told.policy for policy in recipe.policies.values() if policy.told is not None}
+    readers = {name: own.model_dump() for name, own in recipe.policies.items() if name in told}
+    for name in readers.keys() & settings.keys():
+        raise _taken(name)
     try:
-        return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies
+        policies = Recipe.model_validate(recipe.model_dump() | {"policies": readers | settings}).policies
+        return {name: policies[name] for name in settings}
     except ValidationError as error:
         reasons = (
             f"{'.'.join(map(str, untagged(e['loc'])))} {e['msg'].removeprefix('Value error, ')}".lstrip()
@@ -274,10 +283,15 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
         raise ConfigError(f"at {budget:g} nats: {'; '.join(reasons)}") from error
 
 
+def _taken(name: str) -> ConfigError:
+    return ConfigError(f"the recipe has another policy of the name {name}; rename it")
+
+
 def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     """Return how a method is trained, from the recipe's first policy of its kind.
 
-    All offline solvers share the form of the first one, with its guide if any, and those of its kind its loss. What
+    All offline solvers share the form of the first one, with its guide if any, and those of its kind its loss and its
+    reader. What
     trains one language model takes the fit of a policy that is one, if there is such a policy.
     """
     policies = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
@@ -287,7 +301,7 @@ def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     if not (method.generates or offline):
         raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
     if method.solver is not None and issubclass(KINDS[method.solver], Offline):
-        shared = {"fit", "guide", "loss"} if offline[0].solver == method.solver else {"fit", "guide"}
+        shared = {"fit", "guide", "loss", "reader"} if offline[0].solver == method.solver else {"fit", "guide"}
         return offline[0].model_dump(include=shared)
     from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
     fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit

@@ -31,7 +31,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from infalign.models.likely import Likely, products
 from infalign.models.packed import Packed
 from infalign.models.per_token import PerTokenConfig
-from infalign.models.vocabulary import Logits
+from infalign.models.vocabulary import Logits, logprob_of
 
 
 class GuidedConfig(PreTrainedConfig):
@@ -271,6 +271,12 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             return Logits(last, self.reference.get_output_embeddings())
         with self.unguided():
             return batch.logits_in_parts(self.reference)
+
+    @torch.no_grad()
+    def token_log_ratios(self, batch: Packed) -> Tensor:
+        """Return log π/π_ref of each token of the responses, (T,); inside `packing`."""
+        guided, reference = batch.logits_in_parts(self), self.unguided_logits(batch)
+        return guided.measured(logprob_of(batch.drawn)) - reference.measured(logprob_of(batch.drawn))
 
     @torch.no_grad()
     def read_once(self, batch: Packed, *, classes: bool = True) -> Packed:

@@ -155,6 +155,10 @@ class Packed:
         """Return the sum over each response of a number per token, (R,)."""
         return of_tokens.new_zeros(len(self.lengths)).index_add(0, self.response_of, of_tokens)
 
+    def split(self, of_tokens: Tensor) -> list[Array]:
+        """Return a number per token of the responses response by response, (tokens,) each."""
+        return [own.cpu().numpy() for own in torch.split(of_tokens, self.lengths.tolist())]
+
     def sums_before(self, of_tokens: Tensor) -> Tensor:
         """Return, for each token of a response, the sum over those before it in the response, (T,)."""
         _, of_responses = self.inside
@@ -218,7 +222,7 @@ def packed_logprobs(
     ``on_progress(done, all)`` is called with numbers of responses.
     """
     asked = (model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
-    return np.array(_of_responses(lambda batch: batch.logprobs(model).tolist(), *asked))
+    return np.array(of_responses(lambda batch: batch.logprobs(model).tolist(), *asked))
 
 
 def packed_token_logprobs(
@@ -233,19 +237,19 @@ def packed_token_logprobs(
     """Return the log-probability of each token of each response, otherwise as `packed_logprobs`."""
 
     def of(batch: Packed) -> list[Array]:
-        return [own.cpu().numpy() for own in torch.split(batch.token_logprobs(model), batch.lengths.tolist())]
+        return batch.split(batch.token_logprobs(model))
 
-    return _of_responses(of, model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
+    return of_responses(of, model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
 
 
-def _of_responses(
+def of_responses(
     of: Callable[[Packed], list[Each]],
     model: Any,
     prompt_ids: TokenIds,
     completion_ids: TokenIds,
     batch_tokens: int,
-    states: Sequence[Stored],
-    on_progress: Callable[[int, int], None] | None,
+    states: Sequence[Stored] = (),
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Each]:
     """Return what ``of`` says of each response, batch by batch, with the model ready for them."""
     found: list[Each] = []

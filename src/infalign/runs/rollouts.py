@@ -12,7 +12,7 @@ from infalign.sampling.prompts import Prompts, PromptTable
 from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.sequences import Lazy, chained, token_lists_on_disk
 from infalign.storage import listed, read_table
-from infalign.training.solvers.base import States
+from infalign.training.solvers.base import States, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class StoredRollouts:
         columns = (table["token_ids"] for table in self.drawn(part, prompts).tables(["token_ids"]))
         return prompts.token_ids, token_lists_on_disk(columns, self.layout.root)
 
+    def all_texts(self) -> tuple[Sequence[list[int]], Sequence[list[int]]]:
+        """Return the token ids of the prompts of all rollouts, one each, and of their responses."""
+        asked, responses = (chained(column) for column in zip(*map(self.texts, range(len(self.parts))), strict=True))
+        return Lazy(len(responses), lambda i: asked[i // self.k]), responses
+
     def states(self, which: States) -> Sequence[Any]:
         """Return what is stored of the reference at each rollout (`models.states`)."""
         from infalign.models.states import stored_states
@@ -46,9 +51,9 @@ class StoredRollouts:
             [stored_states(*self.texts(part), folder, likely=which.likely > 0) for part, folder in enumerate(folders)]
         )
 
-    def readings(self, which: States) -> Sequence[Array]:
-        """Return what its states tell of each rollout's rank after each token, and how well: (tokens, 2)."""
-        table = read_table(self.layout.readings(str(which)), ["read", "rho"])
+    def readings(self, told: Told) -> Sequence[Array]:
+        """Return what is told of each rollout's rank after each token, and how well: (tokens, 2)."""
+        table = read_table(self.layout.readings(str(told)), ["read", "rho"])
         read, rho = table["read"].combine_chunks(), table["rho"].combine_chunks()
         return Lazy(len(table), lambda i: np.stack([read[i].values.to_numpy(), rho[i].values.to_numpy()], axis=1))
 
@@ -56,6 +61,10 @@ class StoredRollouts:
         """Return the rewards of one part, prompts × K."""
         rewards: Array = read_table(self.layout.scores(part), ["reward"])["reward"].to_numpy()
         return rewards.reshape(-1, self.k)
+
+    def all_rewards(self) -> Array:
+        """Return the rewards of all rollouts, prompts × K."""
+        return np.concatenate([self.rewards(part) for part in range(len(self.parts))])
 
     def rows(self) -> Sequence[dict[str, Any]]:
         """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.

@@ -39,8 +39,7 @@ def read_on_the_way(states_of: StatesOf, rewards_PK: Array, *, seed: int, on_pro
             f"reading ranks needs at least {2 * FOLDS} prompts, found {prompts}; raise rollout.prompts, or leave out "
             "loss: tokens"
         )
-    scores = ndtri(calibrate(rewards_PK, np.sort(rewards_PK, axis=1)))
-    scores -= scores.mean(axis=1, keepdims=True)
+    scores = _normal_scores(rewards_PK)
     fold = np.random.default_rng(seed).permutation(prompts) % FOLDS
     lengths = np.array([[len(states) for states in states_of(prompt)] for prompt in range(prompts)])
     longest = int(lengths.max())
@@ -88,11 +87,43 @@ def read_on_the_way(states_of: StatesOf, rewards_PK: Array, *, seed: int, on_pro
     for prompt in range(prompts):
         read[prompt] = read_of(prompt, slice(best, best + 1))[0]
         on_progress(prompts + prompt + 1, 2 * prompts, "ranks on the way")
-    rho = _correlations(read, scores)
-    read /= np.nanstd(read, axis=(0, 1)) + 1e-12
+    return _standardised(read, _correlations(read, scores))
+
+
+def read_from_log_ratios(log_ratios: Sequence[Array], rewards_PK: Array, unseen: slice) -> list[list[Array]]:
+    """Return the same as `read_on_the_way`, as a policy tells it: from log π/π_ref of each token of each rollout.
+
+    The running sum, less its mean over those rollouts of the prompt that are as long, is the reading. Its ρ is measured
+    on the prompts ``unseen``, which the policy was not trained on. Raises DataError for fewer than two of them.
+    """
+    prompts, k = rewards_PK.shape
+    if len(rewards_PK[unseen]) < 2:
+        raise DataError(
+            f"reading ranks from a policy needs two prompts that it was not trained on, and it was on all but "
+            f"{len(rewards_PK[unseen])} of {prompts}; raise rollout.prompts, or leave out reader"
+        )
+    read = np.full((prompts * k, max(map(len, log_ratios))), np.nan, np.float32)
+    for row, of_tokens in zip(read, log_ratios, strict=True):
+        row[: len(of_tokens)] = np.cumsum(of_tokens)
+    read = read.reshape(prompts, k, -1)
+    present = ~np.isnan(read)
+    read -= np.nansum(read, axis=1, keepdims=True) / np.maximum(present.sum(axis=1, keepdims=True), 1)
+    return _standardised(read, _correlations(read[unseen], _normal_scores(rewards_PK)[unseen]))
+
+
+def _normal_scores(rewards_PK: Array) -> Array:
+    """Return the normal score of each rollout's rank, less its mean over those of the prompt."""
+    scores: Array = ndtri(calibrate(rewards_PK, np.sort(rewards_PK, axis=1)))
+    return scores - scores.mean(axis=1, keepdims=True)
+
+
+def _standardised(read_PKL: NDArray[Any], rho_L: Array) -> list[list[Array]]:
+    """Return readings with ρ, (tokens, 2) for each response; ``read_PKL`` is NaN after a response's end."""
+    read_PKL = read_PKL / (np.nanstd(read_PKL, axis=(0, 1)) + 1e-12)
+    lengths_PK = (~np.isnan(read_PKL)).sum(axis=2)
     return [
-        [np.stack([read[p, i, :length], rho[:length]], axis=1) for i, length in enumerate(lengths[p])]
-        for p in range(prompts)
+        [np.stack([read_L[:length], rho_L[:length]], axis=1) for read_L, length in zip(*of_prompt, strict=True)]
+        for of_prompt in zip(read_PKL, lengths_PK, strict=True)
     ]
 
 
@@ -111,7 +142,7 @@ def _correlations(read_PKL: NDArray[Any], scores_PK: Array) -> Array:
     found, last = np.empty(read_PKL.shape[2]), LEAST
     for t in range(read_PKL.shape[2]):
         alive = ~np.isnan(read_PKL[:, :, t])
-        if alive.sum() >= FEWEST or t == 0:
+        if alive.sum() >= min(FEWEST, scores_PK.size / 2) or t == 0:
             read, scores = read_PKL[:, :, t][alive].astype(float), scores_PK[alive]
             norm = float(np.linalg.norm(read) * np.linalg.norm(scores))
             last = min(max(float(read @ scores) / max(norm, 1e-12), LEAST), MOST)

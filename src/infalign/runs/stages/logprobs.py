@@ -19,7 +19,6 @@ from infalign.runs.passes import Architecture, Aside, Last, Pass, Read, Texts
 from infalign.runs.run import Run
 from infalign.runs.stages.material import Material
 from infalign.runs.units import Unit
-from infalign.sequences import Lazy, chained
 from infalign.storage import write_table
 from infalign.training.solvers.base import Offline, Solver
 
@@ -80,9 +79,7 @@ def find_logprobs(
         model, _ = load_policy(material.reference, device=compute.torch_device())
     else:
         model = material.start(policy, tokenizer, compute)
-    texts = [stored.texts(part) for part in range(len(stored.parts))]
-    asked, responses = (chained(column) for column in zip(*texts, strict=True))
-    prompts = Lazy(len(responses), lambda i: asked[i // stored.k])
+    prompts, responses = stored.all_texts()
     states = () if policy.states is None else stored.states(policy.states)
     last = policy.states.last if policy.states is not None else 0
 
@@ -94,7 +91,7 @@ def find_logprobs(
         above(model, last) if last else nullcontext(),
     ):
         if packs(model):
-            found: Any = (packed_token_logprobs if policy.by_token else packed_logprobs)(
+            found: Any = (packed_logprobs if policy.told is None else packed_token_logprobs)(
                 model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told
             )
         else:

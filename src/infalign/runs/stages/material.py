@@ -13,6 +13,7 @@ from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import Compute
 from infalign.runs.layout import Layout
+from infalign.runs.passes import Architecture, Aside, Last
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
 from infalign.sequences import Lazy
@@ -74,9 +75,8 @@ class Material:
         for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
             if which is not None:
                 rows = _with(rows, name, self.stored.states(which))
-        if policy.by_token:
-            assert policy.states is not None
-            rows = _with(rows, "read", self.stored.readings(policy.states))
+        if policy.told is not None:
+            rows = _with(rows, "read", self.stored.readings(policy.told))
         computed = self.logprobs(policy)
         if computed is not None:
             found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
@@ -90,11 +90,11 @@ class Material:
 
         A guide that is trained token by token needs none, since the reference is beside it.
         """
-        if not isinstance(policy, Offline) or (policy.by_token and policy.guide is not None):
+        if not isinstance(policy, Offline) or (policy.told is not None and policy.guide is not None):
             return None
-        if not policy.by_token and self.drawn_as_trained and not policy.fit.bf16:
+        if policy.told is None and self.drawn_as_trained and not policy.fit.bf16:
             return None
-        return Logprobs(policy.states, policy.fit.bf16, policy.by_token)
+        return Logprobs(policy.states, policy.fit.bf16, policy.told is not None)
 
     def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
         """Return the reference with an untrained guide."""
@@ -108,6 +108,15 @@ class Material:
         if guide.trunk not in of_run:
             check_harmless(guide.trunk)
         return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
+
+
+def networks(run: Run, name: str) -> list[Architecture]:
+    """Return what the training of a policy computes with, what it trains last."""
+    policy, reference = run.recipe.policies[name], run.architecture("policy")
+    side = policy.guide.side if isinstance(policy, Offline) and policy.guide is not None else None
+    if side is not None:
+        return [*([] if side.stored else [reference]), Aside(reference, side)]
+    return [*run.networks(name)] if policy.states is None else [Last(reference, policy.states.last)]
 
 
 def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -18,17 +18,17 @@ from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
 from infalign.runs.layout import Summary
-from infalign.runs.passes import Architecture, Aside, Draw, Last, Pass, Read, Texts, Train
+from infalign.runs.passes import Aside, Draw, Pass, Read, Texts, Train
 from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
 from infalign.runs.stages import judged, logprobs, readings, states
-from infalign.runs.stages.material import Material
+from infalign.runs.stages.material import Material, networks
 from infalign.runs.units import Unit
 from infalign.sequences import Lazy
 from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
+from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver, Told
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
 
@@ -43,13 +43,7 @@ def units(run: Run) -> Iterator[Unit]:
     yield from logprobs.units(run)
     material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
-    place = {name: number for number, name in enumerate(policies)}
-
-    def after_its_teacher(name: str) -> tuple[int, bool]:
-        taught = [place[need] for need in policies[name].needs if need in place]
-        return max([place[name], *taught]), bool(taught)
-
-    for name in sorted(policies, key=after_its_teacher):
+    for name in sorted(policies, key=lambda name: _depth(name, policies)):
         policy = policies[name]
         target = run.target(name)
         yield Unit(
@@ -71,6 +65,16 @@ def units(run: Run) -> Iterator[Unit]:
             warnings=partial(coarse_ranks, recipe, name),
             passes=partial(policy_passes, run, name),
         )
+        if any(other.told == Told(policy=name) for other in policies.values()):
+            yield readings.of_guide(run, name)
+
+
+def _depth(name: str, policies: Mapping[str, Solver]) -> int:
+    """Return how many trainings of other policies one after the other precede that of a policy."""
+    told, taught_by = policies[name].told, [need for need in policies[name].needs if need in policies]
+    if told is not None and told.policy is not None:
+        taught_by.append(told.policy)
+    return max((1 + _depth(other, policies) for other in taught_by), default=0)
 
 
 def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
@@ -78,7 +82,7 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, watched
 
     policy, rollout = run.recipe.policies[name], run.recipe.rollout
-    *frozen, own = _networks(run, name)
+    *frozen, own = networks(run, name)
     prompts = texts.prompts(rollout.prompts, "train")
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:
@@ -96,7 +100,7 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
         return
     if isinstance(policy, Distil):
         solver: Offline = policy.followed
-        frozen = [run.architecture("policy")] if solver.guide is None else _networks(run, policy.teacher)
+        frozen = [run.architecture("policy")] if solver.guide is None else networks(run, policy.teacher)
     else:
         assert isinstance(policy, Offline)
         solver = policy
@@ -117,15 +121,6 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
         yield read(network, steps * rows / of_prompt, of_prompt)
     for network in (*frozen, own):
         yield read(network, validated / of_prompt, of_prompt)
-
-
-def _networks(run: Run, name: str) -> list[Architecture]:
-    """Return what the training of a policy computes with, what it trains last."""
-    policy, reference = run.recipe.policies[name], run.architecture("policy")
-    side = policy.guide.side if isinstance(policy, Offline) and policy.guide is not None else None
-    if side is not None:
-        return [*([] if side.stored else [reference]), Aside(reference, side)]
-    return [*run.networks(name)] if policy.states is None else [Last(reference, policy.states.last)]
 
 
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:

@@ -91,6 +91,16 @@ class States(NamedTuple):
         return f"{said}-likely-{self.likely}" if self.likely else said
 
 
+class Told(NamedTuple):
+    """Who tells what each token of a rollout adds to its rank: stored states of the reference, or a policy's guide."""
+
+    states: States | None = None
+    policy: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.states) if self.policy is None else f"of-{self.policy}"
+
+
 class Solver(Kind):
     """Base class of all solvers. A method is a solver with its objective; its strength is a KL budget, a β or an n."""
 
@@ -211,9 +221,9 @@ class Solver(Kind):
         return None
 
     @property
-    def by_token(self) -> bool:
-        """Whether each token has a target of its own, by what the states tell of the rank."""
-        return False
+    def told(self) -> Told | None:
+        """Who tells what each token adds to the rank, for a target of its own; None where only responses have one."""
+        return None
 
     def meet(self, policies: Mapping[str, Solver]) -> None:
         """Learn of the recipe's policies. Raises ValueError if one that it builds on is not there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +14,8 @@ from infalign.display import COLOURS
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.training.solvers.base import Examples, Offline, Shaped, singles
+from infalign.settings import Name
+from infalign.training.solvers.base import Examples, Offline, Shaped, Solver, Told, singles
 
 if TYPE_CHECKING:
     import torch
@@ -122,29 +123,58 @@ class Settings(Shaped, Offline):
     loss: Literal["squared", "logistic", "kliep", "tokens"] = Field(
         "logistic",
         description="how log π/π_ref is fitted; all have the same optimum. tokens: each token has a target, by what "
-        "the reference's states tell of the rank before and after it; for a guide on stored states or fit.lora.layers",
+        "the reference's states tell of the rank before and after it, for a guide on stored states or fit.lora.layers, "
+        "or by what `reader` tells",
+    )
+    reader: Name | None = Field(
+        None,
+        description="for loss: tokens: the policy of this recipe whose guide tells what each token adds to the rank, "
+        "such as the identity's, instead of the reference's states",
     )
 
     @model_validator(mode="after")
-    def _has_states(self) -> Settings:
-        if self.by_token and self.states is None:
+    def _is_told(self) -> Settings:
+        if self.loss != "tokens" and self.reader is not None:
+            raise ValueError(f"reader is for loss: tokens, found loss: {self.loss}")
+        if self.loss == "tokens" and self.reader is None and self.states is None:
             raise ValueError(
-                "loss: tokens reads the reference's stored states: add guide: {side: {}}, or fit.lora with layers"
+                "loss: tokens reads the reference's stored states: add guide: {side: {}}, or fit.lora with layers; or "
+                "name a reader"
             )
         return self
 
+    def meet(self, policies: Mapping[str, Solver]) -> None:
+        """Raise ValueError if its reader is no policy with a guide, or is told of ranks by a guide itself."""
+        if self.reader is None:
+            return
+        guides = [
+            name
+            for name, other in policies.items()
+            if isinstance(other, Offline)
+            and other.guide is not None
+            and (other.told is None or other.told.policy is None)
+        ]
+        if self.reader not in guides:
+            raise ValueError(
+                f"reader is {self.reader}, which is no policy of this recipe with a guide and without a reader "
+                f"({', '.join(guides) or 'none'})"
+            )
+
     @property
-    def by_token(self) -> bool:
-        """Whether each token has a target of its own."""
-        return self.loss == "tokens"
+    def told(self) -> Told | None:
+        """Its reader, or the states that it is trained from, if each token has a target of its own."""
+        if self.loss != "tokens":
+            return None
+        return Told(policy=self.reader) if self.reader is not None else Told(self.states)
 
     @property
     def _said(self) -> str:
         usual = self.loss == type(self).model_fields["loss"].default
-        return super()._said if usual else f"{super()._said} {self.loss}"
+        said = super()._said if usual else f"{super()._said} {self.loss}"
+        return said if self.reader is None else f"{said} by {self.reader}"
 
     def objective(self, beta: float) -> QRPO:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
-        if self.by_token:
+        if self.told is not None:
             return ByToken(self.shaping, beta, squared)
         return QRPO(self.shaping, beta, LOSSES[self.loss])
