@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forms import RECIPE, base_run
+from forms import base_run
 from rich.console import Console
 from seeded import interval, seeds_and_settings
 from seeds import share
@@ -69,7 +69,7 @@ def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
 
 def measured(run_dir: Path, *changes: str) -> dict[str, Any]:
     """Run the demo with changes in a directory and return its results."""
-    recipe = load_recipe(RECIPE, [f"run_dir={run_dir}", *changes])
+    recipe = load_recipe("demo", [f"run_dir={run_dir}", *changes])
     pipeline.run(recipe, until="evaluate", console=Console())
     return read_results(run_dir)
 
@@ -77,12 +77,12 @@ def measured(run_dir: Path, *changes: str) -> dict[str, Any]:
 def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str, float]]:
     """Return the numbers of every control of one seed."""
     settings = [f"seed={seed}", *overrides]
-    base = base_run(folder, seed, settings)
+    base = base_run("demo", folder, seed, settings)
     models, made = base / "models", base.parent / "controls"
     if not made.exists():
         shutil.copytree(base, made)
     nothing = without_knowledge(models / "reference", base.parent / "nothing")
-    recipe = load_recipe(RECIPE, settings)
+    recipe = load_recipe("demo", settings)
     wanted = policies(recipe, {"guide-reward": "reward", "guide-reference": "reference", "guide-random": str(nothing)})
     results = measured(made, *settings, f"policies={json.dumps(wanted)}")
     rows = {name: numbers(results, name) for name in wanted}
