@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import warm
 import yaml
 
 COMMAND = Path(sys.executable).with_name("infalign")
@@ -67,7 +68,7 @@ def brightness(prompts: list[Any], responses: list[str]) -> list[float]:
 
 def infalign(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the installed command to its end."""
-    return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
+    return warm.run(COMMAND, *map(str, words))
 
 
 def finish(folder: Path) -> Path:
