@@ -43,7 +43,7 @@ def units(run: Run) -> Iterator[Unit]:
     yield from logprobs.units(run)
     material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
-    for name in sorted(policies, key=lambda name: _depth(name, policies)):
+    for name in _in_order(policies):
         policy = policies[name]
         target = run.target(name)
         yield Unit(
@@ -69,12 +69,19 @@ def units(run: Run) -> Iterator[Unit]:
             yield readings.of_guide(run, name)
 
 
-def _depth(name: str, policies: Mapping[str, Solver]) -> int:
-    """Return how many trainings of other policies one after the other precede that of a policy."""
-    told, taught_by = policies[name].told, [need for need in policies[name].needs if need in policies]
-    if told is not None and told.policy is not None:
-        taught_by.append(told.policy)
-    return max((1 + _depth(other, policies) for other in taught_by), default=0)
+def _in_order(policies: Mapping[str, Solver]) -> list[str]:
+    """Return the names of policies, each right after the last one that it builds on: its teacher or who tells it."""
+    place = {name: number for number, name in enumerate(policies)}
+
+    def key(name: str) -> tuple[int, int]:
+        told, builds_on = policies[name].told, {need for need in policies[name].needs if need in policies}
+        if told is not None and told.policy is not None:
+            builds_on.add(told.policy)
+        before = [key(other) for other in builds_on]
+        last = max([place[name], *(number for number, _ in before)])
+        return last, max((1 + steps for _, steps in before), default=0)
+
+    return sorted(policies, key=key)
 
 
 def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
