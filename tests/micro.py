@@ -14,6 +14,8 @@ COMMAND = Path(sys.executable).with_name("infalign")
 SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "heads": 2, "context": 192}
 FIT = {"batch_size": 32, "max_length": 192}
 GOLD = {"function": "infalign.world:gold"}
+COMPUTE = {"device": "cpu", "threads": 1}
+WORKERS = {"compute": COMPUTE | {"processes": 2}}
 
 
 def settings(root: Path) -> dict[str, Any]:
@@ -32,14 +34,14 @@ def settings(root: Path) -> dict[str, Any]:
             "online": {"kl_budget": 0.5, "solver": "rloo", "generations": 4, "fit": FIT | {"batch_size": 24}},
         },
         "evaluate": {"prompts": 6, "samples": 8, "max_n": 4, "rewind": "rewind:0.75:4"},
-        "compute": {"device": "cpu", "processes": 2, "threads": 1},
+        "compute": dict(COMPUTE),
         "allow_worthless": True,  # of two steps the first has learning rate 0, and its checkpoint may be the best
     }
 
 
 def given(root: Path, policy: str) -> dict[str, Any]:
     """Return the recipe of a run that trains no model but one policy, all in one process; gold is the only reward."""
-    changes = {"policy": {"model": policy}, "reward": GOLD, "judge": GOLD, "compute": {"device": "cpu", "threads": 1}}
+    changes = {"policy": {"model": policy}, "reward": GOLD, "judge": GOLD}
     recipe = settings(root) | changes
     recipe["policies"] = {"aware": recipe["policies"]["aware"]}
     return recipe
@@ -73,7 +75,7 @@ def infalign(*words: object) -> subprocess.CompletedProcess[str]:
 
 def finish(folder: Path) -> Path:
     """Do a whole run with the command line, with two worker processes, and return its directory."""
-    ended = infalign("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
+    ended = infalign("run", write(folder / "recipe.yaml", settings(folder / "run") | WORKERS), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     assert f"Report: {folder / 'run' / 'report.html'}" in ended.stdout
     return folder / "run"

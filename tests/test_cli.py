@@ -328,7 +328,8 @@ def test_a_model_of_a_hub_that_cannot_be_reached_is_told_with_the_way_round(tmp_
 def in_training(tmp_path: Path, stderr: int) -> subprocess.Popen[str]:
     """Start a run and return it while its first model is trained."""
     path = micro.write(
-        tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | {"rollout": {"k": 5000, "max_new_tokens": 12}}
+        tmp_path / "recipe.yaml",
+        micro.settings(tmp_path / "run") | micro.WORKERS | {"rollout": {"k": 5000, "max_new_tokens": 12}},
     )
     run = subprocess.Popen(
         [COMMAND, "run", path],

@@ -59,8 +59,8 @@ def reading(lab: Lab, root: Path, name: str, content: bytes | None) -> str:
 
 
 def recipe(lab: Lab, settings: dict[str, Any]) -> str:
-    """Write a recipe whose work is done in this process, and return its path."""
-    return micro.write(lab.folder / "recipe.yaml", settings | {"compute": {"device": "cpu", "threads": 1}})
+    """Write a recipe and return its path."""
+    return micro.write(lab.folder / "recipe.yaml", settings)
 
 
 def state(root: Path, *but: str) -> dict[str, tuple[int, int]]:

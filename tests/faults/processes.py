@@ -40,7 +40,7 @@ SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die a
 @contextmanager
 def command(root: Path, name: str = "run") -> Iterator[subprocess.Popen[str]]:
     """Start ``infalign run``, or up to a stage, in a run directory; it and its workers are gone in the end."""
-    path = micro.write(root.parent / "recipe.yaml", micro.settings(root))
+    path = micro.write(root.parent / "recipe.yaml", micro.settings(root) | micro.WORKERS)
     with started([micro.COMMAND, name, path]) as run:
         yield run
 
@@ -266,7 +266,7 @@ def stray(lab: Lab, **environment: str) -> Seen:
     """A run with odd variables of a cluster takes the lock, does its work and ends, as one without them."""
     root = lab.copy()
     undo(root, "calibrate")
-    words = [micro.COMMAND, "calibrate", micro.write(lab.folder / "recipe.yaml", micro.settings(root))]
+    words = [micro.COMMAND, "calibrate", micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)]
     options = {"env": os.environ | environment, "capture_output": True, "text": True, "check": False}
     with held(root):
         second = subprocess.run(words, **options)
@@ -320,7 +320,7 @@ def locale(lab: Lab) -> Seen:
     """What it cannot print is replaced, and what is written is UTF-8."""
     root = lab.copy()
     undo(root, *TRAINING)
-    path = micro.write(lab.folder / "recipe.yaml", micro.settings(root))
+    path = micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)
     plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run = subprocess.run([micro.COMMAND, "run", path], env=plain, capture_output=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -391,8 +391,7 @@ def at_work(root: Path, run: subprocess.Popen[str], since: float) -> bool:
 @fault("SIGKILL of a run with two worker processes and on-policy training, again and again")
 def kill_loop(lab: Lab) -> Seen:
     """Each time at most a unit or two get done; the end is that of an undisturbed run, bit for bit."""
-    recipe = micro.settings(lab.folder / "run")
-    assert recipe["compute"]["processes"] == 2
+    recipe = micro.settings(lab.folder / "run") | micro.WORKERS
     assert recipe["policies"]["online"]["solver"] == "rloo"
     root, draw = lab.folder / "run", random.Random(SEED)
     took = {name: record["seconds"] for name, record in records(lab.finished).items()}
@@ -428,7 +427,6 @@ def distributed_kill_loop(lab: Lab) -> Seen:
     draw = random.Random(SEED)
     fit = micro.FIT | {"batch_size": 8}
     changes = {
-        "compute": {"device": "cpu", "threads": 1},
         "policies": {"online": {"kl_budget": 0.5, "solver": "rloo", "generations": 4, "fit": fit}},
     }
 

@@ -22,7 +22,6 @@ def settings(root: Path) -> dict:
     """Return a recipe whose reward and judge disagree, with a judged policy and its student."""
     recipe = micro.settings(root)
     recipe |= {"reward": {"function": f"{micro.__file__}:brightness"}, "judge": micro.GOLD, "gold": None}
-    recipe["compute"] = {"device": "cpu", "threads": 1}
     recipe["rollout"] = {"prompts": 32, "k": 16, "max_new_tokens": 12}
     aware = recipe["policies"]["aware"] | {"transform": "judged", "kl_budget": 0.5}
     student = {"solver": "distil", "teacher": "aware", "fit": aware["fit"]}

@@ -48,7 +48,7 @@ def quiet(done: int, total: int, note: str) -> None:
 
 def settings(root: Path) -> dict[str, Any]:
     """Return the recipe of a run with a trained reward model and one policy, in one process."""
-    changes = {"judge": micro.GOLD, "compute": {"device": "cpu", "threads": 1}, "report_to": []}
+    changes = {"judge": micro.GOLD, "report_to": []}
     recipe = micro.settings(root) | changes
     recipe["policies"] = {"aware": recipe["policies"]["aware"]}
     del recipe["gold"]

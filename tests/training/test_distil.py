@@ -88,7 +88,6 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "told-whole": plain | {"loss": "tokens", "reader": "trunk"},
     }
     settings["policies"] = students | guides | {"last": plain | last} | by_token
-    settings["compute"] = {"device": "cpu", "threads": 1}
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}

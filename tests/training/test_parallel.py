@@ -166,7 +166,7 @@ def test_bond_refuses_an_adapter(tmp_path: Path) -> None:
 def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
     """`infalign train` under torchrun leaves whole models that moved, and a run that goes on from there."""
     root, fit = tmp_path / "run", micro.FIT | {"batch_size": 24}
-    one = {"compute": {"device": "cpu", "threads": 1}, "reward": micro.GOLD, "judge": micro.GOLD, "report_to": []}
+    one = {"reward": micro.GOLD, "judge": micro.GOLD, "report_to": []}
     policies = {name: {"solver": name, "beta": 0.5, "generations": 4, "fit": fit} for name in ("ppo", "maxk")}
     policies["adapter"] = policies["ppo"] | {"fit": fit | {"lora": {"rank": 2}, "device_batch_size": 6}}
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(root) | one | {"policies": policies})
