@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from offline_solvers import TAU, quiet
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from infalign.errors import ConfigError
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
 from infalign.method.values import token_targets
@@ -20,7 +21,7 @@ from infalign.runs.recipe import Recipe
 from infalign.storage import read_table
 from infalign.training.common import Job
 from infalign.training.offline import fit_offline
-from infalign.training.solvers.qrpo import QRPO, regression_targets
+from infalign.training.solvers.qrpo import QRPO, ByToken, regression_targets, squared
 
 K = 6  # rollouts of a prompt in the micro world
 
@@ -43,6 +44,20 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     assert enumerable.kl(taught, learnt) < 0.01
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
+
+
+def test_a_model_that_does_not_pack_has_no_targets_by_token(tmp_path: Path) -> None:
+    """They are of packed passes, and its layers do not attend to all earlier tokens."""
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=3))
+    text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0, "read": np.zeros((2, 2))}
+    rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
+    job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
+    with pytest.raises(
+        ConfigError, match="without full attention, which no guide, no distillation and no loss: tokens"
+    ):
+        fit_offline(model, None, ByToken(Identity(), TAU, squared), rows, Fit(), job, tmp_path / "saved")
 
 
 def squares_at_the_start(run: Path, name: str) -> float:

@@ -90,8 +90,10 @@ def fit_offline(
     each = 1 if reads_by_token(model) else TOGETHER
     training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed, each)
     together = packs(model) and (teacher is None or packs(teacher))
-    if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
-        raise ConfigError("a model has layers without full attention, which neither a guide nor distillation can use")
+    if not together and (by_token or teacher is not None or isinstance(model, GuidedForCausalLM)):
+        raise ConfigError(
+            "a model has layers without full attention, which no guide, no distillation and no loss: tokens can use"
+        )
     config = lora(fit, TaskType.CAUSAL_LM, model.config)
     kind = _ToTokens if by_token else _ToTargets if teacher is None else _ToTeacher
     trainer = kind(
