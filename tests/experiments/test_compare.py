@@ -9,6 +9,7 @@ from typing import Any
 
 import micro
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -35,6 +36,7 @@ from infalign.runs.pending import pending
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
+from infalign.storage import write_table
 from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
@@ -298,6 +300,19 @@ def test_further_budgets_bracket_the_median(tmp_path: Path) -> None:
     further = [name for names in wider.by_method.values() for name in names if name not in spent]
     done = bracketing_budgets(own, wider, spent | {further[0]: 0.15, further[1]: 0.4})
     assert done == more
+
+
+def test_no_further_budget_is_more_than_the_rollouts_can_spend(tmp_path: Path) -> None:
+    """The KL of raw rewards over K rollouts is at most log K less the log of ties at the top."""
+    own = recipe(tmp_path, "rollout.k=64")
+    compared = Compared(own, ["qrpo-raw", "qrpo", "ipo"], [0.5])
+    spent = {"qrpo-raw-0.5": 0.3, "qrpo-0.5": 0.5, "ipo-0.5": 0.5}
+    layout = Layout(Path(own.run_dir))
+    for ties, further in ((1, {"qrpo-raw": [1.0]}), (32, {})):
+        rewards = np.sort(np.minimum(np.arange(64.0), 64 - ties))
+        layout.root.mkdir(exist_ok=True)
+        write_table(layout.calibrated, pa.table({"reference_rewards": [rewards.tolist()] * 2}))
+        assert bracketing_budgets(own, compared, spent) == further
 
 
 def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: dict[str, Any]) -> None:

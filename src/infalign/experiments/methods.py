@@ -7,7 +7,8 @@ evaluation are shared by a run and all comparisons in its directory.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from infalign.evaluation.best_of_n import best_of_n_kl_bound
 from infalign.evaluation.matched import FAR, LEAST_KL
 from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
+from infalign.runs.calibrated import reference_rewards
+from infalign.runs.layout import Layout
 from infalign.runs.reading import untagged
 from infalign.runs.recipe import Recipe
 from infalign.spelling import hint
@@ -198,10 +201,13 @@ def bracketing_budgets(recipe: Recipe, compared: Compared, spent: Mapping[str, f
 
 
 def _can_have(recipe: Recipe, method: str, budget: float) -> bool:
+    references = partial(reference_rewards, Layout(Path(recipe.run_dir)))
     try:
-        return bool(_checked(recipe, [method], budget))
+        for policy in _checked(recipe, [method], budget).values():
+            policy.raw_beta(recipe.procedure, references)
     except ConfigError:
         return False
+    return True
 
 
 @cache
@@ -291,8 +297,7 @@ def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     """Return how a method is trained, from the recipe's first policy of its kind.
 
     All offline solvers share the form of the first one, with its guide if any, and those of its kind its loss and its
-    reader. What
-    trains one language model takes the fit of a policy that is one, if there is such a policy.
+    reader. What trains one language model takes the fit of a policy that is one, if there is such a policy.
     """
     policies = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
     if method.generates and policies:
