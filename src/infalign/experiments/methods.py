@@ -7,7 +7,7 @@ evaluation are shared by a run and all comparisons in its directory.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Method:
     ours: bool = False  # if it optimises the served win rate, by our transformation or directly; else a baseline
     n: int | None = None  # the N that its transformation is for, if not that of the recipe's procedure
 
-    @property
+    @cached_property
     def example(self) -> Solver | None:
         """The solver with its options, at an arbitrary strength; None if nothing is trained."""
         if self.solver is None:

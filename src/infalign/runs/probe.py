@@ -110,6 +110,7 @@ class Probe:
         self.measures, self.assumes = False, False  # whether anything was measured, or told by FLOPs
         self._step, self._read, self._draw = cache(self._step_of), cache(self._read_of), cache(self._draw_of)
         self._model, self.shape = cache(self._built), cache(self._shape_of)
+        self._on_hub = cache(_parameters_on_hub)
 
     @property
     def how(self) -> str:
@@ -199,7 +200,9 @@ class Probe:
         if isinstance(model, Aside | Last):
             return self._shape_of_part(model)
         if not self._has_config(model):
-            size = _parameters_on_hub(str(model))
+            size = self._on_hub(str(model))
+            if isinstance(size, str):
+                raise UnknownSizeError(size)
             return Shape(size, size, size, 0)
         if not isinstance(model, Scratch) and model not in self.checked:
             check_harmless(self.to_convert.get(model) or self._config(model)[0])
@@ -404,14 +407,12 @@ def _place(model: str) -> tuple[str, str | None] | None:
     return (str(Path(cached).parent), None) if isinstance(cached, str) else None
 
 
-def _parameters_on_hub(model: str) -> int:
-    """Return what the hub says of a model's size; nothing is downloaded."""
+def _parameters_on_hub(model: str) -> int | str:
+    """Return what the hub says of a model's size, or what is unknown; nothing is downloaded."""
     from huggingface_hub import HfApi
 
     try:
         weights = within(ASKED_SECONDS, partial(HfApi().model_info, model, timeout=ASKED_SECONDS)).safetensors
-    except Exception as error:  # no network, no such model, or a hub that answers otherwise
-        raise UnknownSizeError(f"the size of {model}, for which the hub could not be asked") from error
-    if weights is None:
-        raise UnknownSizeError(f"the size of {model}, which the hub does not say")
-    return int(weights.total)
+    except Exception:  # no network, no such model, or a hub that answers otherwise
+        return f"the size of {model}, for which the hub could not be asked"
+    return f"the size of {model}, which the hub does not say" if weights is None else int(weights.total)
