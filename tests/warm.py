@@ -3,6 +3,7 @@
 Loading torch and transformers takes longer than most commands of the tests.
 """
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,15 @@ from infalign.runs.workers import prepare
 LOADED = ("infalign.cli", "infalign.runs.pipeline", "infalign.training.offline", "infalign.evaluation.kl", "datasets")
 
 
-def run(command: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of Python to its end, as `subprocess.run` does.
+def run(command: Path, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of Python to its end, as `subprocess.run` does; an ``environment`` has a process of its own.
 
-    What packages read from the environment when they are loaded is of the first call.
+    Without one, what packages read from the environment when they are loaded is of the first call.
     """
     with tempfile.TemporaryDirectory() as folder:
         texts = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = _process()
-        surroundings = {"folder": str(Path.cwd()), "environment": dict(os.environ)}
+        process = _process(environment and frozenset(environment.items()))
+        surroundings = {"folder": str(Path.cwd()), "environment": dict(environment or os.environ)}
         asked = {"command": str(command), "words": words, "texts": list(map(str, texts))} | surroundings
         process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.flush()
@@ -36,8 +38,11 @@ def run(command: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def _process() -> Any:
-    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _process(environment: frozenset[tuple[str, str]] | None) -> Any:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, __file__], env=environment and dict(environment), **pipes)
+    atexit.register(process.__exit__, None, None, None)
+    return process
 
 
 def _become(command: str, words: list[str], texts: list[str], folder: str, environment: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import micro
 import pytest
 import torch
+import warm
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -48,8 +49,7 @@ def environment(hub: Path) -> dict[str, str]:
 
 def infalign(environment: Mapping[str, str], *words: object) -> subprocess.CompletedProcess[str]:
     """Run the command in that environment."""
-    command = [str(micro.COMMAND), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environment))
+    return warm.run(micro.COMMAND, *map(str, words), environment=environment)
 
 
 @pytest.fixture(scope="module")

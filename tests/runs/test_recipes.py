@@ -1,11 +1,10 @@
 """The recipes that come along: the full-size ones run with tiny models of the same architectures."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import micro
 import pytest
 from transformers import (
     LlamaConfig,
@@ -22,13 +21,7 @@ from infalign.runs.reading import load_recipe
 from infalign.training.common import save_model
 
 RECIPES = built_in()
-COMMAND = [sys.executable, "-m", "infalign"]
 FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
-
-
-def infalign(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command line in a process of its own."""
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=500)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +58,7 @@ def test_every_recipe_is_valid(recipe: BuiltIn) -> None:
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_a_full_size_recipe_dry_runs(name: str) -> None:
     """The full-size recipes show their plan where neither their models nor their data are."""
-    result = infalign("run", name, "--dry-run")
+    result = micro.infalign("run", name, "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "Qwen/Qwen3-4B-Instruct-2507" in result.stdout
 
@@ -95,6 +88,6 @@ def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: 
     if tuning == "full":
         changes += ["policy.fit.lora=null", *(f"policies.{policy}.fit.lora=null" for policy in recipe.policies)]
     words = [word for change in changes for word in ("--set", change)]
-    result = infalign("run", name, *words)
+    result = micro.infalign("run", name, *words)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "report.html").is_file()
