@@ -17,8 +17,8 @@ env: .venv/.complete
 .venv/.complete: pyproject.toml lock.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infalign needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement lock.txt
-	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement lock.txt
+	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	touch $@
@@ -37,7 +37,7 @@ demo: env
 	$(BIN)/infalign run demo
 
 test: env lint
-	$(BIN)/pytest -n 2 --dist loadfile --durations=15
+	$(BIN)/pytest -n 3 --dist loadfile --durations=15
 
 # New inputs for every reader of user input, for about ten minutes.
 fuzz: env
