@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from infalign.experiments.drawings import Drawn
 from infalign.experiments.methods import Compared
 from infalign.experiments.paper import BY_NUMBER
 from infalign.experiments.reproduction import Reproduction, print_plan, reproduce
-from infalign.experiments.seeds import Seed
+from infalign.experiments.seeds import Quantity, Seed, WinRate, lead
+from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -116,6 +118,36 @@ def test_a_lead_is_that_of_a_comparison(finished: dict[str, Any]) -> None:
         for judge, one in zip(("reward", "judge"), claims(finished, 4), strict=False):
             assert one["note"].startswith("qrpo over qrpo-identity; not compared: qrpo-raw, ")
             assert one["by_seed"][place] == pytest.approx(gains[judge]["best-of-2"]["gain"]["qrpo"]["mean"])
+
+
+@dataclass(frozen=True)
+class Told(Seed):
+    """A seed that is told what its policies spend and win, for every one of two prompts."""
+
+    spends: Mapping[str, float] = field(default_factory=dict)
+    wins: Mapping[str, float] = field(default_factory=dict)
+    prompt_ids = ("first", "second")
+
+    def kl(self, name: str) -> Array:
+        """Return what was told."""
+        return np.full(2, self.spends[name])
+
+    def values(self, quantity: Quantity, name: str) -> Array:
+        """Return what was told."""
+        return np.full(2, self.wins[name])
+
+
+def test_a_baseline_that_spends_little_does_not_hinder_the_others(finished: dict[str, Any]) -> None:
+    """Each pair has a KL of its own: what is spent by one that cannot be compared moves no lead over another."""
+    own = asked(finished["root"]).recipes[0]
+    compared = Compared(own, ("qrpo", "qrpo-identity", "qrpo-raw"), [0.5, 1.0])
+    spends = {"qrpo-0.5": 0.5, "qrpo-1": 1.0, "qrpo-identity-0.5": 0.5, "qrpo-identity-1": 1.0}
+    wins = {"qrpo-0.5": 0.7, "qrpo-1": 0.8, "qrpo-identity-0.5": 0.68, "qrpo-identity-1": 0.74}
+    little = {"qrpo-raw-0.5": 0.3, "qrpo-raw-1": 0.31}
+    seed = Told(own, compared, spends=spends | little, wins=wins | dict.fromkeys(little, 0.9))
+    found = lead([seed, seed], "qrpo", ["qrpo-identity", "qrpo-raw"], WinRate(BestOfN(2), "reward"))
+    assert found.note == "qrpo over qrpo-identity; not compared: qrpo-raw"
+    assert [one.values.tolist() for one in found.seeds] == [pytest.approx([0.04, 0.04])] * 2
 
 
 def test_every_verdict_follows_from_its_interval(finished: dict[str, Any]) -> None:

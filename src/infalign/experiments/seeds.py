@@ -198,43 +198,40 @@ class Measurement:
 
 
 def lead(seeds: Sequence[Seed], ours: str, others: Sequence[str], quantity: WinRate | RawReward) -> Measurement:
-    """Return how far a method is above the best of others at one KL (`at_one_kl`), the mean over the budgets.
+    """Return how far a method is above the best of others, each at a KL that the two spend, the mean over the budgets.
 
-    The best is the one over which the lead is smallest: one method in all seeds, chosen by these very numbers, which
-    favours it a little. Budgets at which one of the two cannot be compared do not count.
+    A method that spends little does so lower the KL of no pair but its own. The best is the one over which the lead is
+    smallest: one method in all seeds, chosen by these very numbers, which favours it a little. Budgets at which the
+    two cannot be compared do not count.
     """
     for seed in seeds:
         if reason := quantity.lacks(seed.recipe):
             return Measurement(note=reason)
         if ours not in seed.trained_methods or seed.trained_methods.isdisjoint(others):
             return Measurement(note=f"{ours} or all that it is compared with was left out")
-    leads = [_leads(seed, ours, others, quantity) for seed in seeds]
-    everywhere = [other for other in others if all(other in found for found in leads)]
-    if not everywhere:
+    leads = {other: [_lead(seed, ours, other, quantity) for seed in seeds] for other in others}
+    over = {other: known for other, found in leads.items() if len(known := [one for one in found if one]) == len(seeds)}
+    if not over:
         return Measurement(note=f"in some seed {ours} spends no KL that another method spends too; give more budgets")
-    over = {other: [found[other] for found in leads] for other in everywhere}
     best = min(over, key=lambda other: float(np.mean([one.values.mean() for one in over[other]])))
-    missed = [other for other in others if other not in everywhere]
+    missed = [other for other in others if other not in over]
     return Measurement(over[best], f"{ours} over {best}" + (f"; not compared: {', '.join(missed)}" if missed else ""))
 
 
-def _leads(seed: Seed, ours: str, others: Sequence[str], quantity: WinRate | RawReward) -> dict[str, Trained]:
-    """Return a method's lead over each of the others, the mean over the budgets at which both can be compared."""
-    compared = seed.among([ours, *others])
+def _lead(seed: Seed, ours: str, other: str, quantity: WinRate | RawReward) -> Trained | None:
+    """Return a method's lead over another, the mean over the budgets at which they can be compared, if there is one."""
+    compared = seed.among([ours, other])
     kls = {name: seed.kl(name) for names in compared.by_method.values() for name in names}
-    found: dict[str, list[tuple[Array, float, float]]] = {}
-    for budget in compared.budgets if compared.by_method else ():
+    found: list[tuple[Matched, Matched]] = []
+    for budget in compared.budgets if other in compared.by_method else ():
         at = at_one_kl(compared, budget, kls)
-        if at.kl is None or ours not in at.methods:
+        if at.kl is None or not {ours, other} <= at.methods.keys():
             continue
-        values: dict[str, Matched] = {}
-        for method, names in at.methods.items():
-            above = {name: 0.5 + seed.values(quantity, name) - quantity.start for name in names}
-            values[method] = at.matched(method, above, quantity.gain(at, method))
-        own = values.pop(ours)
-        for other, m in values.items():
-            found.setdefault(other, []).append((own.values - m.values, own.shift, -m.shift))
-    return {
-        other: seed.trained(np.mean([values for values, *_ in rows], axis=0), *np.mean([s for _, *s in rows], axis=0))
-        for other, rows in found.items()
-    }
+        above = {name: 0.5 + seed.values(quantity, name) - quantity.start for name in kls}
+        found.append(
+            (at.matched(ours, above, quantity.gain(at, ours)), at.matched(other, above, quantity.gain(at, other)))
+        )
+    if not found:
+        return None
+    shifts = np.mean([(own.shift, -its.shift) for own, its in found], axis=0)
+    return seed.trained(np.mean([own.values - its.values for own, its in found], axis=0), *shifts)
