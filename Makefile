@@ -37,7 +37,7 @@ demo: env
 	$(BIN)/infalign run demo
 
 test: env lint
-	$(BIN)/pytest -n 3 --dist loadfile --durations=15
+	$(BIN)/pytest -n 2 --dist loadfile --durations=15
 
 # New inputs for every reader of user input, for about ten minutes.
 fuzz: env

@@ -89,7 +89,7 @@ for what, change in BOMBS.items():
     fault(what, brief=what.startswith("config.json asks for a vocabulary"))(partial(bomb, change=change))
 
 
-@fault("the reward model of a run is a bomb", brief=True)
+@fault("the reward model of a run is a bomb")
 def in_a_run(lab: Lab) -> Seen:
     """No stage is begun."""
     folder, root = model(lab, "reward"), lab.folder / "run"
@@ -135,7 +135,7 @@ def no_number(lab: Lab) -> Seen:
         return told(lambda: check_harmless(lab.finished / "models" / "reference"))
 
 
-@fault("a model folder needs more than the limit, and the limit is raised", brief=True)
+@fault("a model folder needs more than the limit, and the limit is raised")
 def raised(lab: Lab) -> Seen:
     """The sentence names the variable, with which the same folder is taken."""
     folder = model(lab, "reference")

@@ -11,7 +11,7 @@ from infalign.runs.findings import sentences
 from infalign.runs.status import recorded_recipe, status
 
 
-@fault("a learning rate of 1e5", brief=True)
+@fault("a learning rate of 1e5")
 def wild(lab: Lab) -> Seen:
     """What is kept is the reference, which is an error, also of the next attempt, until it is allowed or cured."""
     root, rate, strict = lab.copy(), "policies.aware.fit.learning_rate=1e5", "allow_worthless=false"

@@ -150,7 +150,7 @@ for what, body in REFUSED.items():
     fault(f"the reward server sends an answer {what}", brief=True)(partial(refused_answer, body=body))
 
 
-@fault("the name of a server resolves for ever", brief=True)
+@fault("the name of a server resolves for ever")
 def never_resolves(lab: Lab) -> Seen:
     """A request ends with its deadline, and a plan too says that nobody is reached."""
     tokenizer, end = load_tokenizer(lab.finished / "data" / "tokenizer"), threading.Event()

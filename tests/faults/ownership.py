@@ -156,7 +156,7 @@ for name, unit in {
     "results.json": "results",
     "calibrated.parquet": "calibrate",
 }.items():
-    fault(f"the user's {name} lies where {unit} will write", brief=True)(
+    fault(f"the user's {name} lies where {unit} will write", brief=unit in ("train-aware", "results"))(
         lambda lab, name=name, unit=unit: in_the_way(lab, name, unit)  # type: ignore[misc]
     )
 

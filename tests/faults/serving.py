@@ -48,7 +48,7 @@ def of_another_recipe(lab: Lab) -> Seen:
     return Seen(code, said)
 
 
-@fault("a policy from elsewhere that is to be served has another tokenizer", brief=True)
+@fault("a policy from elsewhere that is to be served has another tokenizer")
 def other_tokenizer(lab: Lab) -> Seen:
     """It would answer another prompt than it is asked."""
     folder = model(lab, "aware")
@@ -59,7 +59,7 @@ def other_tokenizer(lab: Lab) -> Seen:
     return Seen(code, said)
 
 
-@fault("a policy from elsewhere that is to be served is a bomb", brief=True)
+@fault("a policy from elsewhere that is to be served is a bomb")
 def served_bomb(lab: Lab) -> Seen:
     """It is refused before anything of it is used here."""
     folder = model(lab, "aware")

@@ -32,7 +32,7 @@ def dry_run(lab: Lab, setting: str, more: str = "seed=0") -> Seen:
 fault("the heads of a model from scratch do not divide its width", brief=True)(
     partial(dry_run, setting="policy.scratch.heads=3")
 )
-fault("a prompt and its response exceed the context of a model folder", brief=True)(
+fault("a prompt and its response exceed the context of a model folder")(
     partial(
         dry_run,
         setting="policy={model: FINISHED/models/aware, fit: {max_length: 100}}",
@@ -61,12 +61,12 @@ def no_gpu(lab: Lab) -> Seen:
     return seen
 
 
-fault("rollout.prompts is more than the data has", brief=True)(
+fault("rollout.prompts is more than the data has")(
     partial(warned, setting="rollout.prompts=100000", about="rollout.prompts")
 )
 
 
-@fault("nobody listens at the URL of a recipe that is planned", brief=True)
+@fault("nobody listens at the URL of a recipe that is planned")
 def dead_url(lab: Lab) -> Seen:
     """The dry run says so; the server may be started later."""
     with socket.socket() as free:
