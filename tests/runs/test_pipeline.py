@@ -289,7 +289,7 @@ def test_a_policy_comes_after_the_one_that_tells_it_of_ranks(tmp_path: Path) -> 
     recipe = load_recipe("hh-harmless-tiny", [f"run_dir={tmp_path}"])
     order = [unit.name for unit in train.units(Run.of(recipe))]
     told = ["train-identity", "readings-of-identity", "train-aware", "train-raw", "train-student"]
-    assert order == told
+    assert order == [*told, "train-online"]
 
 
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
