@@ -286,7 +286,7 @@ def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: 
 
 def test_a_policy_comes_after_the_one_that_tells_it_of_ranks(tmp_path: Path) -> None:
     """And its student after it; what it is told is read between the two trainings."""
-    recipe = load_recipe("hh-harmless-tiny", [f"run_dir={tmp_path}"])
+    recipe = load_recipe("hh-helpful-tiny", [f"run_dir={tmp_path}"])
     order = [unit.name for unit in train.units(Run.of(recipe))]
     told = ["train-identity", "readings-of-identity", "train-aware", "train-raw", "train-student"]
     assert order == [*told, "train-online"]
