@@ -65,8 +65,8 @@ def comparison(name: str, folder: Path, seed: str, procedure: str, form: str, ov
             shutil.copytree(base, run_dir)
         recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
         budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
-        compared = train_methods(recipe, methods, [budget], rounds=rounds, console=Console())
-        found.write_text(json.dumps(measured_comparison(compared)))
+        compared = train_methods(recipe, methods, [budget], rounds=rounds, splits=["test"], console=Console())
+        found.write_text(json.dumps(measured_comparison(compared, ["test"])))
     return dict(json.loads(found.read_text()))
 
 

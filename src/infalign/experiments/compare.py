@@ -48,6 +48,7 @@ from infalign.training.solvers.base import Solver
 Numbers = dict[str, Any]
 Wins = Mapping[str, Mapping[str, Mapping[str, Array]]]  # win rates (P,) by policy, judge and name of the procedure
 BUDGETS = (0.5, 1.0)  # nats, by default
+SPLITS = ("train", "test")  # whose prompts policies are evaluated on
 ROUNDS = 2  # of further budgets
 LEAST_GAP = 0.002  # between the win rates of identity and optimum; a share of a smaller gap is meaningless
 
@@ -88,7 +89,7 @@ def print_comparison_plan(
 ) -> None:
     """Print what a comparison would do and cost, but for further budgets, which depend on the KL that is spent."""
     compared = Compared(recipe, *_asked(recipe, methods, budgets, console))
-    print_plan(compared.recipe, console, partial(wanted_units, splits=("test", "train")))
+    print_plan(compared.recipe, console, partial(wanted_units, splits=SPLITS))
 
 
 def _asked(
@@ -119,7 +120,7 @@ def train_methods(
     budgets: Sequence[float],
     *,
     rounds: int = ROUNDS,
-    splits: Sequence[str] = ("test", "train"),
+    splits: Sequence[str] = SPLITS,
     console: Console,
 ) -> Compared:
     """Train methods at each of some KL budgets, evaluate them on the prompts of ``splits``, and return their policies.
@@ -155,10 +156,11 @@ def _spent(compared: Compared) -> dict[str, float]:
     return kls | {name: best_of_n_kl_bound(n) for name, n in compared.itself.items()}
 
 
-def measured_comparison(compared: Compared) -> Numbers:
+def measured_comparison(compared: Compared, splits: Sequence[str] = SPLITS) -> Numbers:
     """Return win rates, KL and cost of every policy, and the comparison of the methods at the KL of each budget.
 
-    All intervals are over test prompts. Responses are selected by ``reward`` and judged by each reward source in turn.
+    All intervals are over test prompts, but what is captured of theory's gain is told for the prompts of each of
+    ``splits``. Responses are selected by ``reward`` and judged by each reward source in turn.
     """
     recipe, layout = compared.recipe, Layout(Path(compared.recipe.run_dir))
     evaluated, n = Evaluated.of(recipe, layout), extreme_procedure(recipe).n
@@ -183,7 +185,7 @@ def measured_comparison(compared: Compared) -> Numbers:
             "settings": policy.model_dump(mode="json", exclude_defaults=True),
             "key": made[f"train-{name}"]["key"],
             "cost": training_cost(made[f"train-{name}"], policy),
-            "captured": {split: _captured(evaluated, name, split) for split in ("train", "test")},
+            "captured": {split: _captured(evaluated, name, split) for split in splits},
         }
     for name, n in compared.itself.items():
         policies[name] |= {"n": n, "kl_bound": best_of_n_kl_bound(n)}
