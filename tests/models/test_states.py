@@ -32,21 +32,30 @@ def nothing(*_: Any) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[(1, None), (1, 20), (1, 300), (0, 20)],
-    ids=["whole", "likely", "all likely", "likely per token"],
+    params=[(1, None), (1, 20), (1, 300), (0, 20), (None, 20)],
+    ids=["whole", "likely", "all likely", "likely per token", "trunk likely"],
 )
 def policy(request: pytest.FixtureRequest) -> GuidedForCausalLM:
-    """Return a policy whose guide reads two of four layers and has a random head, for some tokens or for all."""
+    """Return a policy whose guide has a random head, for some tokens or all, and reads two of four layers or tokens."""
     layers, likely = request.param
     scratch = Scratch(vocabulary=300, hidden=16, layers=4, heads=2, context=64)
     tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
     torch.manual_seed(0)
-    shape = {"hidden": 8, "layers": layers, "heads": 2, "reads": 2, "likely": likely}
-    model = GuidedForCausalLM.reading(new_policy(scratch, tokenizer, seed=0), **shape)
+    reference = new_policy(scratch, tokenizer, seed=0)
+    if layers is None:
+        trunk = new_policy(scratch.model_copy(update={"layers": 1}), tokenizer, seed=1).base_model
+        model = GuidedForCausalLM.beside(reference, trunk, likely=likely)
+    else:
+        model = GuidedForCausalLM.reading(reference, hidden=8, layers=layers, heads=2, reads=2, likely=likely)
     with torch.no_grad():
         for linear in model.ends:
             linear.weight.normal_(0.0, 0.5)
     return model.eval()
+
+
+def layers_of(policy: GuidedForCausalLM) -> list[int]:
+    """Return the layers whose states are stored for the policy: those that its guide reads, or the last."""
+    return policy.config.reads or [policy.reference.config.num_hidden_layers]
 
 
 def read(policy: GuidedForCausalLM, folder: Path) -> Any:
@@ -59,7 +68,7 @@ def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.Monkey
     """Return a folder with the states in shards of three prompts."""
     monkeypatch.setattr(states, "SHARD", 3)
     likely = policy.config.likely or 0
-    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing, likely=likely)
+    write_states(policy.reference, layers_of(policy), PROMPTS, RESPONSES, tmp_path / "states", nothing, likely=likely)
     return tmp_path / "states"
 
 
@@ -153,7 +162,7 @@ def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: Path) -> No
     content, before = load_file(second), first.stat().st_mtime_ns
     second.unlink()
     likely = policy.config.likely or 0
-    write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, folder, nothing, likely=likely)
+    write_states(policy.reference, layers_of(policy), PROMPTS, RESPONSES, folder, nothing, likely=likely)
     assert (sorted(folder.iterdir()), first.stat().st_mtime_ns) == ([first, second], before)
     again = load_file(second)
     assert all(torch.equal(again[name], content[name]) for name in content)
@@ -163,7 +172,7 @@ def test_layers_that_are_stored_are_not_computed_again(
     policy: GuidedForCausalLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder with one of the two layers of another has its numbers, to the bit, without a pass."""
-    stored, layer = {folder: policy.config.reads}, policy.config.reads[:1]
+    stored, layer = {folder: layers_of(policy)}, layers_of(policy)[:1]
     computed, copied = tmp_path / "computed", tmp_path / "copied"
     write_states(policy.reference, layer, PROMPTS, RESPONSES, computed, nothing, others={folder: [1, 3]})
     monkeypatch.setattr(states, "states_of", None)
@@ -179,7 +188,7 @@ def test_a_disk_that_is_too_small_is_known_before(
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
     with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* guide.side.stored false"):
-        write_states(policy.reference, policy.config.reads, PROMPTS, RESPONSES, tmp_path / "states", nothing)
+        write_states(policy.reference, layers_of(policy), PROMPTS, RESPONSES, tmp_path / "states", nothing)
     assert not [*(tmp_path / "states").iterdir()]
 
 

@@ -20,7 +20,7 @@ from infalign.runs.probe import H100, Probe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.data import prepare_data
-from infalign.training.solvers.base import Side
+from infalign.training.solvers.base import Guide, Side
 
 SCRATCH = Scratch(**micro.SCRATCH)
 
@@ -75,10 +75,11 @@ def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(toke
     assert last.at(probe).memory == train.at(probe).memory == 4 * whole
     asides = list[Train]()
     for likely in (None, 20):
-        side = Side(hidden=8, layers=1, heads=2, reads=2, likely=likely)
-        guided = GuidedForCausalLM.reading(new_policy(deep, tokenizer, seed=0), **side.model_dump(exclude={"stored"}))
+        side = Side(hidden=8, layers=1, heads=2, reads=2)
+        shape = side.model_dump(exclude={"stored"})
+        guided = GuidedForCausalLM.reading(new_policy(deep, tokenizer, seed=0), **shape, likely=likely)
         own = guided.num_parameters(only_trainable=True)
-        aside = replace(train, model=Aside(deep, side), fit=Fit(bf16=True))
+        aside = replace(train, model=Aside(deep, Guide(side=side, likely=likely)), fit=Fit(bf16=True))
         tokens, width = guided.reference.get_output_embeddings().weight.shape
         passed = own + (likely or tokens) * width
         assert aside.at(probe).seconds == pytest.approx(6 * passed * train.tokens / (H100.used * H100.bfloat16))

@@ -83,15 +83,16 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     """From data to report; a student is a plain model with its teacher's budget and transformation in all results."""
     settings = micro.settings(tmp_path / "run")
     plain, fit = settings["policies"]["plain"], settings["policies"]["aware"]["fit"]
-    small = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1, "likely": 40}
+    small, likely = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}, {"likely": 40}
     guides = {
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
         "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
-        "side": plain | {"guide": {"side": small}, "fit": fit | {"bf16": True}},
-        "tokens": plain | {"guide": {"side": small}, "loss": "tokens"},
-        "per-token": plain | {"guide": {"side": small | {"layers": 0}}, "loss": "tokens"},
+        "side": plain | {"guide": {"side": small} | likely, "fit": fit | {"bf16": True}},
+        "tokens": plain | {"guide": {"side": small} | likely, "loss": "tokens"},
+        "per-token": plain | {"guide": {"side": small | {"layers": 0}} | likely, "loss": "tokens"},
+        "trunk-likely": plain | {"guide": {"trunk": "reward"} | likely, "fit": fit},
         "told": settings["policies"]["aware"] | {"guide": {"trunk": "reward"}, "loss": "tokens", "reader": "trunk"},
-        "told-aside": plain | {"guide": {"side": small}, "loss": "tokens", "reader": "side"},
+        "told-aside": plain | {"guide": {"side": small} | likely, "loss": "tokens", "reader": "side"},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
@@ -115,6 +116,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "side": (True, True),
         "tokens": (True, True),
         "per-token": (True, True),
+        "trunk-likely": (True, False),
         "told": (True, False),
         "told-aside": (True, True),
     }

@@ -38,8 +38,8 @@ class GuidedConfig(PreTrainedConfig):
     """The configurations of a reference and of its guide's trunk; as a decoder it has the layers of both.
 
     Without a ``trunk`` this is the reference itself with a LoRA ``adapter``: its rank and alpha. A trunk with ``reads``
-    has the reference's states after these layers as its input, not tokens; its Q tells apart the reference's ``likely``
-    tokens at each place, so many, and is one number for all others, or without it all tokens.
+    has the reference's states after these layers as its input, not tokens. The Q of a trunk tells apart the reference's
+    ``likely`` tokens at each place, so many, and is one number for all others, or without it all tokens.
     """
 
     model_type = "infalign-guided"
@@ -86,7 +86,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     The guide has a trunk of its own, which reads tokens or the reference's states, or it is a LoRA adapter on the
     reference, of which there is one in memory, with a head of the adapter's rank. The output embedding is the guide's
-    own only if its trunk reads tokens.
+    own only if its trunk reads tokens and Q tells all tokens apart.
     """
 
     config_class = GuidedConfig
@@ -122,11 +122,10 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
                 nn.Linear(reads * width, hidden),
             )
             self.head = nn.Linear(hidden, width)
-            if config.likely is not None:
-                self.others = nn.Linear(hidden, 1)
         elif trunk is not None:
             self.head = nn.Linear(trunk.config.hidden_size, width)
-            self.vocabulary = nn.Parameter(torch.zeros(reference.config.vocab_size, width))
+            if config.likely is None:
+                self.vocabulary = nn.Parameter(torch.zeros(reference.config.vocab_size, width))
         else:
             from peft import LoraConfig, inject_adapter_in_model
 
@@ -134,6 +133,8 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             lora = LoraConfig(r=config.adapter["rank"], lora_alpha=config.adapter["alpha"], target_modules="all-linear")
             inject_adapter_in_model(lora, reference.base_model)
             self.narrow, self.head = nn.Linear(width, lora.r, bias=False), nn.Linear(lora.r, width)
+        if trunk is not None and config.likely is not None:
+            self.others = nn.Linear(trunk.config.hidden_size, 1)
         self.post_init()
 
     @classmethod
@@ -147,9 +148,9 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> GuidedForCausalLM:
         """Return the reference with a guide that changes nothing yet; only the guide is trainable.
 
-        The guide is on ``trunk``, which may read the reference's states after the layers ``reads`` and tell only its
-        ``likely`` tokens apart, or without one a LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the reference. Both
-        models become parts of the policy; nothing is copied.
+        The guide is on ``trunk``, which may read the reference's states after the layers ``reads`` and whose Q may tell
+        only its ``likely`` tokens apart, or without one a LoRA ``adapter`` of a ``rank`` and an ``alpha`` on the
+        reference. Both models become parts of the policy; nothing is copied.
         """
         config = GuidedConfig.of(reference.config, None if trunk is None else trunk.config, adapter, reads, likely)
         model = cls(config, reference, trunk).to(reference.device, reference.dtype)

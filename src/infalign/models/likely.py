@@ -51,6 +51,11 @@ class Likely(NamedTuple):
         """Return those of consecutive tokens as one."""
         return cls(*map(torch.cat, zip(*parts, strict=True)))
 
+    @property
+    def of_drawn(self) -> Tensor:
+        """The reference's log-probability of each token that was drawn, (T,)."""
+        return self.logprobs.gather(-1, self.drawn[:, None])[:, 0] + self.within
+
     def to(self, device: Any) -> Likely:
         """Return it on a device."""
         return Likely(*(part.to(device) for part in self))

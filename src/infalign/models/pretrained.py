@@ -95,10 +95,11 @@ def adapted(model: Any, folder: str | Path) -> Any:
         raise ConfigError(f"{folder} is no adapter of {model.name_or_path}: {why_unloadable(error)}") from error
 
 
-def guided_by(trunk: str | Path, reference: Any, tokenizer: Any) -> Any:
+def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int | None = None) -> Any:
     """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
 
-    Raises ConfigError if that cannot be loaded or has another tokenizer than the reference's, ``tokenizer``.
+    Its Q tells the reference's ``likely`` tokens apart, by default all. Raises ConfigError if the trunk cannot be
+    loaded or has another tokenizer than the reference's, ``tokenizer``.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -116,7 +117,7 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any) -> Any:
         )
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: it has another tokenizer than the reference")
-    return GuidedForCausalLM.beside(reference, model.to(reference.device))
+    return GuidedForCausalLM.beside(reference, model.to(reference.device), likely=likely)
 
 
 def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:

@@ -8,15 +8,16 @@ from typing import NamedTuple, Protocol
 
 from infalign.errors import InfalignError
 from infalign.models.settings import Fit, Scratch
-from infalign.training.solvers.base import Side
+from infalign.training.solvers.base import Guide
 
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A small network on the stored states of a model, which is in memory beside it."""
+    """A guide on what is stored of a model, which is in memory beside it; with its trunk if that reads tokens."""
 
     model: Scratch | str
-    side: Side
+    guide: Guide
+    trunk: Scratch | str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class Probe:
         if isinstance(model, Last):
             return replace(whole, passed=found.num_parameters())
         tokens, width = found.reference.get_output_embeddings().weight.shape
-        vocabulary = min(tokens, model.side.likely or tokens) * width
+        vocabulary = min(tokens, model.guide.likely or tokens) * width
         trained = sum(weight.numel() for weight in found.parameters() if weight.requires_grad)
         return replace(whole, parameters=whole.parameters + trained, passed=trained + vocabulary, trained=trained)
 
@@ -234,9 +234,12 @@ class Probe:
         """Return the last layers as a model, or a guide beside as few layers as it reads."""
         if isinstance(model, Last):
             return self._new(model.model, model.layers)
-        side = model.side
-        base = self._new(model.model, side.reads)
-        return guided.GuidedForCausalLM.reading(base, **side.model_dump(exclude={"stored"}))
+        side, likely = model.guide.side, model.guide.likely
+        base = self._new(model.model, 1 if side is None else side.reads)
+        if side is not None:
+            return guided.GuidedForCausalLM.reading(base, **side.model_dump(exclude={"stored"}), likely=likely)
+        assert model.trunk is not None
+        return guided.GuidedForCausalLM.beside(base, self._new(model.trunk).base_model, likely=likely)
 
     def _new(self, model: Scratch | str, layers: int | None = None) -> Any:
         """Return a model with random weights, and with another number of ``layers`` if given."""
@@ -270,15 +273,15 @@ class Probe:
             for count, length in ((ceil(rows / each), prompt), (rows, response))
         )
         packed = Packed.of([groups[row // each] for row in range(rows)], responses, model.device)
-        reads = getattr(model.config, "reads", ())
-        if not reads:
+        reads, likely = getattr(model.config, "reads", ()), getattr(model.config, "likely", None)
+        if not reads and likely is None:
             return packed
-        states = torch.randn(len(packed.tokens), len(reads) * model.config.hidden_size, device=model.device)
-        packed = replace(packed, states=states)
-        if model.config.likely is None:
+        width = max(1, len(reads)) * model.config.hidden_size
+        packed = replace(packed, states=torch.randn(len(packed.tokens), width, device=model.device))
+        if likely is None:
             return packed
         said = torch.randn(len(packed.targets), _vocabulary(model), device=model.device)
-        return replace(packed, likely=Likely.of(said, packed.targets, model.config.likely))
+        return replace(packed, likely=Likely.of(said, packed.targets, likely))
 
     def _step_of(
         self, name: Architecture, rows: int, each: int, prompt: int, response: int, adapter: Lora | None, bf16: bool

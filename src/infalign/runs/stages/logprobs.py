@@ -53,12 +53,13 @@ def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
 
 
 def logprob_passes(run: Run, policy: Offline, texts: Texts) -> Iterator[Pass]:
-    """Yield the pass over the rollouts, of the whole reference or of what follows its states."""
-    rollout, reference = run.recipe.rollout, run.architecture("policy")
-    side = policy.guide.side if policy.guide is not None else None
+    """Yield the pass over the rollouts, of the whole reference or of what follows its states; none if it is stored."""
+    rollout, which, reference = run.recipe.rollout, policy.states, run.architecture("policy")
+    if which is not None and which.likely:
+        return
     network: Architecture = reference
-    if policy.states is not None:
-        network = Last(reference, policy.states.last) if side is None else Aside(reference, side)
+    if which is not None:
+        network = Last(reference, which.last) if policy.guide is None else Aside(reference, policy.guide)
     prompts = texts.prompts(rollout.prompts, "train")
     yield Read(network, prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=True, fit=policy.fit)
 
@@ -67,6 +68,18 @@ def find_logprobs(
     policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts, or of each of its tokens."""
+    which = policy.states
+    if which is not None and which.likely:
+        of_tokens = [said.likely.of_drawn for said in material.stored.states(which)]
+        found: Any = [row.numpy() if policy.told is not None else float(row.sum()) for row in of_tokens]
+    else:
+        found = _passed(policy, material, compute, on_progress)
+    write_table(path, pa.table({"logprob": pa.array(found)}))
+    return {"responses": len(found)}
+
+
+def _passed(policy: Offline, material: Material, compute: Compute, on_progress: OnProgress) -> Any:
+    """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 
     from infalign.models.above import above
@@ -91,11 +104,6 @@ def find_logprobs(
         above(model, last) if last else nullcontext(),
     ):
         if packs(model):
-            found: Any = (packed_logprobs if policy.told is None else packed_token_logprobs)(
-                model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told
-            )
-        else:
-            pad_id = tokenizer.pad_token_id
-            found = token_logprobs(model, prompts, responses, pad_id=pad_id, batch_tokens=BATCH_TOKENS)
-    write_table(path, pa.table({"logprob": pa.array(found)}))
-    return {"responses": len(responses)}
+            of = packed_logprobs if policy.told is None else packed_token_logprobs
+            return of(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
+        return token_logprobs(model, prompts, responses, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)

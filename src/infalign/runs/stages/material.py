@@ -103,20 +103,21 @@ class Material:
         if guide.lora is not None:
             return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
         if guide.side is not None:
-            return GuidedForCausalLM.reading(reference, **guide.side.model_dump(exclude={"stored"}))
+            shape = guide.side.model_dump(exclude={"stored"})
+            return GuidedForCausalLM.reading(reference, **shape, likely=guide.likely)
         of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
         if guide.trunk not in of_run:
             check_harmless(guide.trunk)
-        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer)
+        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, likely=guide.likely)
 
 
 def networks(run: Run, name: str) -> list[Architecture]:
     """Return what the training of a policy computes with, what it trains last."""
-    policy, reference = run.recipe.policies[name], run.architecture("policy")
-    side = policy.guide.side if isinstance(policy, Offline) and policy.guide is not None else None
-    if side is not None:
-        return [*([] if side.stored else [reference]), Aside(reference, side)]
-    return [*run.networks(name)] if policy.states is None else [Last(reference, policy.states.last)]
+    policy, (reference, *trunk) = run.recipe.policies[name], run.networks(name)
+    guide = policy.guide if isinstance(policy, Offline) else None
+    if guide is not None and (guide.side is not None or guide.likely is not None):
+        return [*([] if policy.states is not None else [reference]), Aside(reference, guide, *trunk)]
+    return [reference, *trunk] if policy.states is None else [Last(reference, policy.states.last)]
 
 
 def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -120,7 +120,8 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     fit = policy.fit
     steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
     rows = fit.batch_size * together
-    of_prompt = 1 if isinstance(own, Aside) and not own.side.layers else TOGETHER
+    by_token = isinstance(own, Aside) and own.guide.side is not None and not own.guide.side.layers
+    of_prompt = 1 if by_token else TOGETHER
     yield Train(own, fit, steps, rows, of_prompt, texts.prompt, texts.drawn)
     validated = VALIDATIONS * watched(steps * fit.batch_size, HELD_OUT * prompts * examples) * together
     read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)

@@ -385,11 +385,6 @@ class Side(Settings):
     layers: int = Field(2, ge=0, description="its layers; 0: no attention, two linear layers on each token's states")
     heads: Count = Field(4, description="its attention heads")
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
-    likely: Count | None = Field(
-        None,
-        description="tokens that Q tells apart at each place, the reference's likeliest; all others share one Q, so "
-        "that training does not pay for a large vocabulary. none: all tokens",
-    )
     stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
 
     @model_validator(mode="after")
@@ -405,9 +400,16 @@ class Guide(Settings):
     trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
     lora: Adapter | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
     side: Side | None = Field(None, description="Q is a small network that reads the reference's states")
+    likely: Count | None = Field(
+        None,
+        description="tokens that Q tells apart at each place, the reference's likeliest, which are computed once; all "
+        "others share one Q, so that training does not pay for a large vocabulary. none: all tokens",
+    )
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
+        if self.lora is not None and self.likely is not None:
+            raise ValueError("a guide with lora tells all tokens apart: leave likely out")
         if self.lora is not None and self.side is not None:
             raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
         if self.lora is not None and self.trunk != "reference":
@@ -417,6 +419,13 @@ class Guide(Settings):
         if is_gguf(self.trunk):
             raise ValueError(f"a guide starts from a model folder, and {self.trunk} is a GGUF; convert it before")
         return self
+
+    @property
+    def states(self) -> States | None:
+        """What it reads of the reference from the disk; a trunk that reads tokens reads those that are likely there."""
+        if self.side is None:
+            return States(evenly=1, likely=self.likely) if self.likely is not None else None
+        return States(evenly=self.side.reads, likely=self.likely or 0) if self.side.stored else None
 
 
 class Offline(Solver):
@@ -449,10 +458,7 @@ class Offline(Solver):
     @property
     def states(self) -> States | None:
         """Those that its guide reads, or those below the layers that it trains."""
-        if self.guide is None:
-            return states_below(self.fit)
-        side = self.guide.side
-        return States(evenly=side.reads, likely=side.likely or 0) if side is not None and side.stored else None
+        return states_below(self.fit) if self.guide is None else self.guide.states
 
     def spends(self, *, more: bool) -> str:
         """Return the knob; a guide has the right strength on the training prompts that were held out to find it."""
