@@ -97,6 +97,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
         "student": {"solver": "distil", "teacher": "aware", "fit": fit},
+        "trunk-student": {"solver": "distil", "teacher": "trunk-likely", "fit": fit},
         "last-student": {"solver": "distil", "teacher": "side"} | last,
     }
     by_token = {
