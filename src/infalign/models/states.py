@@ -59,7 +59,8 @@ def write_states(
     if needed > (free := disk_usage(folder).free):
         raise ConfigError(
             f"the states of the reference need {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB left; free "
-            "some, or have each pass compute them anew: guide.side.stored false, or lora without layers"
+            "some, or have each pass compute them anew: guide.side.stored false, a guide without likely, or lora "
+            "without layers"
         )
     with torch.inference_mode(), packing(model):
         for start in range(0, len(prompts), SHARD):

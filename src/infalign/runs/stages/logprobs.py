@@ -70,8 +70,7 @@ def find_logprobs(
     """Write log π_ref of each rollout, in the order of the rollouts, or of each of its tokens."""
     which = policy.states
     if which is not None and which.likely:
-        of_tokens = [said.likely.of_drawn for said in material.stored.states(which)]
-        found: Any = [row.numpy() if policy.told is not None else float(row.sum()) for row in of_tokens]
+        found: Any = [float(said.likely.of_drawn.sum()) for said in material.stored.states(which)]
     else:
         found = _passed(policy, material, compute, on_progress)
     write_table(path, pa.table({"logprob": pa.array(found)}))
