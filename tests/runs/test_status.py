@@ -21,6 +21,7 @@ from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.status import UnitStatus, status
+from infalign.runs.units import bases, keys
 from infalign.storage import read_record, write_record
 
 REWARD = "def score(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
@@ -128,6 +129,18 @@ def test_what_lies_outside_counts_by_its_content(folder: Path) -> None:
     assert why(folder)["data"].startswith("the content of data.sources.0.path (rows.jsonl) changed; ")
     (folder / "rows.jsonl").unlink()
     assert why(folder)["data"].startswith("the content of data.sources.0.path (rows.jsonl) is not found; ")
+
+
+def test_an_option_that_did_not_exist_is_one_that_was_not_given(folder: Path) -> None:
+    """What an earlier version made, which knew fewer options, has the keys of now, so nothing is done again."""
+    units = pipeline.units(Run.of(recipe(folder)))
+    of_train = next(unit.settings["policies"]["aware"] for unit in units if unit.name == "train-aware")
+    assert of_train["guide"] is None
+    now = keys(units), bases(units)
+    del of_train["guide"]
+    assert (keys(units), bases(units)) == now
+    of_train["guide"] = {}
+    assert keys(units)["train-aware"] != now[0]["train-aware"]
 
 
 def test_a_reward_function_counts_by_the_source_of_its_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

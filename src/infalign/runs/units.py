@@ -78,5 +78,12 @@ def bases(units: Sequence[Unit]) -> dict[str, str]:
 
 
 def _key(unit: Unit, of_inputs: Sequence[str], extent: Mapping[str, Any]) -> str:
-    content = json.dumps([unit.name, unit.settings, extent, list(of_inputs)], sort_keys=True)
+    content = json.dumps([unit.name, _given(unit.settings), extent, list(of_inputs)], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _given(settings: Any) -> Any:
+    """Return settings without those that are None, so that an option that did not exist is one that was not given."""
+    if isinstance(settings, dict):
+        return {name: _given(value) for name, value in settings.items() if value is not None}
+    return [_given(value) for value in settings] if isinstance(settings, list) else settings
