@@ -66,7 +66,10 @@ def test_what_is_not_here_is_told_by_its_flops(tokenizer: Any) -> None:
 
 
 def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(tokenizer: Any) -> None:
-    """The last layers need those alone for each token; a guide on states its own weights and its tokens' embeddings."""
+    """The last layers need those alone for each token; a guide on states its own weights and its tokens' embeddings.
+
+    A guide's trunk looks up its tokens.
+    """
     probe, deep = Probe(None, tokenizer, "float32"), SCRATCH.model_copy(update={"layers": 4})
     whole, one = (new_policy(shape, tokenizer, seed=0).num_parameters() for shape in (deep, SCRATCH))
     train = Train(deep, Fit(bf16=True, lora=Lora()), 10, 32, 8, 16.0, 24.0)
@@ -85,6 +88,14 @@ def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(toke
         assert aside.at(probe).seconds == pytest.approx(6 * passed * train.tokens / (H100.used * H100.bfloat16))
         assert aside.at(probe).memory == 4 * (whole + own + 3 * own)
         asides.append(aside)
+    trunk = new_policy(SCRATCH, tokenizer, seed=0).base_model
+    tokens, width = trunk.get_input_embeddings().weight.shape
+    own = GuidedForCausalLM.beside(new_policy(deep, tokenizer, seed=0), trunk, likely=20).num_parameters(True)
+    beside = replace(train, model=Aside(deep, Guide(trunk="reward", likely=20), SCRATCH), fit=Fit(bf16=True))
+    passed = own - tokens * width + 20 * width
+    assert beside.at(probe).seconds == pytest.approx(6 * passed * train.tokens / (H100.used * H100.bfloat16))
+    assert beside.at(probe).memory == 4 * (whole + own + 3 * own)
+    asides.append(beside)
     measured = Probe("cpu", tokenizer, "float32")
     for part in (last, *asides):
         assert 0 < part.at(measured).seconds < math.inf

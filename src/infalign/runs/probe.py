@@ -215,7 +215,10 @@ class Probe:
         return Shape(size, size, size, 2 * config.num_hidden_layers * heads * width)
 
     def _shape_of_part(self, model: Aside | Last) -> Shape:
-        """Return the shape of a part; a token goes through the vocabulary, or through a guide's likely tokens."""
+        """Return the shape of a part; a token goes through the vocabulary, or through a guide's likely tokens.
+
+        In the embedding of a trunk that reads tokens it is looked up.
+        """
         whole = self.shape(model.model)
         if not self._has_config(model):
             raise UnknownSizeError(f"the layers of {model.model}")
@@ -226,7 +229,9 @@ class Probe:
         tokens, width = found.reference.get_output_embeddings().weight.shape
         vocabulary = min(tokens, model.guide.likely or tokens) * width
         trained = sum(weight.numel() for weight in found.parameters() if weight.requires_grad)
-        return replace(whole, parameters=whole.parameters + trained, passed=trained + vocabulary, trained=trained)
+        looked_up = 0 if model.trunk is None else found.trunk.get_input_embeddings().weight.numel()
+        passed = trained - looked_up + vocabulary
+        return replace(whole, parameters=whole.parameters + trained, passed=passed, trained=trained)
 
     # Measured
 
