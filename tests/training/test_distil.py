@@ -91,6 +91,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "tokens": plain | {"guide": {"side": small} | likely, "loss": "tokens"},
         "per-token": plain | {"guide": {"side": small | {"layers": 0}} | likely, "loss": "tokens"},
         "trunk-likely": plain | {"guide": {"trunk": "reward"} | likely, "fit": fit},
+        "trunk-tokens": plain | {"guide": {"trunk": "reward"} | likely, "loss": "tokens"},
         "told": settings["policies"]["aware"] | {"guide": {"trunk": "reward"}, "loss": "tokens", "reader": "trunk"},
         "told-aside": plain | {"guide": {"side": small} | likely, "loss": "tokens", "reader": "side"},
     }
@@ -118,6 +119,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "tokens": (True, True),
         "per-token": (True, True),
         "trunk-likely": (True, False),
+        "trunk-tokens": (True, False),
         "told": (True, False),
         "told-aside": (True, True),
     }
@@ -137,7 +139,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     assert results["tokens"]["method"].endswith("(qrpo guided tokens)")
     assert results["told"]["method"] == "exp:10 (qrpo guided tokens by trunk)"
-    told_by = {"tokens": "1-likely-40", "per-token": "1-likely-40", "last-tokens": "below-1"}
+    told_by = dict.fromkeys(("tokens", "per-token", "trunk-tokens"), "1-likely-40") | {"last-tokens": "below-1"}
     for name, by in (told_by | {"told-aside": "of-side", "told-whole": "of-trunk"}).items():
         assert squares_at_the_start(tmp_path / "run", name) == pytest.approx(
             squares_of_targets(tmp_path / "run", by), rel=1e-5
