@@ -5,34 +5,45 @@ seeds 0, 1, 2: the recipe's data, models and rollouts are made once a seed; in a
 the methods are trained at the KL budget of its first policy, which has a guide, for one procedure after the other: what
 does not depend on it is trained once. A plain policy is trained at the learning rate of the recipe's student, by the
 solver's own loss. A guide is scaled to its budget; a plain policy spends what it spends, so methods get further budgets
-until each has policies on both sides of the median KL, as in `infalign compare`. Prints a row a method with the mean
-over seeds and its 95 % interval (Student's t over seeds, each of which has its own test prompts): the served win rate
-by each judge at the KL that all methods of the comparison reach, by how many points qrpo is ahead of it there, paired
-by seed, and of its policy nearest to that KL its own KL and share of theory's gap. What is done is not repeated. The
-demo takes an hour or two a seed on two cores.
+until each has policies on both sides of the median KL, as in `infalign compare`. Prints a row a method: of its policy
+nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
+qrpo is ahead of the method by each judge, at a KL that the two spend; all with 95 % intervals over seeds and prompts
+(`evaluation.seeds.over_seeds`), of one seed over prompts. ``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not
+repeated. The demo takes an hour or two a seed on two cores, `hh-harmless-tiny` with 192 prompts as long on one.
 """
 
-import json
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
-from seeded import interval, seeds_and_settings
+from seeded import seeds_and_settings
 
-from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
+from infalign.display import COLOURS, QUIET, Estimate, panels, ratio, save, style
+from infalign.evaluation.intervals import estimate
+from infalign.evaluation.matched import widened
+from infalign.evaluation.seeds import Trained, over_seeds
+from infalign.experiments.compare import LEAST_GAP, ROUNDS, train_methods
 from infalign.experiments.methods import METHODS
+from infalign.experiments.seeds import Seed, WinRate, lead
+from infalign.method.procedures import parse_procedure
+from infalign.method.transforms import Identity
 from infalign.runs.reading import load_recipe
+from infalign.theory.law import law_at_kl
+from infalign.theory.optimum import optimal
 from infalign.training.solvers.distil import Settings as Distil
 
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
 ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
 FORMS = {"guide": (OFFLINE, 0), "plain": ([*OFFLINE, *ON_POLICY], ROUNDS)}
+TITLES = {"guide": "guides", "plain": "plain models"}
 OURS = "qrpo"
+AHEAD = f"{OURS} is ahead by the "
+
+Row = Mapping[str, Estimate | None]  # by column; None where methods cannot be compared
 
 
 def changes(name: str, form: str) -> list[str]:
@@ -45,9 +56,9 @@ def changes(name: str, form: str) -> list[str]:
     return [f"policies.{first}.{key}={value}" for key, value in own.items()]
 
 
-def base_run(name: str, folder: Path, seed: str, settings: list[str]) -> Path:
+def base_run(name: str, folder: Path, settings: Sequence[str]) -> Path:
     """Return the directory with a seed's data, models and calibrated rollouts, made if it is not there."""
-    base = folder / f"seed-{seed}" / "base"
+    base = folder / "base"
     command = [sys.executable, "-m", "infalign", "calibrate", name]
     subprocess.run(
         [*command, *(word for change in (f"run_dir={base}", *settings) for word in ("--set", change))], check=True
@@ -55,52 +66,99 @@ def base_run(name: str, folder: Path, seed: str, settings: list[str]) -> Path:
     return base
 
 
-def comparison(name: str, folder: Path, seed: str, procedure: str, form: str, overrides: list[str]) -> dict[str, Any]:
-    """Return the numbers of a comparison, from its file if it is done."""
+def trained(name: str, folder: Path, seed: str, procedure: str, form: str, overrides: Sequence[str]) -> Seed:
+    """Return a seed with all methods in a form, trained and evaluated where they are not yet."""
     of_seed, settings = folder / f"seed-{seed}", [f"seed={seed}", *overrides]
-    run_dir, found = of_seed / form, of_seed / f"{procedure}-{form}.json"
-    if not found.exists():
-        base, (methods, rounds) = base_run(name, folder, seed, settings), FORMS[form]
-        if not run_dir.exists():
-            shutil.copytree(base, run_dir)
-        recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
-        budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
-        compared = train_methods(recipe, methods, [budget], rounds=rounds, splits=["test"], console=Console())
-        found.write_text(json.dumps(measured_comparison(compared, ["test"])))
-    return dict(json.loads(found.read_text()))
+    base, run_dir, (methods, rounds) = base_run(name, of_seed, settings), of_seed / form, FORMS[form]
+    if not run_dir.exists():
+        shutil.copytree(base, run_dir)
+    recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
+    budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
+    compared = train_methods(recipe, methods, [budget], rounds=rounds, splits=["test"], console=Console(stderr=True))
+    return Seed(compared.recipe, compared)
 
 
-def numbers(results: dict[str, Any], method: str) -> dict[str, float]:
-    """Return the numbers of a method; win rates are NaN where it spent a KL too far from the others'."""
-    common, own = results["matched"][-1], [p for p in results["policies"].values() if p["method"] == method]
-    policy = min(own, key=lambda policy: abs(policy["kl"]["mean"] - (common["kl"] or 0.0)))
-    share = policy["captured"]["test"]["share"]
-    row = {"KL": policy["kl"]["mean"]}
-    for judge, wins in common["win_rates"].items():
-        own, ours = (100 * wins[results["procedure"]].get(m, {"mean": np.nan})["mean"] for m in (method, OURS))
-        row |= {judge: own, f"{OURS} is ahead by {judge}": ours - own}
-    return row | {"share": np.nan if share is None else share["mean"]}
+def estimated(seeds: Sequence[Trained]) -> Estimate:
+    """Return a mean with its interval, over seeds and prompts, or of one seed over prompts."""
+    if len(seeds) > 1:
+        return over_seeds(seeds).as_dict()
+    return widened(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
+
+
+def share(seed: Seed, name: str, won: WinRate) -> Trained:
+    """Return the share of the gap between theory's identity and optimum, both at a policy's KL, taken as exact."""
+    kl = float(seed.kl(name).mean())
+    identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(won.procedure), optimal(won.procedure, kl=kl).win_rate
+    gap = optimum - identity if optimum - identity > LEAST_GAP else np.nan
+    return seed.trained((seed.values(won, name) - identity) / gap)
+
+
+def row(seeds: Sequence[Seed], method: str) -> Row:
+    """Return the numbers of a method; leads in points."""
+    procedure = seeds[0].recipe.procedure
+    won = {judge: WinRate(procedure, judge) for judge in seeds[0].evaluated.sources}
+
+    def nearest(seed: Seed) -> str:
+        (budget,) = seed.compared.budgets
+        return min(seed.policies_of(method), key=lambda name: abs(float(seed.kl(name).mean()) - budget))
+
+    own = [(seed, nearest(seed)) for seed in seeds]
+    found: dict[str, Estimate | None] = {"KL": estimated([seed.trained(seed.kl(name)) for seed, name in own])}
+    for judge, rate in won.items():
+        found[f"{judge}, %"] = estimated([seed.trained(100 * seed.values(rate, name)) for seed, name in own])
+    for judge, rate in won.items():
+        ahead = [] if method == OURS else lead(seeds, OURS, [method], rate).seeds
+        points = [Trained(one.prompt_ids, 100 * one.values, tuple(100 * x for x in one.shifts)) for one in ahead]
+        found[f"{AHEAD}{judge}"] = estimated(points) if points else None
+    return found | {"share": estimated([share(seed, name, won["reward"]) for seed, name in own])}
+
+
+def table(title: str, rows: Mapping[str, Row]) -> str:
+    """Return rows as Markdown; methods that optimise the served win rate have a star."""
+    columns = list(rows[OURS])
+    lines = [f"{title}\n", f"| method | {' | '.join(columns)} |", f"|{'---|' * (1 + len(columns))}"]
+    digits = {column: 2 if column in {"KL", "share"} else 1 for column in columns}
+    for method, found in rows.items():
+        cells = ("" if cell is None else ratio(cell, digits[column]) for column, cell in found.items())
+        lines.append(f"| {method}{'*' if METHODS[method].ours else ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
+    """Draw by how many points qrpo is ahead of each method, a panel for each form and a colour for each judge."""
+    with style("the figure needs"):
+        figure, axes = panels(1, len(by_form), (4.2 * len(by_form), 4.0))
+        for panel, (form, rows) in zip(np.atleast_1d(axes), by_form.items(), strict=True):
+            methods = [method for method in rows if method != OURS]
+            judges = [column for column in rows[OURS] if column.startswith(AHEAD)]
+            for number, (column, colour) in enumerate(zip(judges, COLOURS, strict=False)):
+                for place, method in enumerate(methods):
+                    if (found := rows[method][column]) is None:
+                        continue
+                    at, label = place + 0.3 * (number - 0.5 * (len(judges) - 1)), None if place else column
+                    panel.plot([found["low"], found["high"]], [at, at], color=colour)
+                    panel.plot(found["mean"], at, "o", color=colour, label=label)
+            panel.axvline(0, color=QUIET, linewidth=0.8)
+            panel.set(
+                title=form, xlabel="points of the served win rate", yticks=range(len(methods)), yticklabels=methods
+            )
+            panel.invert_yaxis()
+        figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
+        save(figure, path)
 
 
 def main() -> None:
     """Do what is missing and print a table for each procedure and form."""
     name, folder, *words = sys.argv[1:]
-    procedures = [word for word in words if word.startswith(("best-of-", "worst-of-"))] or [
-        load_recipe(name).procedure.name
-    ]
-    seeds, overrides = seeds_and_settings([word for word in words if word not in procedures])
-    for form, (methods, *_) in FORMS.items():
-        for procedure in procedures:
-            rows = defaultdict(list)
-            for seed in seeds:
-                results = comparison(name, Path(folder), seed, procedure, form, overrides)
-                for method in methods:
-                    rows[method].append(numbers(results, method))
-            columns = list(rows[methods[0]][0])
-            print(f"\n{procedure}, {form}\n\n| method | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
-            for method, found in rows.items():
-                said = (interval([row[column] for row in found]) for column in columns)
-                print(f"| {method}{'*' if METHODS[method].ours else ''} | {' | '.join(said)} |", flush=True)
+    named = [word for word in words if word.startswith(("best-of-", "worst-of-"))]
+    seeds, overrides = seeds_and_settings([word for word in words if word not in named])
+    for procedure in named or [load_recipe(name).procedure.name]:
+        by_form: dict[str, Mapping[str, Row]] = {}
+        for form, (methods, _) in FORMS.items():
+            found = [trained(name, Path(folder), seed, procedure, form, overrides) for seed in seeds]
+            by_form[form] = {method: row(found, method) for method in methods}
+            print(f"\n{table(f'{procedure}, {form}', by_form[form])}", flush=True)
+        draw(by_form, Path(folder) / f"{parse_procedure(procedure).name}.svg")
 
 
 if __name__ == "__main__":

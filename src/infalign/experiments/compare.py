@@ -156,11 +156,10 @@ def _spent(compared: Compared) -> dict[str, float]:
     return kls | {name: best_of_n_kl_bound(n) for name, n in compared.itself.items()}
 
 
-def measured_comparison(compared: Compared, splits: Sequence[str] = SPLITS) -> Numbers:
+def measured_comparison(compared: Compared) -> Numbers:
     """Return win rates, KL and cost of every policy, and the comparison of the methods at the KL of each budget.
 
-    All intervals are over test prompts, but what is captured of theory's gain is told for the prompts of each of
-    ``splits``. Responses are selected by ``reward`` and judged by each reward source in turn.
+    All intervals are over test prompts. Responses are selected by ``reward`` and judged by each reward source in turn.
     """
     recipe, layout = compared.recipe, Layout(Path(compared.recipe.run_dir))
     evaluated, n = Evaluated.of(recipe, layout), extreme_procedure(recipe).n
@@ -185,7 +184,7 @@ def measured_comparison(compared: Compared, splits: Sequence[str] = SPLITS) -> N
             "settings": policy.model_dump(mode="json", exclude_defaults=True),
             "key": made[f"train-{name}"]["key"],
             "cost": training_cost(made[f"train-{name}"], policy),
-            "captured": {split: _captured(evaluated, name, split) for split in splits},
+            "captured": {split: _captured(evaluated, name, split) for split in SPLITS},
         }
     for name, n in compared.itself.items():
         policies[name] |= {"n": n, "kl_bound": best_of_n_kl_bound(n)}
