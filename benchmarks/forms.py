@@ -4,8 +4,8 @@
 seeds 0, 1, 2: the recipe's data, models and rollouts are made once a seed; in a copy of its run directory for each form
 the methods are trained at the KL budget of its first policy, which has a guide, for one procedure after the other: what
 does not depend on it is trained once. A plain policy is trained at the learning rate of the recipe's student, by the
-solver's own loss. A guide is scaled to its budget; a plain policy spends what it spends, so methods get further budgets
-until each has policies on both sides of the median KL, as in `infalign compare`. Prints a row a method: of its policy
+solver's own loss. A guide is scaled to its budget; a plain policy spends what it spends, so a method gets a further
+budget, as in `infalign compare`, to have policies on both sides of the median KL. Prints a row a method: of its policy
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
 qrpo is ahead of the method by each judge, at a KL that the two spend; all with 95 % intervals over seeds and prompts
 (`evaluation.seeds.over_seeds`), of one seed over prompts. ``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not
@@ -26,7 +26,7 @@ from infalign.display import COLOURS, QUIET, Estimate, panels, ratio, save, styl
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.matched import widened
 from infalign.evaluation.seeds import Trained, over_seeds
-from infalign.experiments.compare import LEAST_GAP, ROUNDS, train_methods
+from infalign.experiments.compare import LEAST_GAP, train_methods
 from infalign.experiments.methods import METHODS
 from infalign.experiments.seeds import Seed, WinRate, lead
 from infalign.method.procedures import parse_procedure
@@ -38,7 +38,7 @@ from infalign.training.solvers.distil import Settings as Distil
 
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
 ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
-FORMS = {"guide": (OFFLINE, 0), "plain": ([*OFFLINE, *ON_POLICY], ROUNDS)}
+FORMS = {"guide": (OFFLINE, 0), "plain": ([*OFFLINE, *ON_POLICY], 1)}  # methods, and rounds of further budgets
 TITLES = {"guide": "guides", "plain": "plain models"}
 OURS = "qrpo"
 AHEAD = f"{OURS} is ahead by the "
