@@ -179,16 +179,34 @@ def test_a_saved_guide_is_drawn_from_in_half_precision(folder: Path, form: str, 
     ContinuousBatch(read, tokenizer).join([(Prompt("p", PROMPT), 0, Sampling(8))])
 
 
-def test_a_trunk_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
-    """The error has the folder and both sizes; a folder without a model is refused by name too."""
+@pytest.mark.parametrize(("reference_by", "trunk_by"), [(3, 0), (0, 3), (5, 2)])
+def test_a_trunk_may_be_padded_otherwise(reference_by: int, trunk_by: int, folder: Path, tmp_path: Path) -> None:
+    """As Qwen's sizes are, or a small reward beside one: it knows each token, and others as zeros; kept, it is read."""
+    padded, tokenizer = load_policy(folder)[0], load_tokenizer(folder)
+    for by, name in ((trunk_by, "trunk"), (reference_by, "reference")):
+        model = load_policy(folder)[0]
+        model.resize_token_embeddings(len(tokenizer) + by)
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / name)
+    model = guided_by(tmp_path / "trunk", *load_policy(tmp_path / "reference")).eval()
+    known = model.trunk.get_input_embeddings().weight[: len(tokenizer)]
+    assert torch.equal(known, padded.get_input_embeddings().weight)
+    assert model.trunk.get_input_embeddings().weight[len(tokenizer) + trunk_by :].count_nonzero() == 0
+    with torch.no_grad():
+        for linear in model.ends:
+            linear.weight.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(1))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "guided")
+    ids = torch.arange(len(tokenizer) + reference_by)[None, -20:]
+    with torch.no_grad():
+        found, again = model(ids).logits, load_policy(tmp_path / "guided")[0](ids).logits
+    assert found.isfinite().all()
+    torch.testing.assert_close(again, found)
+
+
+def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The error has the folder; a folder without a model is refused by name too."""
     reference, tokenizer = load_policy(folder)
-    other = Scratch(**SMALL | {"vocabulary": 310})
-    wider = new_policy(other, tokenizer, seed=0)
-    wider.resize_token_embeddings(len(tokenizer) + 1)
-    for part in (wider, tokenizer):
-        part.save_pretrained(tmp_path / "wider")
-    with pytest.raises(ConfigError, match=f"vocabulary of {len(tokenizer) + 1} tokens, the reference {len(tokenizer)}"):
-        guided_by(tmp_path / "wider", reference, tokenizer)
     swapped = load_tokenizer(folder)
     vocabulary = json.loads(swapped.backend_tokenizer.to_str())
     first, second = list(vocabulary["model"]["vocab"])[-2:]

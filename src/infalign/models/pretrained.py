@@ -98,7 +98,8 @@ def adapted(model: Any, folder: str | Path) -> Any:
 def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int | None = None) -> Any:
     """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
 
-    Its Q tells the reference's ``likely`` tokens apart, by default all. Raises ConfigError if the trunk cannot be
+    Its Q tells the reference's ``likely`` tokens apart, by default all. Vocabularies may be padded to different sizes:
+    what no token of the tokenizer is has an embedding of zeros in the trunk. Raises ConfigError if the trunk cannot be
     loaded or has another tokenizer than the reference's, ``tokenizer``.
     """
     from transformers import AutoModel, AutoTokenizer
@@ -110,13 +111,11 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int 
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: {why_unloadable(error)}") from error
-    ours, its = reference.config.vocab_size, model.config.vocab_size
-    if ours != its:
-        raise ConfigError(
-            f"{trunk} cannot be the trunk of a guide: it has a vocabulary of {its} tokens, the reference {ours}"
-        )
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: it has another tokenizer than the reference")
+    ours, its = reference.config.vocab_size, model.config.vocab_size
+    if its < ours:
+        model.resize_token_embeddings(ours, mean_resizing=False).weight.data[its:] = 0.0
     return GuidedForCausalLM.beside(reference, model.to(reference.device), likely=likely)
 
 
