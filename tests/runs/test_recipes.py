@@ -14,10 +14,12 @@ from transformers import (
 )
 
 from infalign import world
+from infalign.models.pretrained import load_tokenizer
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipes import BuiltIn, built_in
 from infalign.runs.reading import load_recipe
+from infalign.storage import read_table
 from infalign.training.common import save_model
 
 RECIPES = built_in()
@@ -42,6 +44,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eos_token_id": tokenizer.eos_token_id,
     }
     save_model(Qwen3ForCausalLM(Qwen3Config(**shape)), tokenizer, folder / "policy")
+    padded = shape | {"vocab_size": len(tokenizer) + 13}
+    save_model(Qwen3ForCausalLM(Qwen3Config(**padded)), tokenizer, folder / "padded")
     save_model(LlamaForSequenceClassification(LlamaConfig(**shape, num_labels=1)), tokenizer, folder / "judge")
     with (folder / "pairs.jsonl").open("w") as file:
         for prompt, chosen, rejected in world.preferences(120, seed=0, temperature=1.0):
@@ -91,3 +95,19 @@ def test_a_full_size_recipe_runs_with_tiny_models(name: str, tuning: str, tiny: 
     result = micro.infalign("run", name, *words)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_guide_on_a_small_reward_runs_beside_a_padded_model(tiny: Path, tmp_path: Path) -> None:
+    """As Qwen's are, with more ids than tokens: random weights draw those too, and the reward's layers read them."""
+    settings = micro.given(tmp_path / "run", str(tiny / "padded"))
+    fit, aware = {"max_length": 192}, settings["policies"]["aware"]
+    settings |= {"reward": {"scratch": micro.SCRATCH, "fit": fit}, "judge": {"scratch": micro.SCRATCH, "fit": fit}}
+    settings["policies"] = {"aware": aware | {"guide": {"trunk": "reward", "likely": 20}}}
+    del settings["gold"]
+    result = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "ceiling.json").read_text())["reads"] == "reward"
+    drawn = (tmp_path / "run" / "rollouts").rglob("*.parquet")
+    ids = [token for path in drawn for row in read_table(path, ["token_ids"])["token_ids"].to_pylist() for token in row]
+    assert max(ids) >= len(load_tokenizer(tiny / "padded"))

@@ -98,9 +98,9 @@ def adapted(model: Any, folder: str | Path) -> Any:
 def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int | None = None) -> Any:
     """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
 
-    Its Q tells the reference's ``likely`` tokens apart, by default all. Vocabularies may be padded to different sizes:
-    what no token of the tokenizer is has an embedding of zeros in the trunk. Raises ConfigError if the trunk cannot be
-    loaded or has another tokenizer than the reference's, ``tokenizer``.
+    Its Q tells the reference's ``likely`` tokens apart, by default all. Vocabularies may be padded to different sizes
+    (`padded`). Raises ConfigError if the trunk cannot be loaded or has another tokenizer than the reference's,
+    ``tokenizer``.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -113,10 +113,16 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int 
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: {why_unloadable(error)}") from error
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: it has another tokenizer than the reference")
-    ours, its = reference.config.vocab_size, model.config.vocab_size
-    if its < ours:
-        model.resize_token_embeddings(ours, mean_resizing=False).weight.data[its:] = 0.0
+    model = padded(model, reference.config.vocab_size)
     return GuidedForCausalLM.beside(reference, model.to(reference.device), likely=likely)
+
+
+def padded(model: Any, vocabulary: int) -> Any:
+    """Return a model that reads at least the token ids below ``vocabulary``, new ones as zeros."""
+    own = model.config.vocab_size
+    if own < vocabulary:
+        model.resize_token_embeddings(vocabulary, mean_resizing=False).weight.data[own:] = 0.0
+    return model
 
 
 def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:

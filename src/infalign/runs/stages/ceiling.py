@@ -92,7 +92,7 @@ def prefix_states(
     import torch
 
     from infalign.models.packed import Packed, packed_batches, packing, packs
-    from infalign.models.pretrained import load_policy
+    from infalign.models.pretrained import load_policy, padded
     from infalign.models.states import states_of
     from infalign.rewards.classifier import ClassifierReward
 
@@ -111,6 +111,7 @@ def prefix_states(
         prompts += [asked[i] for i in range(count) for _ in range(samples)]
         responses += [said[i * k + j] for i in range(count) for j in range(samples)]
         rewards.append(stored.rewards(part)[:count, :samples])
+    network = padded(network, 1 + max(map(max, responses)))  # a reference with more ids than tokens may draw those too
     found = list[Array]()
     with torch.inference_mode(), packing(network):
         for rows, batch in packed_batches(prompts, responses, BATCH_TOKENS, network, logits=False):
