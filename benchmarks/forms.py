@@ -75,7 +75,7 @@ def trained(name: str, folder: Path, seed: str, procedure: str, form: str, overr
     recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
     budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
     compared = train_methods(recipe, methods, [budget], rounds=rounds, splits=["test"], console=Console(stderr=True))
-    return Seed(compared.recipe, compared)
+    return Seed(recipe, compared)
 
 
 def estimated(seeds: Sequence[Trained]) -> Estimate:
