@@ -7,7 +7,8 @@ does not depend on it is trained once. A plain policy is trained at the learning
 solver's own loss. A guide is scaled to its budget; a plain policy spends what it spends, so a method gets a further
 budget, as in `infalign compare`, to have policies on both sides of the median KL. Prints a row a method: of its policy
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
-qrpo is ahead of the method by each judge, at a KL that the two spend; all with 95 % intervals over seeds and prompts
+qrpo of the same form, and over a plain policy the guided one, is ahead by each judge, at the budget or the KL that the
+two spend; all with 95 % intervals over seeds and prompts
 (`evaluation.seeds.over_seeds`), of one seed over prompts. ``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not
 repeated. The demo takes an hour or two a seed on two cores, `hh-harmless-tiny` with 192 prompts as long on one.
 """
@@ -28,11 +29,12 @@ from infalign.evaluation.matched import widened
 from infalign.evaluation.seeds import Trained, over_seeds
 from infalign.experiments.compare import LEAST_GAP, train_methods
 from infalign.experiments.methods import METHODS
-from infalign.experiments.seeds import Seed, WinRate, lead
+from infalign.experiments.seeds import Seed, WinRate
 from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Identity
+from infalign.runs.one_kl import AtOneKL
 from infalign.runs.reading import load_recipe
-from infalign.theory.law import law_at_kl
+from infalign.theory.law import Law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers.distil import Settings as Distil
 
@@ -41,7 +43,7 @@ ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
 FORMS = {"guide": (OFFLINE, 0), "plain": ([*OFFLINE, *ON_POLICY], 1)}  # methods, and rounds of further budgets
 TITLES = {"guide": "guides", "plain": "plain models"}
 OURS = "qrpo"
-AHEAD = f"{OURS} is ahead by the "
+GUIDED = f"the guided {OURS}"
 
 Row = Mapping[str, Estimate | None]  # by column; None where methods cannot be compared
 
@@ -93,23 +95,52 @@ def share(seed: Seed, name: str, won: WinRate) -> Trained:
     return seed.trained((seed.values(won, name) - identity) / gap)
 
 
-def row(seeds: Sequence[Seed], method: str) -> Row:
-    """Return the numbers of a method; leads in points."""
-    procedure = seeds[0].recipe.procedure
-    won = {judge: WinRate(procedure, judge) for judge in seeds[0].evaluated.sources}
+def ahead(ours: Seed, theirs: Seed, method: str, rate: WinRate) -> Trained | None:
+    """Return by how many points our qrpo is ahead of a method there, at the budget or the KL that both reach.
+
+    None where one of them has no policy that spends about as much.
+    """
+    both = {("ours", name): ours for name in ours.policies_of(OURS)}
+    both |= {("theirs", name): theirs for name in theirs.policies_of(method)}
+    kls = {key: seed.kl(key[1]) for key, seed in both.items()}
+
+    def law_at(key: tuple[str, str], nats: float) -> Law | None:
+        return both[key].compared.recipe.policies[key[1]].law_at(rate.procedure, nats)
+
+    sides = {side: [key for key in both if key[0] == side] for side in ("ours", "theirs")}
+    at = AtOneKL.of(sides, kls, law_at, median=budget_of(ours))
+    if at.methods.keys() != sides.keys():
+        return None
+    found = {
+        side: at.matched(side, {key: both[key].values(rate, key[1]) for key in keys}, at.gain(side, rate.procedure))
+        for side, keys in at.methods.items()
+    }
+    own, its = found["ours"], found["theirs"]
+    return ours.trained(100 * (own.values - its.values), 100 * own.shift, -100 * its.shift)
+
+
+def budget_of(seed: Seed) -> float:
+    """Return the KL budget of a seed's methods."""
+    (budget,) = seed.compared.budgets
+    return budget
+
+
+def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
+    """Return the numbers of a method; leads in points, of the same form's qrpo and, over plain models, of the guide."""
+    won = {judge: WinRate(seeds[0].recipe.procedure, judge) for judge in seeds[0].evaluated.sources}
 
     def nearest(seed: Seed) -> str:
-        (budget,) = seed.compared.budgets
-        return min(seed.policies_of(method), key=lambda name: abs(float(seed.kl(name).mean()) - budget))
+        return min(seed.policies_of(method), key=lambda name: abs(float(seed.kl(name).mean()) - budget_of(seed)))
 
     own = [(seed, nearest(seed)) for seed in seeds]
     found: dict[str, Estimate | None] = {"KL": estimated([seed.trained(seed.kl(name)) for seed, name in own])}
     for judge, rate in won.items():
         found[f"{judge}, %"] = estimated([seed.trained(100 * seed.values(rate, name)) for seed, name in own])
-    for judge, rate in won.items():
-        ahead = [] if method == OURS else lead(seeds, OURS, [method], rate).seeds
-        points = [Trained(one.prompt_ids, 100 * one.values, tuple(100 * x for x in one.shifts)) for one in ahead]
-        found[f"{AHEAD}{judge}"] = estimated(points) if points else None
+    for said, ours in ({OURS: seeds} if guides is seeds else {OURS: seeds, GUIDED: guides}).items():
+        for judge, rate in won.items():
+            itself = said == OURS and method == OURS
+            leads = [ahead(*pair, method, rate) for pair in zip(ours, seeds, strict=True)]
+            found[f"{said} is ahead by the {judge}"] = None if itself or None in leads else estimated(leads)
     return found | {"share": estimated([share(seed, name, won["reward"]) for seed, name in own])}
 
 
@@ -130,7 +161,7 @@ def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
         figure, axes = panels(1, len(by_form), (4.2 * len(by_form), 4.0))
         for panel, (form, rows) in zip(np.atleast_1d(axes), by_form.items(), strict=True):
             methods = [method for method in rows if method != OURS]
-            judges = [column for column in rows[OURS] if column.startswith(AHEAD)]
+            judges = [column for column in rows[OURS] if column.startswith(f"{OURS} is ahead")]
             for number, (column, colour) in enumerate(zip(judges, COLOURS, strict=False)):
                 for place, method in enumerate(methods):
                     if (found := rows[method][column]) is None:
@@ -139,9 +170,8 @@ def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
                     panel.plot([found["low"], found["high"]], [at, at], color=colour)
                     panel.plot(found["mean"], at, "o", color=colour, label=label)
             panel.axvline(0, color=QUIET, linewidth=0.8)
-            panel.set(
-                title=form, xlabel="points of the served win rate", yticks=range(len(methods)), yticklabels=methods
-            )
+            panel.set(title=TITLES[form], xlabel=f"points of {path.stem}")
+            panel.set_yticks(range(len(methods)), methods)
             panel.invert_yaxis()
         figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
         save(figure, path)
@@ -153,10 +183,10 @@ def main() -> None:
     named = [word for word in words if word.startswith(("best-of-", "worst-of-"))]
     seeds, overrides = seeds_and_settings([word for word in words if word not in named])
     for procedure in named or [load_recipe(name).procedure.name]:
-        by_form: dict[str, Mapping[str, Row]] = {}
+        by_form, found = dict[str, Mapping[str, Row]](), dict[str, Sequence[Seed]]()
         for form, (methods, _) in FORMS.items():
-            found = [trained(name, Path(folder), seed, procedure, form, overrides) for seed in seeds]
-            by_form[form] = {method: row(found, method) for method in methods}
+            found[form] = [trained(name, Path(folder), seed, procedure, form, overrides) for seed in seeds]
+            by_form[form] = {method: row(found[form], found["guide"], method) for method in methods}
             print(f"\n{table(f'{procedure}, {form}', by_form[form])}", flush=True)
         draw(by_form, Path(folder) / f"{parse_procedure(procedure).name}.svg")
 
