@@ -8,9 +8,9 @@ solver's own loss. A guide is scaled to its budget; a plain policy spends what i
 budget, as in `infalign compare`, to have policies on both sides of the median KL. Prints a row a method: of its policy
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
 qrpo of the same form, and over a plain policy the guided one, is ahead by each judge, at the budget or the KL that the
-two spend; all with 95 % intervals over seeds and prompts
-(`evaluation.seeds.over_seeds`), of one seed over prompts. ``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not
-repeated. The demo takes an hour or two a seed on two cores, `hh-harmless-tiny` with 192 prompts as long on one.
+two spend; all with 95 % intervals over seeds and prompts (`evaluation.seeds.over_seeds`), of one seed over prompts.
+``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not repeated. The demo takes an hour or two a seed on two
+cores, `hh-harmless-tiny` with 192 prompts an hour on one.
 """
 
 import shutil
@@ -87,12 +87,15 @@ def estimated(seeds: Sequence[Trained]) -> Estimate:
     return widened(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
 
 
-def share(seed: Seed, name: str, won: WinRate) -> Trained:
-    """Return the share of the gap between theory's identity and optimum, both at a policy's KL, taken as exact."""
+def share(seed: Seed, name: str, won: WinRate) -> Trained | None:
+    """Return the share of the gap between theory's identity and optimum, both at a policy's KL, taken as exact.
+
+    None where the gap is too small to have shares.
+    """
     kl = float(seed.kl(name).mean())
     identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(won.procedure), optimal(won.procedure, kl=kl).win_rate
-    gap = optimum - identity if optimum - identity > LEAST_GAP else np.nan
-    return seed.trained((seed.values(won, name) - identity) / gap)
+    gap = optimum - identity
+    return seed.trained((seed.values(won, name) - identity) / gap) if gap > LEAST_GAP else None
 
 
 def ahead(ours: Seed, theirs: Seed, method: str, rate: WinRate) -> Trained | None:
@@ -141,7 +144,8 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
             itself = said == OURS and method == OURS
             leads = [ahead(*pair, method, rate) for pair in zip(ours, seeds, strict=True)]
             found[f"{said} is ahead by the {judge}"] = None if itself or None in leads else estimated(leads)
-    return found | {"share": estimated([share(seed, name, won["reward"]) for seed, name in own])}
+    shares = [share(seed, name, won["reward"]) for seed, name in own]
+    return found | {"share": None if None in shares else estimated(shares)}
 
 
 def table(title: str, rows: Mapping[str, Row]) -> str:
