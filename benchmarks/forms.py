@@ -27,15 +27,12 @@ from infalign.display import COLOURS, QUIET, Estimate, panels, ratio, save, styl
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.matched import widened
 from infalign.evaluation.seeds import Trained, over_seeds
-from infalign.experiments.compare import LEAST_GAP, train_methods
+from infalign.experiments.compare import placed_in_theory, train_methods
 from infalign.experiments.methods import METHODS
 from infalign.experiments.seeds import Seed, WinRate
-from infalign.method.procedures import parse_procedure
-from infalign.method.transforms import Identity
 from infalign.runs.one_kl import AtOneKL
 from infalign.runs.reading import load_recipe
-from infalign.theory.law import Law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.law import Law
 from infalign.training.solvers.distil import Settings as Distil
 
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
@@ -90,12 +87,14 @@ def estimated(seeds: Sequence[Trained]) -> Estimate:
 def share(seed: Seed, name: str, won: WinRate) -> Trained | None:
     """Return the share of the gap between theory's identity and optimum, both at a policy's KL, taken as exact.
 
-    None where the gap is too small to have shares.
+    None where the gap is too small to have shares, or the KL beyond that of any known optimum.
     """
-    kl = float(seed.kl(name).mean())
-    identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(won.procedure), optimal(won.procedure, kl=kl).win_rate
-    gap = optimum - identity
-    return seed.trained((seed.values(won, name) - identity) / gap) if gap > LEAST_GAP else None
+    values = seed.values(won, name)
+    found = estimate(values).as_dict()
+    placed = placed_in_theory(found, found, won.procedure, float(seed.kl(name).mean()))
+    if placed["share"] is None:
+        return None
+    return seed.trained((values - placed["identity"]) / (placed["optimum"] - placed["identity"]))
 
 
 def ahead(ours: Seed, theirs: Seed, method: str, rate: WinRate) -> Trained | None:
@@ -141,9 +140,9 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
         found[f"{judge}, %"] = estimated([seed.trained(100 * seed.values(rate, name)) for seed, name in own])
     for said, ours in ({OURS: seeds} if guides is seeds else {OURS: seeds, GUIDED: guides}).items():
         for judge, rate in won.items():
-            itself = said == OURS and method == OURS
-            leads = [ahead(*pair, method, rate) for pair in zip(ours, seeds, strict=True)]
-            found[f"{said} is ahead by the {judge}"] = None if itself or None in leads else estimated(leads)
+            pairs = zip(ours, seeds, strict=True)
+            leads = [None if said == method else ahead(*pair, method, rate) for pair in pairs]
+            found[f"{said} is ahead by the {judge}"] = None if None in leads else estimated(leads)
     shares = [share(seed, name, won["reward"]) for seed, name in own]
     return found | {"share": None if None in shares else estimated(shares)}
 
@@ -192,7 +191,7 @@ def main() -> None:
             found[form] = [trained(name, Path(folder), seed, procedure, form, overrides) for seed in seeds]
             by_form[form] = {method: row(found[form], found["guide"], method) for method in methods}
             print(f"\n{table(f'{procedure}, {form}', by_form[form])}", flush=True)
-        draw(by_form, Path(folder) / f"{parse_procedure(procedure).name}.svg")
+        draw(by_form, Path(folder) / f"{procedure}.svg")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int 
 
 def padded(model: Any, vocabulary: int) -> Any:
     """Return a model that reads at least the token ids below ``vocabulary``, new ones as zeros."""
-    own = model.config.vocab_size
+    own = len(model.get_input_embeddings().weight)
     if own < vocabulary:
         model.resize_token_embeddings(vocabulary, mean_resizing=False).weight.data[own:] = 0.0
     return model
