@@ -9,6 +9,8 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
     nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
+# Packages are installed without their bytecode, so what is imported must be kept: Transformers takes 14 seconds to compile.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: env lock demo test test-slow test-faults test-frameworks tutorials docs fuzz dist lint format clean
 
