@@ -5,7 +5,8 @@ seeds 0, 1, 2: the recipe's data, models and rollouts are made once a seed; in a
 the methods are trained at the KL budget of its first policy, which has a guide, for one procedure after the other: what
 does not depend on it is trained once. A plain policy is trained at the learning rate of the recipe's student, by the
 solver's own loss. A guide is scaled to its budget; a plain policy spends what it spends, so a method gets a further
-budget, as in `infalign compare`, to have policies on both sides of the median KL. Prints a row a method: of its policy
+budget, as in `infalign compare`, to have policies on both sides of the median KL, and the guided qrpo half the budget
+too, to be compared with plain policies that spend little. Prints a row a method: of its policy
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
 qrpo of the same form, and over a plain policy the guided one, is ahead by each judge, at the budget or the KL that the
 two spend; all with 95 % intervals over seeds and prompts (`evaluation.seeds.over_seeds`), of one seed over prompts.
@@ -73,7 +74,10 @@ def trained(name: str, folder: Path, seed: str, procedure: str, form: str, overr
         shutil.copytree(base, run_dir)
     recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
     budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
-    compared = train_methods(recipe, methods, [budget], rounds=rounds, splits=["test"], console=Console(stderr=True))
+    more = {OURS: [budget / 2]} if form == "guide" else {}
+    compared = train_methods(
+        recipe, methods, [budget], more=more, rounds=rounds, splits=["test"], console=Console(stderr=True)
+    )
     return Seed(recipe, compared)
 
 

@@ -119,15 +119,17 @@ def train_methods(
     methods: Sequence[str],
     budgets: Sequence[float],
     *,
+    more: Mapping[str, Sequence[float]] | None = None,
     rounds: int = ROUNDS,
     splits: Sequence[str] = SPLITS,
     console: Console,
 ) -> Compared:
     """Train methods at each of some KL budgets, evaluate them on the prompts of ``splits``, and return their policies.
 
-    In up to ``rounds`` rounds a method that has policies on one side only of the median KL for a budget gets another.
+    ``more`` has further budgets by method. In up to ``rounds`` rounds a method that has policies on one side only of
+    the median KL for a budget gets another.
     """
-    compared = Compared(recipe, methods, budgets)
+    compared = Compared(recipe, methods, budgets, more)
     _train_and_evaluate(compared, splits, console)
     for _ in range(rounds):
         wider = Compared(recipe, methods, budgets, bracketing_budgets(recipe, compared, _spent(compared)))
