@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import warm
 import yaml
 
@@ -81,8 +82,19 @@ def finish(folder: Path) -> Path:
     return folder / "run"
 
 
-def write_gguf(policy: Any, tokenizer: Any, path: Path, *, architecture: str = "llama", kind: str = "gpt2") -> Path:
-    """Write a Llama with tied embeddings as llama.cpp's converter does."""
+def write_gguf(
+    policy: Any,
+    tokenizer: Any,
+    path: Path,
+    *,
+    architecture: str = "llama",
+    kind: str = "gpt2",
+    quantisation: str | None = None,
+) -> Path:
+    """Write a Llama with tied embeddings as llama.cpp's converter does; the matrices in ``quantisation``.
+
+    In one that gguf has no code for they are zeros.
+    """
     import gguf
 
     config, writer = policy.config, gguf.GGUFWriter(path, architecture)
@@ -111,7 +123,17 @@ def write_gguf(policy: Any, tokenizer: Any, path: Path, *, architecture: str = "
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp's rotary embedding pairs neighbours
             halves = tensor.view(config.num_attention_heads, 2, -1, config.hidden_size)
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+        ours, values = names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy()
+        if quantisation is None or values.ndim == 1:
+            writer.add_tensor(ours, values)
+            continue
+        written = gguf.GGMLQuantizationType[quantisation]
+        try:
+            packed = gguf.quantize(values, written)
+        except NotImplementedError:
+            weights, size = gguf.GGML_QUANT_SIZES[written]  # of a block, and its bytes
+            packed = np.zeros((values.size // weights, size), np.uint8)
+        writer.add_tensor(ours, packed, raw_dtype=written)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -73,6 +73,25 @@ def test_an_unknown_architecture_is_named(model: Any, tmp_path: Path) -> None:
         converted(str(file))
 
 
+def test_quantised_weights_are_those_of_the_file(model: Any, tmp_path: Path) -> None:
+    """Sixteen steps between the least and the largest of 32 weights: half a step is the most that is lost."""
+    policy, tokenizer = model
+    ours, _ = load_policy(converted(str(write_gguf(policy, tokenizer, tmp_path / "q.gguf", quantisation="Q4_1"))))
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
+        found, blocks = (p.state_dict()[name].detach().reshape(-1, 32) for p in (ours, policy))
+        step = (blocks.amax(1) - blocks.amin(1)) / 15
+        assert (found - blocks).abs().amax() > 0
+        assert ((found - blocks).abs().amax(1) <= 0.51 * step).all()
+
+
+def test_a_quantisation_that_nobody_reads_is_named(model: Any, tmp_path: Path, cache: Path) -> None:
+    """The error says which one, and nothing is left."""
+    file = write_gguf(*model, tmp_path / "odd.gguf", quantisation="Q8_K")
+    with pytest.raises(ConfigError, match=r"odd\.gguf cannot be read as a GGUF: .*Q8_K"):
+        converted(str(file))
+    assert not cache.exists()
+
+
 def test_a_tokenizer_that_changes_text_is_refused(model: Any, tmp_path: Path) -> None:
     """Prompts would not be what they were."""
     file = write_gguf(

@@ -101,13 +101,14 @@ def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(toke
         assert 0 < part.at(measured).seconds < math.inf
 
 
-def test_a_measurement_is_taken_once_and_grows_with_the_work(tokenizer: Any) -> None:
-    """Twice the prompts, or steps, take exactly twice as long; every number is there."""
-    probe = Probe("cpu", tokenizer, "float32")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_measurement_is_taken_once_and_grows_with_the_work(tokenizer: Any, dtype: str) -> None:
+    """Twice the prompts, or steps, take exactly twice as long; every number is there, in any order of precisions."""
+    probe = Probe("cpu", tokenizer, dtype)
     for once in (
+        Read(SCRATCH, 3, 4, 6.0, 5.0),
         Train(SCRATCH, Fit(), 10, 8, 4, 6.0, 5.0),
         Draw(SCRATCH, 3, 4, 6.0, 5.0, 8),
-        Read(SCRATCH, 3, 4, 6.0, 5.0),
     ):
         name = "steps" if isinstance(once, Train) else "prompts"
         twice = replace(once, **{name: 2 * getattr(once, name)})

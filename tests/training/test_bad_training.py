@@ -259,3 +259,27 @@ def test_plan_and_run_print_the_warning_once(root: Path) -> None:
         pipeline.run(recipe, until="train", console=console)
 
     assert [said(partial(print_plan, recipe)), said(run), said(run)] == [1, 1, 0]
+
+
+def test_a_machine_without_bfloat16_is_told_to_be_slow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, by plan and run, for models that compute in it and trainings that do; the run works."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
+    recipe = recipe_of(root)
+
+    def said(recipe: Recipe, work: Callable[[Recipe, Console], object]) -> int:
+        console = Console(file=StringIO(), width=80)
+        work(recipe, console)
+        return console.file.getvalue().count("! this machine has no bfloat16 and imitates it: the run works, but")
+
+    def run(recipe: Recipe, console: Console) -> None:
+        pipeline.run(recipe, until="rollout", console=console)
+
+    half = recipe.model_copy(update={"compute": recipe.compute.model_copy(update={"dtype": "bfloat16"})})
+    mixed = recipe.policies["aware"].model_copy(
+        update={"fit": recipe.policies["aware"].fit.model_copy(update={"bf16": True})}
+    )
+    mixed = recipe.model_copy(update={"policies": {"aware": mixed}})
+    assert [said(found, print_plan) for found in (recipe, half, mixed)] == [0, 1, 1]
+    assert [said(recipe, run), said(half, run), said(half, run)] == [0, 1, 0]
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True, "avx512_bf16": True})
+    assert said(half, print_plan) == 0

@@ -143,3 +143,11 @@ class Compute(Settings):
         """Raise ConfigError for a GPU that is not there; torch is loaded only where a GPU is asked for."""
         if self.device == "cuda":
             self.torch_device()
+
+    def imitates_bfloat16(self) -> bool:
+        """Return whether the device has no bfloat16 of its own, so that torch computes it by way of float32."""
+        import torch
+
+        if self.torch_device() == "cuda":
+            return not torch.cuda.is_bf16_supported(including_emulation=False)
+        return not any(there for feature, there in torch.cpu.get_capabilities().items() if "bf16" in feature)

@@ -97,8 +97,8 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
             check_harmless(model)
         if run.recipe.benchmarks is not None:
             check_benchmarks(run.recipe.benchmarks)
-    for warning in (warning for name in todo for warning in by_name[name].warnings()):
-        console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
+        for warning in (*run.recipe.of_machine(), *(said for name in todo for said in by_name[name].warnings())):
+            console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
     key_of, said = keys(wanted), set[str]()
     for name, record in records(layout.root).items():
         if name in done:

@@ -67,8 +67,11 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     check_inputs(digests.files, units(run))
     try:
         recipe.compute.check()
+        of_machine = recipe.of_machine()
     except ConfigError as error:  # a plan may be for another machine
-        say(console, f"[yellow]![/] {error}")
+        of_machine = [str(error)]
+    for warning in of_machine:
+        say(console, f"[yellow]![/] {warning}")
     train, test, on_hub = _check_data(recipe, console)
     unchecked = [*on_hub, *_check_models(recipe)]
     for source in recipe.rewards.values():

@@ -344,7 +344,8 @@ class Probe:
                 else:
                     batch.ends(model.get_decoder())
 
-        with torch.inference_mode(), packing(model), self._as_drawn(model) if mixed is None else nullcontext():
+        # Weights that are converted in inference mode could not be trained afterwards.
+        with self._as_drawn(model) if mixed is None else nullcontext(), torch.inference_mode(), packing(model):
             seconds = self._timed(read)
         return seconds / len(batch.tokens), 3.0 * WEIGHT * _vocabulary(model) if vocabulary else 0.0
 

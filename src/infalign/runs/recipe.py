@@ -98,6 +98,17 @@ class Recipe(Settings):
         sections = {**self.models, "rank_model": self.rank_model}
         return {name: section.model for name, section in sections.items() if section is not None and section.model}
 
+    def of_machine(self) -> list[str]:
+        """Return warnings about the machine: torch is loaded only where something is computed in bfloat16."""
+        sections = [*self.models.values(), self.rank_model, *self.policies.values()]
+        mixed = any(section.fit is not None and section.fit.bf16 for section in sections if section is not None)
+        if not (mixed or self.compute.dtype == "bfloat16") or not self.compute.imitates_bfloat16():
+            return []
+        return [
+            "this machine has no bfloat16 and imitates it: the run works, but slower than in float32; set "
+            "compute.dtype to float32 and fit.bf16 to false"
+        ]
+
     @model_validator(mode="after")
     def _served_and_evaluated(self) -> "Recipe":
         procedure = self.procedure
