@@ -47,6 +47,12 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
             {"test_accuracy": {"low": 0.51}},
             "no better than a coin; .*pairs",
         ),
+        (
+            "judge",
+            {"over_garbage": {"noise": {"high": 0.49}, "less": {"high": 0.5}}},
+            {"over_garbage": {"noise": {"high": 0.5}}},
+            r"prefers garbage .* \(noise\), and policies",
+        ),
         ("rank-model", {"rank_correlation": {"low": 0.0}}, {"rank_correlation": {"low": 0.1}}, "raise rollout.prompts"),
         ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
         ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the 1 it is to spend; raise .*epochs"),

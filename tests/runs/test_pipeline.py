@@ -19,6 +19,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from infalign.errors import DataError
+from infalign.evaluation.garbage import GARBAGE, SIGNS
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
@@ -30,8 +31,9 @@ from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import write_results
-from infalign.runs.run import Run, rollout_parts
+from infalign.runs.run import Run, confidence, rollout_parts
 from infalign.runs.stages import train
+from infalign.runs.stages.reward_model import over_garbage
 from infalign.theory.optimum import optimal
 
 POLICIES = ["aware", "plain", "online"]
@@ -257,6 +259,30 @@ def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
         assert 0 <= record["summary"]["validated_accuracy"]["mean"] <= 1
     reward = AutoModelForSequenceClassification.from_pretrained(root / "models" / "reward")
     assert type(reward).__name__ == "PooledForSequenceClassification"
+
+
+def test_a_reward_is_compared_with_garbage(finished: Path) -> None:
+    """A reward that counts signs knows them and not disorder; the run's own models are in its records and report."""
+    spoilt = [
+        {"prompt": [], "chosen": chosen, "garbage": [spoil(chosen, rng) for spoil in GARBAGE.values()]}
+        for rng in [np.random.default_rng(0)]
+        for chosen in ["Let the dough rise.", "Knead it well."]
+    ]
+
+    def no_signs(_: Any, responses: list[str]) -> list[float]:
+        return [-float(sum(sign in response for sign in SIGNS)) for response in responses]
+
+    found = over_garbage("reward", no_signs, spoilt, confidence(recipe_of(finished).evaluate, 0))
+    assert [found[kind]["mean"] for kind in GARBAGE] == [1.0, 0.5, 0.5]
+    assert over_garbage("reward", no_signs, [], confidence(recipe_of(finished).evaluate, 0)) == {}
+    records = {name: json.loads((finished / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
+    for record in records.values():
+        assert list(record["summary"]["over_garbage"]) == list(GARBAGE)
+        assert all(
+            0 <= own["low"] <= own["mean"] <= own["high"] <= 1 for own in record["summary"]["over_garbage"].values()
+        )
+    report = (finished / "report.html").read_text()
+    assert all(f"over {kind}, %" in report for kind in GARBAGE)
 
 
 def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:

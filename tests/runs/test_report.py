@@ -106,7 +106,10 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
     online = [row | {"win_rate": 0.5 + 0.05 * row["step"], "kl": 0.01, "reward": 0.1} for row in steps]
     record(root, "data", "data", {"examples": 100, "skipped": 3, "train_prompts_too_long": 2})
     accuracy = {"mean": 0.71, "low": 0.65, "high": 0.77}
-    record(root, "reward", "reward-model", {"pairs": 50, "history": steps, "test_accuracy": accuracy})
+    fitted = {"pairs": 50, "history": steps, "test_accuracy": accuracy}
+    record(
+        root, "reward", "reward-model", fitted | {"over_garbage": {"noise": {"mean": 0.87, "low": 0.8, "high": 0.9}}}
+    )
     record(root, "score-0", "score", {"responses": PROMPTS * K, "cut_off": 0.25})
     record(root, "evaluate-reference", "evaluate", {"samples": PROMPTS * SAMPLES, "cut_off": 0.5})
     record(root, "calibrate", "calibrate", {"prompts": PROMPTS, "k": K, "tied": 0.0, "degenerate_prompts": 0})

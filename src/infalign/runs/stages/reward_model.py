@@ -10,11 +10,12 @@ import numpy as np
 
 from infalign.data.examples import Message
 from infalign.errors import DataError
+from infalign.evaluation.garbage import GARBAGE
 from infalign.method.calibration import win
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import Fit
 from infalign.progress import OnProgress
-from infalign.rewards.base import score
+from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.runs.layout import Layout, Summary
@@ -25,6 +26,7 @@ from infalign.storage import read_table
 from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+SPOILT = 256  # chosen responses of test pairs that are compared with garbage made of them, at most
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -51,14 +53,15 @@ def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     """Yield the training on pairs, or the pass for the states of a head, and the evaluations on pairs held out."""
     source, network = run.recipe.rewards[name], run.architecture(name)
     pairs = texts.count(f"{_share(name)}_pairs")
+    spoilt = (1 + len(GARBAGE)) * min(SPOILT, texts.count("test_pairs"))
     if source.head is not None:
-        used = min(pairs, source.head.pairs) + texts.count("test_pairs")
-        yield Read(network, 2 * used, 1, texts.prompt, texts.response)
+        used = 2 * (min(pairs, source.head.pairs) + texts.count("test_pairs"))
+        yield Read(network, used + spoilt, 1, texts.prompt, texts.response)
         return
     assert source.fit is not None
     yield from trained(network, source.fit, pairs, texts, texts=2)
     evaluations = ceil(source.fit.epochs) + 1  # after each epoch and of the saved model
-    every = 2 * evaluations * texts.count("test_pairs")
+    every = 2 * evaluations * texts.count("test_pairs") + spoilt
     yield Read(network, every, 1, texts.prompt, texts.response, fit=source.fit)
 
 
@@ -92,9 +95,17 @@ def fit_reward(
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
             found = _fit_head(start, train, target, folder, intervals, on_progress)
+    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
-    accuracy = _accuracy(name, test, target, intervals)
-    return {"pairs": len(train), "pairs_too_long": long, **found, "test_accuracy": accuracy}
+    accuracy = _accuracy(name, reward, test, intervals)
+    garbage = over_garbage(name, reward, _spoilt(layout, tokenizer, settings, target.seed), intervals)
+    return {
+        "pairs": len(train),
+        "pairs_too_long": long,
+        **found,
+        "test_accuracy": accuracy,
+        "over_garbage": garbage,
+    }
 
 
 def _fit_head(
@@ -111,13 +122,37 @@ def _fit_head(
     return {"layers": chosen.layers, "penalty": chosen.penalty, "validated_accuracy": right}
 
 
-def _accuracy(name: str, pairs: list[Pair], target: Target, intervals: Confidence) -> dict[str, float]:
-    """Return how often the saved reward model prefers the chosen response; a tie counts one half."""
+def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: Confidence) -> dict[str, float]:
+    """Return how often a reward model prefers the chosen response; a tie counts one half."""
     prompts, chosen, rejected = map(list, zip(*pairs, strict=True))
-    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     return intervals.of_shares(
         win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
     )
+
+
+def over_garbage(
+    name: str, reward: RewardFunction, spoilt: list[dict[str, Any]], intervals: Confidence
+) -> dict[str, dict[str, float]]:
+    """Return how often a reward model prefers a response to each kind of garbage made of it; a tie counts one half."""
+    if not spoilt:
+        return {}
+    prompts = [row["prompt"] for row in spoilt]
+    sound = score(reward, prompts, [row["chosen"] for row in spoilt], name=name)
+    garbage = zip(GARBAGE, zip(*(row["garbage"] for row in spoilt), strict=True), strict=True)
+    return {
+        kind: intervals.of_shares(win(sound, score(reward, prompts, list(responses), name=name)))
+        for kind, responses in garbage
+    }
+
+
+def _spoilt(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: int) -> list[dict[str, Any]]:
+    """Return test pairs with ``garbage`` made of the chosen response, one of each kind, all of them short enough."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        row | {"garbage": [spoil(row["chosen"], rng) for spoil in GARBAGE.values()]}
+        for row in read_table(layout.data / "test_pairs.parquet").to_pylist()
+    ]
+    return fitting(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])[0][:SPOILT]
 
 
 def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
