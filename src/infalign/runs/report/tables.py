@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from infalign.display import amount, gain, heading, in_points, plain_table, say, share
-from infalign.runs.report.words import Numbers, verdict
+from infalign.runs.report.words import Numbers, knowledge, verdict
 from infalign.runs.results import read_results
 
 
 def print_table(root: Path, console: Console) -> None:
-    """Print a finished run: each policy by each judge, the comparison at one KL, the verdict, the report's path."""
+    """Print a finished run: each policy by each judge, the comparison at one KL, verdict, ranks, report's path."""
     results = read_results(root)
     procedure = results["procedure"]
     spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
@@ -39,7 +39,7 @@ def print_table(root: Path, console: Console) -> None:
         console.print(table)
         if any(row["down"] for row in rows):
             say(console, "* not bracketed: it spent more with every policy, and is brought down to this KL")
-    for sentence in ("", *verdict(results)):
+    for sentence in ("", *verdict(results), *knowledge(results)):
         say(console, sentence, markup=False, wrap=True)
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
 

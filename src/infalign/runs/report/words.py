@@ -34,6 +34,22 @@ def verdict(results: Numbers) -> list[str]:
     return [text for paragraph in said if (text := " ".join(paragraph))]
 
 
+def knowledge(results: Numbers) -> list[str]:
+    """Return a sentence on how well ranks can be read and how much of it the policies know; none if neither is known.
+
+    ρ is the correlation with the final rank: of a linear reading of states, and fitted to what a policy wins.
+    """
+    said, ceiling = [], results["ceiling"]
+    if ceiling["rho"]:
+        whose = "the reward model's" if ceiling["reads"] == "reward" else "the reference's"
+        read = ", ".join(f"{amount(rho)} after {part}" for part, rho in ceiling["rho"].items())
+        said.append(f"from {whose} states it can be read with ρ = {read} of a response")
+    if results["knowledge"]:
+        known = ", ".join(f"{amount(found['rho'])} ({name})" for name, found in results["knowledge"].items())
+        said.append(f"the policies know it with ρ = {known}")
+    return [f"Of the final rank: {'; '.join(said)}."] if said else []
+
+
 def best_policy(results: Numbers) -> str:
     """Return the policy that wins most, served as the recipe says, by the first judge that trained none of them."""
     judge = unseen(results)[0]
