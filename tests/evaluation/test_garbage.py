@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.evaluation.garbage import GARBAGE
@@ -12,6 +12,7 @@ WORDS = ["Let", "the", "dough", "rise", "until", "it", "doubles", "in", "size", 
 
 @pytest.mark.parametrize("kind", GARBAGE)
 @given(response=st.text())
+@example(response="\0 \0")
 def test_it_is_as_many_words_long_and_the_same_again_from_the_same_seed(kind: str, response: str) -> None:
     """For any text, the empty one too: a model that prefers it does not prefer its length."""
     made = [GARBAGE[kind](response, np.random.default_rng(3)) for _ in range(2)]

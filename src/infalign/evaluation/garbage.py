@@ -25,7 +25,8 @@ def in_disorder(response: str, rng: np.random.Generator) -> str:
     >>> in_disorder("Let the dough rise.", np.random.default_rng(0))
     'dough Let the rise.'
     """
-    return " ".join(rng.permutation(response.split()).tolist())
+    words = response.split()
+    return " ".join(words[place] for place in rng.permutation(len(words)))
 
 
 def repeated(response: str, rng: np.random.Generator) -> str:
@@ -35,7 +36,7 @@ def repeated(response: str, rng: np.random.Generator) -> str:
     'Let the dough Let the'
     """
     words = response.split()
-    return " ".join(np.resize(words[:REPEATED], len(words)).tolist())
+    return " ".join(words[place % REPEATED] for place in range(len(words)))
 
 
 GARBAGE: Mapping[str, Callable[[str, np.random.Generator], str]] = {
