@@ -163,24 +163,27 @@ def table(title: str, rows: Mapping[str, Row]) -> str:
 
 
 def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
-    """Draw by how many points qrpo is ahead of each method, a panel for each form and a colour for each judge."""
+    """Draw who is ahead of each method of a form by how many points, a panel each and a colour for each judge."""
+    drawn = [("guide", OURS), ("plain", OURS), ("plain", GUIDED)]
     with style("the figure needs"):
-        figure, axes = panels(1, len(by_form), (4.2 * len(by_form), 4.0))
-        for panel, (form, rows) in zip(np.atleast_1d(axes), by_form.items(), strict=True):
-            methods = [method for method in rows if method != OURS]
-            judges = [column for column in rows[OURS] if column.startswith(f"{OURS} is ahead")]
+        figure, axes = panels(1, len(drawn), (3.6 * len(drawn), 4.0))
+        for panel, (form, ours) in zip(np.atleast_1d(axes), drawn, strict=True):
+            rows, begins = by_form[form], f"{ours} is ahead "
+            methods = [method for method in rows if method != ours]
+            judges = [column for column in rows[OURS] if column.startswith(begins)]
             for number, (column, colour) in enumerate(zip(judges, COLOURS, strict=False)):
                 for place, method in enumerate(methods):
                     if (found := rows[method][column]) is None:
                         continue
-                    at, label = place + 0.3 * (number - 0.5 * (len(judges) - 1)), None if place else column
+                    at = place + 0.3 * (number - 0.5 * (len(judges) - 1))
                     panel.plot([found["low"], found["high"]], [at, at], color=colour)
-                    panel.plot(found["mean"], at, "o", color=colour, label=label)
+                    panel.plot(found["mean"], at, "o", color=colour, label=column.removeprefix(begins))
             panel.axvline(0, color=QUIET, linewidth=0.8)
-            panel.set(title=TITLES[form], xlabel=f"points of {path.stem}")
+            panel.set(title=f"{ours.removeprefix('the ')} over {TITLES[form]}", xlabel=f"points of {path.stem}")
             panel.set_yticks(range(len(methods)), methods)
-            panel.invert_yaxis()
-        figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
+            panel.set_ylim(len(methods) - 0.5, -0.5)
+        handles = dict(zip(*reversed(np.atleast_1d(axes)[0].get_legend_handles_labels()), strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=2)
         save(figure, path)
 
 
