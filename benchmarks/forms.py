@@ -182,8 +182,9 @@ def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
             panel.set(title=f"{ours.removeprefix('the ')} over {TITLES[form]}", xlabel=f"points of {path.stem}")
             panel.set_yticks(range(len(methods)), methods)
             panel.set_ylim(len(methods) - 0.5, -0.5)
-        handles = dict(zip(*reversed(np.atleast_1d(axes)[0].get_legend_handles_labels()), strict=True))
-        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=2)
+        handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+        once = dict(zip(labels, handles, strict=True))
+        figure.legend(once.values(), once, loc="outside upper left", ncols=2)
         save(figure, path)
 
 
