@@ -3,11 +3,13 @@
 import json
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import micro
 import pytest
+from rich.console import Console
 
 from infalign.data.sources import read_examples
 from infalign.models.guided import GuidedForCausalLM
@@ -16,6 +18,7 @@ from infalign.models.settings import Fit, Lora, Scratch
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
 from infalign.runs.passes import Aside, Draw, Last, Read, Texts, Train, UnknownSizeError
 from infalign.runs.pipeline import units
+from infalign.runs.plan import print_plan
 from infalign.runs.probe import H100, Probe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
@@ -99,6 +102,35 @@ def test_parts_of_a_model_take_what_they_compute_beside_all_of_it_in_memory(toke
     measured = Probe("cpu", tokenizer, "float32")
     for part in (last, *asides):
         assert 0 < part.at(measured).seconds < math.inf
+
+
+def test_a_trunk_of_fewer_tokens_than_the_policy_is_measured(tokenizer: Any, tmp_path: Path) -> None:
+    """As where a policy's tokenizer is on the hub, so that a reward of its tokens is measured with another."""
+    more = train_tokenizer([str(number) for number in range(1000)], SCRATCH)
+    assert len(more) > len(tokenizer)
+    new_policy(SCRATCH, more, seed=0).save_pretrained(tmp_path)
+    beside = Aside(str(tmp_path), Guide(trunk="reward", likely=20), SCRATCH)
+    train = Train(beside, Fit(), 10, 32, 8, 16.0, 24.0)
+    assert 0 < train.at(Probe("cpu", tokenizer, "float32")).seconds < math.inf
+
+
+def test_a_policy_in_a_gguf_has_its_own_tokenizer_before_it_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a plan counts its tokens exactly, writes nothing, and can measure a reward of the policy's tokens."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    own = train_tokenizer([str(number) for number in range(1000)], SCRATCH)
+    file = micro.write_gguf(new_policy(SCRATCH, own, seed=0), own, tmp_path / "tiny.gguf")
+    small = {"scratch": micro.SCRATCH, "fit": micro.FIT}
+    settings = micro.given(tmp_path / "run", str(file)) | {"reward": small}
+    settings["policies"] = {"aware": {"solver": "qrpo", "kl_budget": 0.3, "guide": {"trunk": "reward", "likely": 9}}}
+    recipe = Recipe.model_validate(settings)
+    found, exact = stand_in(Run.of(recipe), [])
+    assert exact
+    assert found("From 17 to 345.")["input_ids"] == own("From 17 to 345.")["input_ids"]
+    print_plan(recipe, Console(file=(said := StringIO()), width=200))
+    assert "not counted" not in said.getvalue()
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

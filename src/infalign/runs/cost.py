@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from infalign.data.examples import Example
+from infalign.models.gguf import gguf_file
 from infalign.models.pretrained import conversation_ids, load_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs.passes import Speeds, Texts, UnknownSizeError
@@ -73,6 +74,9 @@ def stand_in(run: Run, examples: Sequence[Example]) -> tuple[Any, bool]:
     policy = run.recipe.policy
     if policy.model is not None and Path(policy.model).is_dir():
         return load_tokenizer(policy.model, template=policy.chat_template), True
+    if policy.model in run.ggufs:
+        file = gguf_file(run.ggufs[policy.model])
+        return load_tokenizer(file.parent, template=policy.chat_template, gguf_file=file.name), True
     some = examples[:: max(1, len(examples) // TAUGHT)]
     texts = (text for e in some for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
     return train_tokenizer(texts, policy.scratch or Scratch()), policy.scratch is not None

@@ -4,7 +4,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
     if fewer := fewer_prompts(recipe, texts.rows):
         say(console, f"[yellow]![/] {fewer}")
-    _print_work(recipe.named_models, run, asked, texts, tokenizer, console)
+    _print_work(run, asked, texts, tokenizer, console)
     _print_policies(recipe, console)
     _print_cost(run.recipe, texts, console)  # whose models are folders
 
@@ -159,9 +159,7 @@ def _check_context(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _print_work(
-    named: Mapping[str, str], run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, console: Console
-) -> None:
+def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, console: Console) -> None:
     """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
     from infalign.runs.probe import Probe, threads
 
@@ -170,10 +168,8 @@ def _print_work(
         device = compute.torch_device()
     except ConfigError:  # a GPU that is not here, as the plan has said
         device = None
-    folders = run.recipe.named_models
-    checked = [model for model in named.values() if Path(model).is_dir()]
-    to_convert = {folders[name]: model for name, model in named.items() if is_gguf(model)}
-    probe = Probe(device, tokenizer, compute.dtype, checked=checked, to_convert=to_convert)
+    checked = {model for model in run.recipe.named_models.values() if Path(model).is_dir()} - run.ggufs.keys()
+    probe = Probe(device, tokenizer, compute.dtype, checked=checked, ggufs=run.ggufs)
     with threads(compute.threads):
         costs = {unit.name: cost(unit, texts, probe) for unit in wanted}
     todo, needed, at_once = pending(wanted, run.layout), needs(wanted), compute.processes

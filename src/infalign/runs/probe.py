@@ -90,8 +90,8 @@ class Probe:
 
     Nothing is downloaded or written: a model has random weights in its own architecture. ``tokenizer`` is the policy's,
     or one like it; ``dtype`` is of drawing and scoring. Without a ``device``, nothing is measured. Raises ConfigError
-    for a model that is harmful to load, unless it is among those that were ``checked``. ``to_convert`` names the GGUFs
-    of folders that a run is to make of them.
+    for a model that is harmful to load, unless it is among those that were ``checked``. ``ggufs`` names the GGUF of
+    each folder that is made of one, which need not be there yet.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Probe:
         dtype: str,
         *,
         checked: Collection[str] = (),
-        to_convert: Mapping[str, str] | None = None,
+        ggufs: Mapping[str, str] | None = None,
         assumed: Accelerator = H100,
     ) -> None:
         self.device, self.tokenizer, self.checked, self.assumed = device, tokenizer, checked, assumed
-        self.bf16, self.to_convert = dtype == "bfloat16", to_convert or {}
+        self.bf16, self.ggufs = dtype == "bfloat16", ggufs or {}
         self.at_start = Process().memory_info().rss if device == "cpu" else 0
         self.measures, self.assumes = False, False  # whether anything was measured, or told by FLOPs
         self._step, self._read, self._draw = cache(self._step_of), cache(self._read_of), cache(self._draw_of)
@@ -194,7 +194,7 @@ class Probe:
         return place
 
     def _place(self, model: str) -> tuple[str, str | None] | None:
-        return _place(model if Path(model).is_dir() else self.to_convert.get(model, model))
+        return _place(model if Path(model).is_dir() else self.ggufs.get(model, model))
 
     def _shape_of(self, model: Architecture) -> Shape:
         if isinstance(model, Aside | Last):
@@ -205,7 +205,7 @@ class Probe:
                 raise UnknownSizeError(size)
             return Shape(size, size, size, 0)
         if not isinstance(model, Scratch) and model not in self.checked:
-            check_harmless(self.to_convert.get(model) or self._config(model)[0])
+            check_harmless(self.ggufs.get(model) or self._config(model)[0])
         with torch.device("meta"):
             found = self._new(model)
         config = found.config.get_text_config(decoder=True)
@@ -273,8 +273,9 @@ class Probe:
 
     def _packed(self, model: Any, rows: int, each: int, prompt: int, response: int) -> Packed:
         ids = torch.Generator().manual_seed(0)
+        known = min(part.num_embeddings for part in model.modules() if isinstance(part, torch.nn.Embedding))
         groups, responses = (
-            torch.randint(_vocabulary(model), (count, length), generator=ids).tolist()
+            torch.randint(known, (count, length), generator=ids).tolist()
             for count, length in ((ceil(rows / each), prompt), (rows, response))
         )
         packed = Packed.of([groups[row // each] for row in range(rows)], responses, model.device)

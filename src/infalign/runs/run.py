@@ -55,18 +55,26 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A recipe in its run directory, with content hashes for paths (`fingerprints.settings_of`)."""
+    """A recipe in its run directory, with content hashes for paths (`fingerprints.settings_of`).
+
+    ``recipe`` has the folder of each GGUF in the place of its name, and ``ggufs`` the names by folder.
+    """
 
     recipe: Recipe
     layout: Layout
     contents: Mapping[str, Any]
+    ggufs: Mapping[str, str]
 
     @classmethod
     def of(cls, recipe: Recipe, digests: Digests | None = None) -> "Run":
         """Return the run of a recipe; ``digests`` defaults to those of its directory."""
         layout = Layout(Path(recipe.run_dir))
         digests = digests or Digests(layout.digests)
-        return cls(_with_folders(recipe, digests), layout, settings_of(recipe, digests))
+        named = {name: model for name, model in recipe.named_models.items() if is_gguf(model)}
+        folders = {name: str(folder_of(model, digests)) for name, model in named.items()}
+        update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in folders.items()}
+        ggufs = {folders[name]: model for name, model in named.items()}
+        return cls(recipe.model_copy(update=update), layout, settings_of(recipe, digests), ggufs)
 
     def key(self, *names: str) -> dict[str, Any]:
         """Return the seed and the parts of the recipe that an output depends on."""
@@ -150,13 +158,6 @@ class Run:
         """The precision of drawing and scoring, which their results depend on; nothing where it is float32."""
         dtype = self.recipe.compute.dtype
         return {} if dtype == "float32" else {"compute": {"dtype": dtype}}
-
-
-def _with_folders(recipe: Recipe, digests: Digests) -> Recipe:
-    """Return a recipe with the folder of each GGUF in the place of its name."""
-    folders = {name: str(folder_of(model, digests)) for name, model in recipe.named_models.items() if is_gguf(model)}
-    update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in folders.items()}
-    return recipe.model_copy(update=update)
 
 
 def confidence(evaluate: Evaluate, seed: int) -> Confidence:
