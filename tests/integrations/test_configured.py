@@ -153,6 +153,7 @@ def test_an_adapter_is_imported_alone_and_light(adapter: str) -> None:
 # TRL
 
 
+@pytest.mark.slow
 def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path) -> None:
     """`trl rloo --reward_funcs infalign.integrations.trl.reward`: no Python, offline, and its log has the win rate."""
     tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))

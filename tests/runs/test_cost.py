@@ -10,8 +10,10 @@ from typing import Any
 import micro
 import pytest
 from rich.console import Console
+from transformers import MambaConfig
 
 from infalign.data.sources import read_examples
+from infalign.errors import ConfigError
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
@@ -23,6 +25,7 @@ from infalign.runs.probe import H100, Probe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.data import prepare_data
+from infalign.runs.units import Unit, follows, keys
 from infalign.training.solvers.base import Guide, Side
 
 SCRATCH = Scratch(**micro.SCRATCH)
@@ -129,7 +132,8 @@ def test_a_policy_in_a_gguf_has_its_own_tokenizer_before_it_is_converted(
     assert exact
     assert found("From 17 to 345.")["input_ids"] == own("From 17 to 345.")["input_ids"]
     print_plan(recipe, Console(file=(said := StringIO()), width=200))
-    assert "not counted" not in said.getvalue()
+    assert "states of the reference" in said.getvalue()
+    assert not any(unknown in said.getvalue() for unknown in ("not counted", "unknown size"))
     assert not (tmp_path / "cache").exists()
 
 
@@ -158,6 +162,52 @@ def test_models_that_only_the_hub_has_are_named(tokenizer: Any, monkeypatch: pyt
         Read("someone/model", 5, 3, 16.0, 24.0).at(Probe(None, tokenizer, "float32"))
 
 
+def test_a_trunk_is_looked_for_as_any_model(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the hub that is not here has an unknown size, a folder that is not there is an error before any work."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    beside = Aside(SCRATCH, Guide(trunk="someone/model", likely=20), "someone/model")
+    with pytest.raises(UnknownSizeError, match="someone/model"):
+        Train(beside, Fit(), 10, 32, 8, 16.0, 24.0).at(Probe(None, tokenizer, "float32"))
+    settings = micro.settings(tmp_path / "run")
+    settings["policies"] = {"aware": {"solver": "qrpo", "kl_budget": 0.3, "guide": {"trunk": "./nowhere"}}}
+    with pytest.raises(ConfigError, match=r"policies\.aware\.guide\.trunk: there is no folder \./nowhere"):
+        print_plan(Recipe.model_validate(settings), Console(quiet=True))
+
+
+def test_a_model_without_attention_has_a_size_and_no_speed(tokenizer: Any, tmp_path: Path) -> None:
+    """A state space keeps no keys and values, and is not measured, as its texts cannot be packed."""
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, state_size=2)
+    config.save_pretrained(tmp_path)
+    config.architectures = ["MambaForCausalLM"]
+    probe = Probe("cpu", tokenizer, "float32")
+    assert probe.shape(str(tmp_path)).parameters > 0
+    assert probe.shape(str(tmp_path)).cached == 0
+    with pytest.raises(UnknownSizeError, match="has layers without full attention"):
+        Read(str(tmp_path), 5, 3, 16.0, 24.0).at(probe)
+
+
+def test_a_guide_that_is_an_adapter_costs_what_an_adapter_does(tmp_path: Path, tokenizer: Any) -> None:
+    """Its weights are few, so no gradients and moments of the whole model are in memory."""
+    settings = micro.settings(tmp_path / "run")
+    plain = {"solver": "qrpo", "kl_budget": 0.3}
+    settings["policies"] = {"adapter": plain | {"guide": {"lora": {}}}, "whole": plain | {"guide": {}}}
+    run, probe = Run.of(Recipe.model_validate(settings)), Probe(None, tokenizer, "float32")
+    texts = Texts({}, 10.0, 20.0, 12.0)
+    found = {unit.name: cost(unit, texts, probe) for unit in units(run)}
+    assert found["train-adapter"].memory < found["train-whole"].memory / 3
+    assert found["train-adapter"].seconds < found["train-whole"].seconds
+
+
+def test_gold_alone_learns_from_the_pairs_that_are_kept_for_judges(tmp_path: Path) -> None:
+    """They are kept from the reward whenever judge or gold learns."""
+    settings = micro.settings(tmp_path / "run") | {"judge": micro.GOLD, "gold": {"fit": micro.FIT}}
+    recipe = Recipe.model_validate(settings)
+    run = Run.of(recipe)
+    examples, _ = read_examples(recipe.data, recipe.data.sources, seed=recipe.seed)
+    assert texts_of(run, examples, [], True, *stand_in(run, examples)).rows["judge_pairs"] > 0
+    assert not Recipe.model_validate(settings | {"gold": None}).judge_learns
+
+
 def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
     """Tables that the stage data writes have the expected rows; what fits is told by a tokenizer like the run's."""
     data = {"sources": [{"world": 1000}], "max_prompt_tokens": 48}
@@ -175,6 +225,19 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path) -> None:
         sum(len(tokenizer(e.chosen)["input_ids"]) + 1 for e in examples) / len(examples), rel=0.1
     )
     assert texts.drawn <= recipe.rollout.max_new_tokens
+
+
+def test_a_policy_more_leaves_what_others_learnt_from(tmp_path: Path) -> None:
+    """States that it needs too may be copied, so they come first, and yet other states do not depend on them."""
+    settings = micro.settings(tmp_path / "run")
+    last = settings["policies"]["plain"] | {"fit": micro.FIT | {"lora": {"layers": 1}}}
+    found = list[list[Unit]]()
+    for more in ({}, {"side": settings["policies"]["plain"] | {"guide": {"side": {}}}}):
+        settings["policies"] = {"last": last} | more
+        found.append(units(Run.of(Recipe.model_validate(settings))))
+    before, after = map(keys, found)
+    assert before["train-last"] == after["train-last"]
+    assert "states-3-0" in follows(found[1])["states-below-1-0"]
 
 
 def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path, tokenizer: Any) -> None:

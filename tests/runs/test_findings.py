@@ -21,6 +21,12 @@ def recipe(tmp_path: Path) -> Recipe:
     return load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
 
 
+def test_a_policy_may_be_called_as_a_number_of_a_summary(recipe: Recipe) -> None:
+    """The results are by the names of policies, which are free."""
+    headline = {"history": {"mean": 0.6}, "cut_off": {"mean": 0.5}, "train_prompts": {"mean": 0.7}, "kl": 0}
+    assert findings(recipe, "results", headline) == []
+
+
 def history(steps: int, *losses: float) -> list[dict[str, Any]]:
     """Return a log as a trainer leaves it."""
     return [*({"loss": loss, "step": 1} for loss in losses), {"step": steps, "train_runtime": 1.0}]

@@ -7,8 +7,9 @@ from infalign.models.pretrained import TRANSFORMATION
 from infalign.models.settings import is_hub_id
 from infalign.progress import OnProgress
 from infalign.rewards.settings import RewardSource
-from infalign.runs.layout import Layout, Summary
+from infalign.runs.layout import Layout, Summary, records
 from infalign.runs.recipe import Recipe
+from infalign.runs.report.words import elsewhere
 from infalign.runs.results import read_results
 from infalign.storage import write_text
 from infalign.training.solvers.base import JUDGED
@@ -22,7 +23,8 @@ ROLES = {
 
 def write_card(recipe: Recipe, layout: Layout, name: str, *, on_progress: OnProgress) -> Summary:
     """Write the card of a policy into its folder."""
-    write_text(layout.card(name), model_card(recipe, read_results(layout.root), name))
+    prompts = min(recipe.rollout.prompts, records(layout.root)["data"]["summary"]["train_prompts"])
+    write_text(layout.card(name), model_card(recipe, read_results(layout.root), name, prompts=prompts))
     return {}
 
 
@@ -32,8 +34,11 @@ def base_of(recipe: Recipe) -> str | None:
     return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
 
 
-def model_card(recipe: Recipe, results: dict[str, Any], name: str) -> str:
-    """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown."""
+def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: int) -> str:
+    """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown.
+
+    ``prompts`` are those whose rollouts the ranks are of.
+    """
     from huggingface_hub import ModelCardData
 
     found = results["policies"][name]
@@ -46,7 +51,7 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str) -> str:
         tags=["infalign", "rlhf", results["procedure"]],
         eval_results=_metrics(results, found),
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{_text(recipe, results, name, found)}"
+    return f"---\n{data.to_yaml()}\n---\n\n{_text(recipe, results, name, found, prompts)}"
 
 
 def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
@@ -73,7 +78,7 @@ def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
     return [*wins, metric("kl", "KL to the reference, nats a response", found["kl"])]
 
 
-def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any]) -> str:
+def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any], prompts: int) -> str:
     procedure, shaping = results["procedure"], found["transform"]
     method = found["method"]
     if shaping.endswith(".json") or shaping == JUDGED.name:
@@ -82,6 +87,7 @@ def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, A
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {ROLES[judge]}" for judge in results["judges"])
+    lost = " ".join(elsewhere(results)) or "What the policy may have lost elsewhere was not measured."
     samples = f"{results['samples']} fresh samples to each of {results['prompts']} test prompts"
     return f"""\
 # {name}
@@ -92,7 +98,7 @@ responses of the reference policy to the same prompt, the rank was transformed, 
 - Reference: {start}{tuned}
 - Procedure: {procedure}
 - Method: {method}; transformation Φ of the rank: {shaping}; β {found["beta"]:.4g}{budget}
-- Trained on {recipe.rollout.prompts} prompts × {recipe.rollout.k} responses, seed {recipe.seed}
+- Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
 
 ## What was measured
 
@@ -107,8 +113,7 @@ Who judged:
 
 {judges}
 
-Another training from another seed would add a spread that one run cannot show. What the policy may have lost elsewhere
-was not measured.
+Another training from another seed would add a spread that one run cannot show. {lost}
 
 ## How to sample
 

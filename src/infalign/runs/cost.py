@@ -74,7 +74,7 @@ def stand_in(run: Run, examples: Sequence[Example]) -> tuple[Any, bool]:
     policy = run.recipe.policy
     if policy.model is not None and Path(policy.model).is_dir():
         return load_tokenizer(policy.model, template=policy.chat_template), True
-    if policy.model in run.ggufs:
+    if policy.model is not None and policy.model in run.ggufs:
         file = gguf_file(run.ggufs[policy.model])
         return load_tokenizer(file.parent, template=policy.chat_template, gguf_file=file.name), True
     some = examples[:: max(1, len(examples) // TAUGHT)]
@@ -110,8 +110,7 @@ def texts_of(run: Run, train: list[Example], test: list[Example], whole: bool, t
 def _rows(run: Run, train: list[Example], test: list[Example], fits: Callable[[Example], bool]) -> Mapping[str, int]:
     """Return the rows of the tables that the stage data will write, and how many prompts will be too long."""
     recipe = run.recipe
-    learns = recipe.judge is not None and recipe.judge.trained
-    found = split(recipe.data, train, test, judge_learns=learns, seed=recipe.seed)
+    found = split(recipe.data, train, test, judge_learns=recipe.judge_learns, seed=recipe.seed)
     rows = {name: len(table) for name, table in found.tables.items()}
     for name, asking in found.asking.items():
         distinct = list({example.prompt_id: example for example in asking}.values())

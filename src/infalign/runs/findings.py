@@ -29,8 +29,11 @@ class Finding:
 def findings(recipe: Recipe, unit: str, summary: Summary) -> list[Finding]:
     """Return what the summary of a finished unit says against its result.
 
-    A number is judged wherever it is, so that a stage that reports one is judged like the others.
+    A number is judged wherever it is, so that a stage that reports one is judged like the others; those of the results
+    are by the names of policies, and were judged before.
     """
+    if unit == "results":
+        return [Finding(unit, said) for said in _of_judges(recipe)]
     worthless = [Finding(unit, said, worthless=True) for said in _worthless(summary)]
     others = (
         *_of_data(recipe, summary),
@@ -38,7 +41,6 @@ def findings(recipe: Recipe, unit: str, summary: Summary) -> list[Finding]:
         *_of_rewards(summary),
         *_of_guide(recipe, unit, summary),
         *_of_kl(recipe, unit, summary),
-        *_of_judges(recipe, unit),
     )
     return worthless + [Finding(unit, said) for said in others]
 
@@ -64,7 +66,7 @@ def fewer_prompts(recipe: Recipe, rows: Mapping[str, int]) -> str:
     there = (
         f"{rows[f'{name}_prompts']:,} of the {asked[name][1]:,} prompts of {asked[name][0]}.prompts" for name in short
     )
-    kept = recipe.judge is not None and recipe.judge.trained and "train" in short
+    kept = recipe.judge_learns and "train" in short
     too_long = any(rows[f"{name}_prompts_too_long"] for name in short)
     why = ["the judge's (data.judge_fraction)"] * kept + ["too long (data.max_prompt_tokens)"] * too_long
     beside = f" beside those that are {' or '.join(why)}" if why else ""
@@ -167,8 +169,8 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the {budget:.3g} it is to spend; {cure}"
 
 
-def _of_judges(recipe: Recipe, unit: str) -> Iterator[str]:
-    if unit == "results" and list(recipe.rewards) == ["reward"]:
+def _of_judges(recipe: Recipe) -> Iterator[str]:
+    if list(recipe.rewards) == ["reward"]:
         yield (
             "only the reward that training saw judges, so a gain may be a gain of its mistakes; give the recipe a judge"
         )

@@ -26,7 +26,7 @@ from infalign.runs.ownership import check_inputs, check_outputs_free, write_reci
 from infalign.runs.pending import check_outputs, holds, pending, reasons
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
-from infalign.runs.units import Unit, bases, keys, needs
+from infalign.runs.units import Unit, bases, follows, keys, needs
 from infalign.runs.workers import Task, run_tasks
 from infalign.storage import inventory, remove, write_record, write_text, writing
 
@@ -80,7 +80,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     result, also of an earlier run.
     """
     layout, by_name = run.layout, {unit.name: unit for unit in wanted}
-    needed, base_of = needs(wanted), bases(wanted)
+    needed, first, base_of = needs(wanted), follows(wanted), bases(wanted)
     todo = pending(wanted, layout)
     check_outputs(wanted, todo, layout.root)
     check_outputs_free((by_name[name] for name in todo), layout)
@@ -93,7 +93,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if todo:
         run.recipe.compute.check()
-        for model in set(run.recipe.named_models.values()):
+        for model in {*run.recipe.named_models.values(), *run.recipe.named_trunks.values()}:
             check_harmless(model)
         if run.recipe.benchmarks is not None:
             check_benchmarks(run.recipe.benchmarks)
@@ -122,7 +122,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     stages = list(STAGES)
     tasks = [
-        Task(name, partial(_work, layout, by_name[name], base_of[name]), frozenset(needed[name]))
+        Task(name, partial(_work, layout, by_name[name], base_of[name]), first[name])
         for name in sorted(todo, key=lambda name: (not by_name[name].early, -stages.index(by_name[name].stage)))
     ]
     with ProgressDisplay(console) as display:

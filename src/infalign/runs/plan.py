@@ -1,13 +1,14 @@
 """What a run would do and what it would cost, with every check that does not load weights."""
 
-import json
+from __future__ import annotations
+
 import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -25,7 +26,7 @@ from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.rehearsal import check_harmless
-from infalign.models.settings import Model, Scratch, is_hub_id
+from infalign.models.settings import is_hub_id
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
@@ -33,13 +34,20 @@ from infalign.runs.findings import fewer_prompts
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import Layout, records
 from infalign.runs.ownership import check_inputs, check_run_dir
-from infalign.runs.passes import Texts
+from infalign.runs.passes import Architecture, Aside, Texts, UnknownSizeError
 from infalign.runs.pending import pending, reasons
 from infalign.runs.pipeline import units
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
+from infalign.runs.stages.material import networks
+from infalign.runs.stages.rank_model import rank_architecture
+from infalign.runs.stages.states import read_by
 from infalign.runs.stages.train import coarse_ranks
-from infalign.runs.units import Unit, needs
+from infalign.runs.units import Unit, follows
+from infalign.training.solvers.base import Offline
+
+if TYPE_CHECKING:
+    from infalign.runs.probe import Probe
 
 CONNECT_SECONDS = 3.0
 LOOPS = 1.4  # times what passes take by themselves: loops, texts, files, jobs beside (docs/log/dry-run.md)
@@ -49,6 +57,7 @@ ASSUMED = 0.5, 3.0  # where speed is told by FLOPs, which no run has checked
 ROW_BYTES = 100  # per response besides its tokens: prompt id, index, log-probability
 TOKEN_BYTES = 8  # per token in a table: its id and its text
 WEIGHT_BYTES = 4
+LIKELY_BYTES = 8  # per token that is told apart: its id and its log-probability
 CHECKPOINT_BYTES = 3 * WEIGHT_BYTES  # per parameter: the weight and Adam's two moments
 
 
@@ -88,9 +97,10 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
     if fewer := fewer_prompts(recipe, texts.rows):
         say(console, f"[yellow]![/] {fewer}")
-    _print_work(run, asked, texts, tokenizer, console)
+    probe = _probe(run, tokenizer)
+    _print_work(run, asked, texts, probe, console)
     _print_policies(recipe, console)
-    _print_cost(run.recipe, texts, console)  # whose models are folders
+    _print_cost(run, texts, probe, console)
 
 
 def _check_data(recipe: Recipe, console: Console) -> tuple[list[Example], list[Example], list[str]]:
@@ -133,19 +143,25 @@ def _origin(source: Source) -> str:
 
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check the tokenizer of each model in a local folder; yield those of the hub or in a GGUF, which are unchecked."""
-    for name, path in recipe.named_models.items():
+    """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which are unchecked.
+
+    A guide's trunk needs no tokenizer.
+    """
+    for key, path in (
+        {f"{name}.model": path for name, path in recipe.named_models.items()} | recipe.named_trunks
+    ).items():
         if is_gguf(path):
-            yield f"{name}.model: {gguf_file(path)}, which the run converts"
+            yield f"{key}: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
             check_harmless(path)
-            load_tokenizer(path, template=recipe.policy.chat_template if name == "policy" else None)
-            if name == "policy":
+            if key not in recipe.named_trunks:
+                load_tokenizer(path, template=recipe.policy.chat_template if key == "policy.model" else None)
+            if key == "policy.model":
                 _check_context(recipe, Path(path))
         elif is_hub_id(path):
-            yield f"{name}.model: {path} of the hub"
+            yield f"{key}: {path} of the hub"
         else:
-            raise ConfigError(f"{name}.model: there is no folder {path}; correct the path")
+            raise ConfigError(f"{key}: there is no folder {path}; correct the path")
 
 
 def _check_context(recipe: Recipe, folder: Path) -> None:
@@ -159,20 +175,28 @@ def _check_context(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, console: Console) -> None:
-    """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
-    from infalign.runs.probe import Probe, threads
+def _probe(run: Run, tokenizer: Any) -> Probe:
+    """Return what tells the speeds and sizes of the run's models."""
+    from infalign.runs.probe import Probe
 
-    compute, begun = run.recipe.compute, time.monotonic()
+    compute = run.recipe.compute
     try:
         device = compute.torch_device()
     except ConfigError:  # a GPU that is not here, as the plan has said
         device = None
-    checked = {model for model in run.recipe.named_models.values() if Path(model).is_dir()} - run.ggufs.keys()
-    probe = Probe(device, tokenizer, compute.dtype, checked=checked, ggufs=run.ggufs)
+    named = {*run.recipe.named_models.values(), *run.recipe.named_trunks.values()}
+    checked = {model for model in named if Path(model).is_dir()} - run.ggufs.keys()
+    return Probe(device, tokenizer, compute.dtype, checked=checked, ggufs=run.ggufs)
+
+
+def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, probe: Probe, console: Console) -> None:
+    """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
+    from infalign.runs.probe import threads
+
+    compute, begun = run.recipe.compute, time.monotonic()
     with threads(compute.threads):
         costs = {unit.name: cost(unit, texts, probe) for unit in wanted}
-    todo, needed, at_once = pending(wanted, run.layout), needs(wanted), compute.processes
+    todo, first, at_once = pending(wanted, run.layout), follows(wanted), compute.processes
     left = {name: LOOPS * costs[name].seconds * (1 - found.share) for name, found in todo.items()}
     table = plain_table("stage", "done already", "to do", "tokens", "memory", "time", breaking=[0, 1, 2])
     for stage in STAGES:
@@ -181,7 +205,7 @@ def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, 
         if names:
             tokens = sum(costs[name].tokens * (1 - todo[name].share) for name in missing)
             memory = sum(sorted(costs[name].memory for name in missing)[-at_once:])
-            seconds = makespan({name: left[name] for name in missing}, needed, at_once)
+            seconds = makespan({name: left[name] for name in missing}, first, at_once)
             known = (decimal(round(memory)), duration(seconds)) if seconds else ("?", "?")
             numbers = (f"{tokens:,.0f}", *known) if tokens else ()
             table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *numbers)
@@ -189,7 +213,7 @@ def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, tokenizer: Any, 
     for line in reasons(todo):
         say(console, line, markup=False)
     if any(left.values()):
-        whole = OTHERWISE + makespan(left, needed, at_once)
+        whole = OTHERWISE + makespan(left, first, at_once)
         low, high = (duration(edge * whole) for edge in (ASSUMED if probe.assumes else MEASURED))
         say(console, f"\nIn all about {duration(whole)}, {low} to {high}: {probe.how}", markup=False)
         say(console, f"(told in {time.monotonic() - begun:.0f} s; without rewards that are functions or at a URL)")
@@ -226,7 +250,8 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         say(console, f"[yellow]![/] {warning}")
 
 
-def _print_cost(recipe: Recipe, texts: Texts, console: Console) -> None:
+def _print_cost(run: Run, texts: Texts, probe: Probe, console: Console) -> None:
+    recipe = run.recipe
     rollout, evaluate, tokens = recipe.rollout, recipe.evaluate, recipe.rollout.max_new_tokens
     prompts = texts.prompts(rollout.prompts, "train")
     generated = {
@@ -240,44 +265,55 @@ def _print_cost(recipe: Recipe, texts: Texts, console: Console) -> None:
     for purpose, responses in generated.items():
         table.add_row(purpose, f"{responses:,}", f"{responses * tokens:,}")
     _print(console, "Generation", table)
-    sizes = _trained_parameters(recipe)
-    known = [size for size in sizes if size is not None]
-    models = WEIGHT_BYTES * sum(known)
-    checkpoints = 2 * CHECKPOINT_BYTES * sum(sorted(known)[-recipe.compute.processes :])  # the best and the last
-    unseen = len(sizes) - len(known)
-    unknown = f", and {counted(unseen, 'model')} whose size the hub knows" if unseen else ""
-    say(
-        console,
-        f"\nDisk, at most: tables {decimal(stored)}, models {decimal(models)}, checkpoints while training "
-        f"{decimal(checkpoints)}{unknown}",
-    )
+    _print_disk(run, stored, _states_bytes(run, texts, probe), probe, console)
 
 
-def _trained_parameters(recipe: Recipe) -> list[int | None]:
-    """Return the number of parameters of each model that the run trains; None for a model on the hub."""
-    policy = _parameters(recipe.policy)
-    fitted = [model for model in recipe.models.values() if model.fit is not None]
-    return [_parameters(m) if m.model or m.scratch else policy for m in fitted] + [policy] * len(recipe.policies)
+def _print_disk(run: Run, tables: float, states: float | None, probe: Probe, console: Console) -> None:
+    sizes, trained, unseen = list[int](), list[int](), 0
+    for made in _made(run):
+        try:
+            shapes = [probe.shape(part) for part in made]
+        except UnknownSizeError:
+            unseen += 1
+        else:
+            sizes.append(sum(shape.parameters for shape in shapes))
+            trained.append(shapes[-1].trained)
+    checkpoints = 2 * CHECKPOINT_BYTES * sum(sorted(trained)[-run.recipe.compute.processes :])  # the best and the last
+    found = {"tables": tables, "states of the reference": states, "models": WEIGHT_BYTES * sum(sizes)}
+    found["checkpoints while training"] = checkpoints
+    known = ", ".join(f"{name} {decimal(round(size))}" for name, size in found.items() if size)
+    unknown = [counted(unseen, "model")] * bool(unseen) + ["states of the reference"] * (states is None)
+    beside = f"; and {' and '.join(unknown)} of unknown size" if unknown else ""
+    say(console, f"\nDisk, at most: {known}{beside}")
 
 
-def _parameters(model: Model) -> int | None:
-    if model.scratch is not None:
-        return _scratch_parameters(model.scratch)
-    files = sorted(Path(str(model.model)).glob("*.safetensors"))
-    return sum(map(_elements, files)) if files else None
+def _made(run: Run) -> Iterator[Sequence[Architecture]]:
+    """Yield for each model that the run trains what it is made of, what it trains last."""
+    recipe = run.recipe
+    if recipe.policy.fit is not None:
+        yield [run.architecture("policy")]
+    yield from ([run.architecture(name)] for name, source in recipe.rewards.items() if source.trained)
+    if recipe.rank_model is not None:
+        yield [rank_architecture(run)]
+    for name, policy in recipe.policies.items():
+        *reference, own = networks(run, name)
+        with_its_own = isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is None
+        yield [*reference, own] if with_its_own and not isinstance(own, Aside) else [own]
 
 
-def _scratch_parameters(scratch: Scratch) -> int:
-    attention, feed_forward, norms = 4 * scratch.hidden**2, 3 * 3 * scratch.hidden**2, 2 * scratch.hidden
-    layers = scratch.layers * (attention + feed_forward + norms)
-    return scratch.vocabulary * scratch.hidden + layers + scratch.hidden
-
-
-def _elements(path: Path) -> int:
-    """Return the number of elements in a safetensors file, from its header alone."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+def _states_bytes(run: Run, texts: Texts, probe: Probe) -> float | None:
+    """Return the bytes, at most, of the reference's states and likely tokens that trainings read; None if unknown."""
+    rollout, found = run.recipe.rollout, 0.0
+    prompts, number = texts.prompts(rollout.prompts, "train"), 2 if run.recipe.compute.dtype == "bfloat16" else 4
+    drawn = prompts * rollout.k * rollout.max_new_tokens
+    for which in {which for policy in run.recipe.policies.values() for which in read_by(policy)}:
+        try:
+            width = max(1, which.evenly) * probe.shape(run.architecture("policy")).width
+        except UnknownSizeError:
+            return None
+        found += (prompts * run.recipe.data.max_prompt_tokens + drawn) * width * number
+        found += drawn * which.likely * LIKELY_BYTES
+    return found
 
 
 def _print(console: Console, title: str, table: Table) -> None:

@@ -76,13 +76,14 @@ H100 = Accelerator("one H100", 989e12, 67e12, used=0.4, used_drawing=0.15)
 class Shape:
     """What a configuration says: parameters in all, those that a token goes through, and those that training changes.
 
-    ``cached`` are the numbers of keys and values that a token leaves.
+    ``cached`` are the numbers of keys and values that a token leaves, ``width`` those of its state after a layer.
     """
 
     parameters: int
     passed: int
     trained: int
     cached: int
+    width: int
 
 
 class Probe:
@@ -203,25 +204,31 @@ class Probe:
             size = self._on_hub(str(model))
             if isinstance(size, str):
                 raise UnknownSizeError(size)
-            return Shape(size, size, size, 0)
+            return Shape(size, size, size, cached=0, width=0)
         if not isinstance(model, Scratch) and model not in self.checked:
             check_harmless(self.ggufs.get(model) or self._config(model)[0])
         with torch.device("meta"):
             found = self._new(model)
         config = found.config.get_text_config(decoder=True)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        size = found.num_parameters()
-        return Shape(size, size, size, 2 * config.num_hidden_layers * heads * width)
+        size, all_heads = found.num_parameters(), getattr(config, "num_attention_heads", None)
+        if all_heads is None:  # of a state space, say
+            return Shape(size, size, size, cached=0, width=config.hidden_size)
+        heads = getattr(config, "num_key_value_heads", None) or all_heads
+        of_head = getattr(config, "head_dim", None) or config.hidden_size // all_heads
+        cached = 2 * config.num_hidden_layers * heads * of_head
+        return Shape(size, size, size, cached, config.hidden_size)
 
     def _shape_of_part(self, model: Aside | Last) -> Shape:
         """Return the shape of a part; a token goes through the vocabulary, or through a guide's likely tokens.
 
         In the embedding of a trunk that reads tokens it is looked up.
         """
-        whole = self.shape(model.model)
-        if not self._has_config(model):
-            raise UnknownSizeError(f"the layers of {model.model}")
+        whole, trunk = self.shape(model.model), model.trunk if isinstance(model, Aside) else None
+        if trunk is not None:
+            self.shape(trunk)  # raises for one that is harmful to load
+        for part in (model.model, trunk):
+            if part is not None and not self._has_config(part):
+                raise UnknownSizeError(f"the layers of {part}")
         with torch.device("meta"):
             found = self._part(model)
         if isinstance(model, Last):

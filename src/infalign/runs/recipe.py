@@ -14,7 +14,7 @@ from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.settings import Name, Settings
 from infalign.training.solvers import AnySolver
-from infalign.training.solvers.base import Surroundings
+from infalign.training.solvers.base import TRUNKS, Offline, Surroundings
 
 TAKEN = {"reference", "reward", "judge", "gold", "rank"}  # names of models that a run has besides its policies
 
@@ -88,6 +88,11 @@ class Recipe(Settings):
         return {name: source for name, source in sources.items() if source is not None}
 
     @property
+    def judge_learns(self) -> bool:
+        """Whether ``judge`` or ``gold`` learns from pairs, which are then kept from the reward and the policies."""
+        return any(source is not None and source.trained for source in (self.judge, self.gold))
+
+    @property
     def models(self) -> dict[str, Model]:
         """The models that a recipe may name or train, besides its policies."""
         return {"policy": self.policy, **self.rewards}
@@ -97,6 +102,16 @@ class Recipe(Settings):
         """The folder, GGUF or hub id that a section's ``model`` names, by section."""
         sections = {**self.models, "rank_model": self.rank_model}
         return {name: section.model for name, section in sections.items() if section is not None and section.model}
+
+    @property
+    def named_trunks(self) -> dict[str, str]:
+        """The folder or hub id that a guide starts from, where that is no model of the run, by its key."""
+        guides = {name: policy.guide for name, policy in self.policies.items() if isinstance(policy, Offline)}
+        return {
+            f"policies.{name}.guide.trunk": guide.trunk
+            for name, guide in guides.items()
+            if guide is not None and guide.trunk not in TRUNKS
+        }
 
     def of_machine(self) -> list[str]:
         """Return warnings about the machine: torch is loaded only where something is computed in bfloat16."""
@@ -129,11 +144,12 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _prompts_fit(self) -> "Recipe":
         longest = self.data.max_prompt_tokens + self.rollout.max_new_tokens
-        if self.policy.scratch is not None and longest > self.policy.scratch.context:
-            raise ValueError(
-                f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and policy.scratch.context only "
-                f"{self.policy.scratch.context}"
-            )
+        for name, model in self.models.items():
+            if model.scratch is not None and longest > model.scratch.context:
+                raise ValueError(
+                    f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and {name}.scratch.context only "
+                    f"{model.scratch.context}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -33,8 +33,9 @@ def no_passes(texts: Texts) -> Iterable[Pass]:
 class Unit:
     """A piece of work with its own output and its own record of how that was made.
 
-    ``inputs`` are outputs of other units. ``settings`` are all settings that the output depends on, with content hashes
-    for paths; ``extent`` is the amount of output: when only this changes, the existing output is kept and extended.
+    ``inputs`` are outputs of other units, and ``copies`` those of which it may copy parts instead of making them anew:
+    the units of both go first. ``settings`` are all settings that the output depends on, with content hashes for paths;
+    ``extent`` is the amount of output: when only this changes, the existing output is kept and extended.
     """
 
     stage: str
@@ -48,6 +49,7 @@ class Unit:
     so_far: Callable[[], SoFar] = nothing  # the partial output
     warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
+    copies: tuple[Path, ...] = ()
     early: bool = False  # it tells whether the others are worth their time, so it is done before them
     clears: bool = False  # it removes its old output itself, once it can replace that
     passes: Callable[[Texts], Iterable[Pass]] = no_passes  # of models over texts, if the whole of it is to be done
@@ -57,6 +59,12 @@ def needs(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
     """Return for each unit the names of the units whose outputs it reads."""
     by_output = {unit.output: unit.name for unit in units}
     return {unit.name: tuple(by_output[path] for path in unit.inputs) for unit in units}
+
+
+def follows(units: Sequence[Unit]) -> dict[str, frozenset[str]]:
+    """Return for each unit the names of the units that go first, if they are to be done too."""
+    by_output = {unit.output: unit.name for unit in units}
+    return {unit.name: frozenset(by_output[path] for path in (*unit.inputs, *unit.copies)) for unit in units}
 
 
 def keys(units: Sequence[Unit]) -> dict[str, str]:

@@ -271,7 +271,7 @@ class Settings(EngineSettings):
     @contextmanager
     def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
-        tokenizer = load_tokenizer(model)
+        tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
         with serving(self.command, model, self.url[0]) as first:
             roots = self.url if self.command is None else first
             engine = ServerEngine(

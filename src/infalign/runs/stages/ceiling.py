@@ -118,7 +118,7 @@ def prefix_states(
             states = states_of(network, batch, [max(1, depth // 2), depth])[0, len(batch.tokens) - len(batch.targets) :]
             for own in torch.split(states.float(), batch.lengths.tolist()):
                 ends = [max(1, ceil(share * len(own))) for share in SHARES]
-                means = own.cumsum(0)[[end - 1 for end in ends]] / torch.tensor(ends)[:, None]
+                means = own.cumsum(0)[[end - 1 for end in ends]] / torch.tensor(ends, device=own.device)[:, None]
                 found.append(torch.cat([own[[end - 1 for end in ends]], means], dim=1).cpu().numpy())
             on_progress(rows.stop, len(responses), "rollouts read")
     states_RSF = np.stack(found)

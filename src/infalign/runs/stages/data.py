@@ -27,9 +27,7 @@ LESSON = 10_000  # characters per text for training a tokenizer, whose cost is q
 def units(run: Run) -> Iterator[Unit]:
     """Yield the one unit of this stage: all tables and the tokenizer."""
     recipe, layout = run.recipe, run.layout
-    learns = (
-        recipe.judge is not None and recipe.judge.trained
-    )  # an untrained judge leaves its share of the rows to the reward model
+    learns = recipe.judge_learns
     policy = run.contents["policy"]
     tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
     yield Unit(
@@ -63,7 +61,7 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
         fraction = data.test_fraction
         parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
         train, test, overlapping = parts["train"], parts["test"], 0
-    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge needs no rows
+    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge leaves them to the reward
     parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
     tables = {
         "demonstrations": [e for e in train if e.rejected is None] or train,

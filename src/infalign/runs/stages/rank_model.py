@@ -12,7 +12,7 @@ from infalign.errors import DataError
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.method.calibration import calibrate
 from infalign.models.pretrained import load_tokenizer
-from infalign.models.settings import Fit
+from infalign.models.settings import Fit, Scratch
 from infalign.progress import OnProgress
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
@@ -49,11 +49,17 @@ def rank_model_passes(run: Run, texts: Texts) -> Iterator[Pass]:
     """Yield the training on nine tenths of the rollouts, and the pass over the others."""
     settings, rollout = run.recipe.rank_model, run.recipe.rollout
     assert settings is not None
-    own = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
+    own = rank_architecture(run)
     prompts = texts.prompts(rollout.prompts, "train")
     drawn = replace(texts, response=texts.drawn)
     yield from trained(own, settings.fit, 0.9 * prompts * rollout.k, drawn)
     yield Read(own, 0.1 * prompts * rollout.k, 1, texts.prompt, texts.drawn, fit=settings.fit)
+
+
+def rank_architecture(run: Run) -> Scratch | str:
+    """Return the architecture of the rank model, which is that of `rank_model_start`."""
+    assert run.recipe.rank_model is not None
+    return run.recipe.rank_model.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
 
 
 def rank_model_start(run: Run) -> str:
@@ -83,7 +89,9 @@ def fit_rank_model(
     from infalign.training.rank_model import fit_calibrated
 
     check_calibrated(stored.layout, provenance)
-    k, tokenizer, rows = stored.k, load_tokenizer(start), _ranked_rollouts(stored)
+    of_policy = start == provenance.reference  # whose own folder may lack the recipe's chat template
+    tokenizer = load_tokenizer(stored.layout.tokenizer if of_policy else start)
+    k, rows = stored.k, _ranked_rollouts(stored)
     every = min(10, len(rows) // k // 2)  # at least two prompts are held out
     train, held_out = ([row for i, row in enumerate(rows) if (i // k % every == 0) == out] for out in (False, True))
     ordered = sum(len({row["rank"] for row in held_out[i : i + k]}) > 1 for i in range(0, len(held_out), k))

@@ -94,7 +94,7 @@ def fit_reward(
         else:
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
-            found = _fit_head(start, train, target, folder, intervals, on_progress)
+            found = _fit_head(start, tokenizer, train, target, folder, intervals, on_progress)
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
@@ -109,13 +109,19 @@ def fit_reward(
 
 
 def _fit_head(
-    start: str, pairs: list[Pair], target: Target, folder: Path, intervals: Confidence, on_progress: OnProgress
+    start: str,
+    tokenizer: Any,
+    pairs: list[Pair],
+    target: Target,
+    folder: Path,
+    intervals: Confidence,
+    on_progress: OnProgress,
 ) -> Summary:
     """Fit a head on the frozen model ``start`` and save both to ``folder``."""
     from infalign.training.common import save_model
     from infalign.training.frozen_head import fit_head
 
-    base, tokenizer = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
+    base, _ = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
     model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
     save_model(model, tokenizer, folder)
     right = intervals.of_shares(chosen.margins > 0)

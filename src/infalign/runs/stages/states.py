@@ -28,11 +28,8 @@ def units(run: Run) -> Iterator[Unit]:
             yield Unit(
                 "train",
                 f"states-{which}-{part}",
-                inputs=(
-                    run.layout.rollouts(part),
-                    *run.reference_inputs,
-                    *(run.layout.states(str(other), part) for other in others),
-                ),
+                inputs=(run.layout.rollouts(part), *run.reference_inputs),
+                copies=tuple(run.layout.states(str(other), part) for other in others),
                 settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
                 output=run.layout.states(str(which), part),
                 work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part, others),

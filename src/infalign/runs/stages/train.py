@@ -14,6 +14,7 @@ from infalign.method.procedures import rewinds
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import TRANSFORMATION, load_policy, load_tokenizer
+from infalign.models.settings import Lora
 from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
@@ -118,6 +119,8 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     rollouts_EM, _ = objective.examples(np.arange(float(rollout.k)), np.random.default_rng(0))
     examples, together = rollouts_EM.shape
     fit = policy.fit
+    if isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
+        fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
     steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
     rows = fit.batch_size * together
     by_token = isinstance(own, Aside) and own.guide.side is not None and not own.guide.side.layers

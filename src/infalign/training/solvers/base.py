@@ -437,6 +437,11 @@ class Offline(Solver):
     def _whole_guide(self) -> Offline:
         if self.guide is not None and self.fit.lora is not None:
             raise ValueError("a guide takes guide.lora: leave fit.lora out")
+        if self.guide is not None and self.fit.gradient_checkpointing:
+            raise ValueError(
+                "a guide keeps its activations: leave fit.gradient_checkpointing out; to save memory, lower "
+                "fit.device_batch_size"
+            )
         return self
 
     def check(self, around: Surroundings) -> None:
