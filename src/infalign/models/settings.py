@@ -19,7 +19,9 @@ def is_hub_id(model: str) -> bool:
 class Scratch(Settings):
     """The shape of a small Llama trained from nothing, with a tokenizer trained on the data."""
 
-    vocabulary: Annotated[int, Field(ge=300)] = Field(2048, description="tokens of the tokenizer")
+    vocabulary: Annotated[int, Field(ge=300)] = Field(
+        2048, description="tokens of the tokenizer; a reward's are the policy's"
+    )
     hidden: Count = Field(128, description="width, a multiple of twice the heads")
     layers: Count = Field(4, description="layers")
     heads: Count = Field(4, description="attention heads of a layer")

@@ -86,7 +86,8 @@ def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, A
     start = base_of(recipe) or "a model of the run's own"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
-    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {ROLES[judge]}" for judge in results["judges"])
+    roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
+    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
     lost = " ".join(elsewhere(results)) or "What the policy may have lost elsewhere was not measured."
     samples = f"{results['samples']} fresh samples to each of {results['prompts']} test prompts"
     return f"""\

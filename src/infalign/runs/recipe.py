@@ -33,7 +33,8 @@ class Recipe(Settings):
     policy: PolicyModel
     reward: RewardSource
     judge: RewardSource | None = Field(
-        None, description="only evaluates; never seen in training. Without one the reward is the only judge"
+        None,
+        description="only evaluates, unless a policy has transform: judged. Without one the reward judges",
     )
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
     rank_model: RankModel | None = Field(None, description="learns Ĉ from the rollouts, for policies with ranks: model")
@@ -64,8 +65,11 @@ class Recipe(Settings):
             if isinstance(given.get(name), dict) and _starts_from_weights(given[name], otherwise=pretrained)
         }
         if pretrained and isinstance(policies := given.get("policies"), dict):
+            small = not _starts_from_weights(given.get("reward"), otherwise=True)
             filled["policies"] = {
-                name: _at_safe_rate({"fit": {}} | policy) if isinstance(policy, dict) else policy
+                name: policy
+                if not isinstance(policy, dict) or _begins_anew(policy.get("guide"), small_reward=small)
+                else _at_safe_rate({"fit": {}} | policy)
                 for name, policy in policies.items()
             }
         return given | filled
@@ -178,6 +182,13 @@ def _starts_from_weights(section: Any, *, otherwise: bool) -> bool:
     if not isinstance(section, dict) or section.get("scratch") is not None:
         return False
     return otherwise or section.get("model") is not None
+
+
+def _begins_anew(guide: Any, *, small_reward: bool) -> bool:
+    """Return whether a guide is a new network, or starts from a reward that was one."""
+    if not isinstance(guide, dict):
+        return False
+    return guide.get("side") is not None or (guide.get("trunk") == "reward" and small_reward)
 
 
 def _at_safe_rate(section: dict[str, Any]) -> dict[str, Any]:
