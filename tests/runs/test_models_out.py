@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.runs.layout import records
 from infalign.training.common import save_model
 
 BASE, COMMIT = "acme/tiny", "0" * 40
@@ -114,13 +113,11 @@ def test_the_card_has_the_measured_numbers_with_intervals_and_judges(run: Path, 
             assert metric.metric_args["low"] == pytest.approx(rates[procedure]["low"], abs=1e-4)
     (kl,) = metrics.values()
     assert kl.metric_value == pytest.approx(found["kl"]["mean"], abs=1e-4)
-    prompts = min(1000, records(run)["data"]["summary"]["train_prompts"])
-    ranked = f"Ranks: of {prompts} prompts × "
     for said in (
         "**best-of-4**",
         "exp:10",
         "the Python function `infalign.world:gold`; never seen in training",
-        ranked,
+        "Ranks: of 12 prompts × 6 responses",
     ):
         assert said in card.text
     assert str(run) not in str(card)
