@@ -245,12 +245,16 @@ def test_a_policy_in_a_gguf_is_that_of_its_folder(
 
 
 def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
-    """Only the head is trained, on its own pairs, and the run scores with it; the report shows both accuracies."""
-    changes = ["reward.fit=null", "reward.head={pairs: 40}", "judge={head: {pairs: 30}, model: %s}"]
-    changes[-1] %= Layout(root).model("reference").rename(root.parent / "pretrained")
-    done = again(
-        root, "policy.model=%s" % (root.parent / "pretrained"), "policy.scratch=null", "policy.fit=null", *changes
-    )
+    """Only the head is trained, on its own pairs, and the run scores with it; the report shows both accuracies.
+
+    The policy has the recipe's chat template, which its folder lacks, and so has the reward that starts from it.
+    """
+    pretrained = Layout(root).model("reference").rename(root.parent / "pretrained")
+    bare = shutil.copytree(pretrained, root.parent / "bare")
+    turns = (bare / "chat_template.jinja").rename(root.parent / "turns.jinja")
+    changes = ["reward.fit=null", "reward.head={pairs: 40}", f"judge={{head: {{pairs: 30}}, model: {pretrained}}}"]
+    of_policy = [f"policy.model={bare}", f"policy.chat_template={turns}", "policy.scratch=null", "policy.fit=null"]
+    done = again(root, *of_policy, *changes)
     assert {"reward", "judge", "score-0", "train-aware", "results", "report"} <= set(done)
     records = {name: json.loads((root / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
     assert [records[name]["summary"]["pairs"] for name in ("reward", "judge")] == [40, 30]
