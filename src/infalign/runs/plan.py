@@ -147,14 +147,13 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
 
     A guide's trunk needs no tokenizer.
     """
-    for key, path in (
-        {f"{name}.model": path for name, path in recipe.named_models.items()} | recipe.named_trunks
-    ).items():
+    models = {f"{name}.model": path for name, path in recipe.named_models.items()}
+    for key, path in (models | recipe.named_trunks).items():
         if is_gguf(path):
             yield f"{key}: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
             check_harmless(path)
-            if key not in recipe.named_trunks:
+            if key in models:
                 load_tokenizer(path, template=recipe.policy.chat_template if key == "policy.model" else None)
             if key == "policy.model":
                 _check_context(recipe, Path(path))
