@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from infalign.method.transforms import Exponential
 from infalign.theory.law import training_beta
@@ -33,6 +34,16 @@ def test_a_transformation_without_theory_is_refused(main: Any, calibrated_run: P
     code, _, err = main("export", calibrated_run, "--to", framework, "--transform", "par", "--kl", "0.5")
     assert code == 2
     assert "not by the rank" in err
+
+
+def test_a_template_that_only_the_recipe_has_would_be_lost(main: Any, calibrated_run: Path, tmp_path: Path) -> None:
+    """Trainers read the reference's own folder, so its prompts would be others than those that were ranked."""
+    settings = yaml.safe_load((calibrated_run / "recipe.yaml").read_text())
+    settings |= {"policy": {"model": str(calibrated_run / "models" / "reference"), "chat_template": "plain"}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings | {"run_dir": str(tmp_path)}))
+    code, _, err = main("export", tmp_path, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
+    assert code == 2
+    assert "without the recipe's policy.chat_template" in err
 
 
 def test_a_run_that_is_not_calibrated_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:

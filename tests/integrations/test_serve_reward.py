@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from infalign.data.examples import prompt_id
+from infalign.errors import PartialError
 from infalign.integrations.server import MOST_BYTES, Batches
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import train_tokenizer
@@ -192,6 +193,25 @@ def test_what_waits_is_scored_together() -> None:
         return batches
 
     assert asyncio.run(met()).counts["batches"] == 2
+
+
+def test_rows_are_not_to_blame_for_a_server_that_is_away() -> None:
+    """It is asked once, not for each row, since it was waited for."""
+    asked = list[int]()
+
+    def away(rows: list[int]) -> list[int]:
+        asked.append(len(rows))
+        raise PartialError("no answer")
+
+    async def met() -> None:
+        batches = Batches(away)
+        work = asyncio.create_task(batches.work())
+        with pytest.raises(PartialError, match="no answer"):
+            await batches.done([1, 2, 3, 4])
+        work.cancel()
+
+    asyncio.run(met())
+    assert asked == [4]
 
 
 def test_a_query_needs_the_tokenizer_of_the_policy() -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import Standard
-from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.models.pretrained import TEMPLATES, check_ends, conversation_ids, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.training import reward_model, sft
@@ -97,6 +97,16 @@ def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None
     assert conversation_ids(other, asked("Hi"), add_generation_prompt=True)
     with pytest.raises(DataError, match=rf"prompt {prompt_id(conversation)}: .*no system role"):
         conversation_ids(other, conversation, add_generation_prompt=True)
+
+
+def test_a_response_has_to_end_where_engines_stop(tokenizer: Any) -> None:
+    """A template that ends turns with another token, as Gemma's does, would have no response end."""
+    check_ends(tokenizer, "policy")
+    tokenizer.chat_template = TEMPLATES["plain"]
+    check_ends(tokenizer, "policy")
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|pad|>{% endfor %}"
+    with pytest.raises(ConfigError, match=r"of policy does not end a response with the tokenizer's EOS, <\|end\|>"):
+        check_ends(tokenizer, "policy")
 
 
 def test_a_template_that_renders_nothing_at_all_is_refused_with_its_folder(tokenizer: Any, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
 from infalign.models.packed import Packed, packs
 from infalign.rewards.base import score
-from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import score_to
 from infalign.storage import read_table
@@ -131,6 +131,29 @@ def test_a_reward_does_not_depend_on_its_batch(padding_side, pad_token_id):
     np.testing.assert_allclose(together, alone, atol=1e-5)
     np.testing.assert_allclose(small, alone, atol=1e-5)
     assert np.ptp(alone) > 0.01
+
+
+def test_a_reward_is_read_where_the_classifier_was_trained():
+    """Where EOS pads, transformers reads the token before the EOS that ends a text, and so does a packed pass."""
+    tokenizer = tiny_tokenizer(pad_token=None)
+    reward = ClassifierReward(tiny_classifier(pad_token_id=None), tokenizer)
+    texts = reward.tokenize(PROMPTS, RESPONSES)
+    assert all(text[-1] == tokenizer.eos_token_id for text in texts)
+    with torch.inference_mode():
+        plain = [reward.model.eval()(input_ids=torch.tensor([text])).logits.item() for text in texts]
+    np.testing.assert_allclose(reward(PROMPTS, RESPONSES), plain, atol=1e-5)
+    np.testing.assert_allclose([reward([p], [r])[0] for p, r in zip(PROMPTS, RESPONSES, strict=True)], plain, atol=1e-5)
+
+
+def test_a_folder_says_whether_it_is_a_classifier(checkpoint, tmp_path):
+    """A language model, or one of two outputs, is refused by its configuration alone."""
+    check_classifier(checkpoint)
+    tiny_classifier(num_labels=2).save_pretrained(tmp_path / "two")
+    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path / "language")
+    with pytest.raises(ConfigError, match=r"two has 2 outputs"):
+        check_classifier(tmp_path / "two")
+    with pytest.raises(ConfigError, match=r"language holds LlamaForCausalLM, no sequence classifier; give it fit"):
+        check_classifier(tmp_path / "language")
 
 
 def test_responses_to_a_prompt_share_its_computation(classifier):

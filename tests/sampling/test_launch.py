@@ -57,6 +57,14 @@ def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
         time.sleep(0.05)
 
 
+def test_a_server_that_asks_for_a_key_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it reads its key from the environment, as vLLM does, nobody else has to know it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.py").write_text(SERVER.replace("send_response(200)", "send_response(401)"))
+    with serving(f"{sys.executable} server.py {{port}}", "some/model", "unused") as url:
+        assert httpx2.get(f"{url}/v1/models").status_code == 401
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is told of its parent's death by Linux alone")
 def test_a_server_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
     """SIGKILL leaves nobody to stop it, and the next run needs its memory."""

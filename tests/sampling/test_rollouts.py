@@ -402,6 +402,8 @@ def test_a_server_draws_from_the_policy(server: RolloutServer) -> None:
         "top_k": -1,
         "min_p": 0,
         "repetition_penalty": 1,
+        "ignore_eos": True,
+        "stop_token_ids": [EOS],
         "seed": server.bodies[0]["seed"],
     }
     assert server.bodies == [{"model": "tiny", "prompt": PROMPT, "logprobs": 1, "return_token_ids": True} | sent]

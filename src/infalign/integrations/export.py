@@ -32,8 +32,9 @@ class Launch:
 def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, list[str]]:
     """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats a response.
 
-    Raises ConfigError for a transformation that is not by the rank, or cannot spend the budget, and DataError if the
-    run is not calibrated, or with other models than it has now.
+    Raises ConfigError for a transformation that is not by the rank, or cannot spend the budget, and for a reference
+    whose folder lacks the recipe's chat template; DataError if the run is not calibrated, or with other models than it
+    has now.
     """
     from infalign.runs.calibrated import check_calibrated
     from infalign.runs.run import Run
@@ -43,6 +44,11 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     if ranks is None:
         raise ConfigError(f"{transform} is not by the rank, so theory has no KL weight for it; take one such as exp:10")
     this = Run.of(recorded_recipe(run))
+    if this.recipe.policy.chat_template is not None and this.recipe.policy.fit is None:
+        raise ConfigError(
+            f"a trainer would read {this.reference} without the recipe's policy.chat_template; in a copy of the folder "
+            f"save the tokenizer of {this.layout.tokenizer}, and start the run from that"
+        )
     check_calibrated(this.layout, this.provenance)
     table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards"])
     path = run / "export" / framework / "train.parquet"

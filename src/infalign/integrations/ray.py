@@ -131,7 +131,9 @@ class Actor:
             asked = prompts.asked()
             draw_shard(self.engine, [asked[row] for row in rows], work.k, drawn)
         if not scored.exists():
-            conversation_of = {prompts.prompt_ids[row]: prompts.conversations[row] for row in rows}
+            conversation_of = dict(
+                zip(prompts.prompt_ids, prompts.conversations, strict=True)
+            )  # a run numbers otherwise
             table = read_table(drawn, ["prompt_id", "text"])
             conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
             names = {"name": work.scorer.name, "made_by": work.scorer.made_by}

@@ -14,7 +14,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what a failed attempt still holds."""
+    """Give back what nothing uses any more: what a failed attempt holds, or a device's cache."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from infalign.data.examples import Message, prompt_id
+from infalign.data.examples import Message, prompt_id, reply
 from infalign.errors import ConfigError, DataError
 from infalign.models.settings import is_hub_id
 from infalign.storage import hash_file
@@ -203,6 +203,21 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_ends(tokenizer: Any, path: str | Path) -> None:
+    """Raise ConfigError for a chat template that does not end a response with EOS: engines stop at nothing else."""
+    turn = [{"role": "user", "content": "Hello"}]
+    asked, answered = (
+        conversation_ids(tokenizer, conversation, add_generation_prompt=False)
+        for conversation in (turn, [*turn, reply("Hi")])
+    )
+    if answered.count(tokenizer.eos_token_id) <= asked.count(tokenizer.eos_token_id):
+        raise ConfigError(
+            f"the chat template of {path} does not end a response with the tokenizer's EOS, {tokenizer.eos_token}, so "
+            "responses would not end; in a copy of the folder set eos_token to the token that ends a turn, or set "
+            "policy.chat_template to one that writes eos_token"
+        )
 
 
 def check_reach(model: str) -> None:

@@ -16,9 +16,33 @@ from infalign.models.pretrained import conversation_ids, why_unloadable
 from infalign.models.settings import is_hub_id
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+POOLED = "infalign-pooled"  # `models.pooled`, which is loaded with torch only
 Text = tuple[int, ...]  # the token ids of a conversation with its response
+
+
+def check_classifier(folder: str | Path) -> None:
+    """Raise ConfigError for the folder of a model that is no classifier with one output, as its configuration says."""
+    from transformers import AutoConfig
+
+    from infalign.models import pooled  # noqa: F401 - so that transformers knows it
+
+    if not (Path(folder) / "config.json").is_file():  # an adapter has none
+        return
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    made = config.architectures or []
+    if not any(name.endswith("ForSequenceClassification") for name in made):
+        raise ConfigError(
+            f"reward model {folder} holds {' '.join(made) or 'no architecture'}, no sequence classifier; give it "
+            "fit or head, or train it first, for example with TRL's RewardTrainer"
+        )
+    _check_outputs(config, str(folder), 1)
+
+
+def _check_outputs(config: PretrainedConfig, name: str, outputs: int) -> None:
+    if config.num_labels != outputs:
+        raise ConfigError(f"{name} has {config.num_labels} outputs; a reward model has one (num_labels=1)")
 
 
 class ClassifierReward:
@@ -45,8 +69,7 @@ class ClassifierReward:
     ) -> None:
         name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()
-        if model.config.num_labels != outputs:
-            raise ConfigError(f"{name} has {model.config.num_labels} outputs; a reward model has one (num_labels=1)")
+        _check_outputs(model.config, name, outputs)
         if tokenizer.chat_template is None:
             raise ConfigError(f"the tokenizer of {name} has no chat template; save it with the one used in training")
         if config.pad_token_id is None:
@@ -115,7 +138,7 @@ class ClassifierReward:
 
     def outputs(self, prompts: list[list[Message]], responses: list[str]) -> list[list[float]]:
         """Return the outputs of each row; raises as a call."""
-        token_ids = self.tokenize(prompts, responses)
+        token_ids = [self._read(ids) for ids in self.tokenize(prompts, responses)]
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:
                 raise DataError(
@@ -128,6 +151,18 @@ class ClassifierReward:
         packed = self._packs and min(map(len, distinct), default=2) > 1
         rewards = dict(self._packed(distinct) if packed else self._padded(list(distinct)))
         return [rewards[tuple(ids)] for ids in token_ids]
+
+    def _read(self, ids: list[int]) -> list[int]:
+        """Return a text up to where the classifier is read: transformers' are at the last token that is no padding.
+
+        Where the padding token is EOS and the chat template ends with it, that is the token before.
+        """
+        if self.model.config.model_type == POOLED:  # it goes by the attention mask
+            return ids
+        pad_id, last = self.model.config.get_text_config().pad_token_id, len(ids)
+        while last > 1 and ids[last - 1] == pad_id:
+            last -= 1
+        return ids[:last]
 
     @cached_property
     def _packs(self) -> bool:

@@ -24,9 +24,10 @@ from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.http import api_key, within
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
-from infalign.models.pretrained import load_tokenizer
+from infalign.models.pretrained import check_ends, load_tokenizer
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
+from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
@@ -148,15 +149,21 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
     A guide's trunk needs no tokenizer.
     """
     models = {f"{name}.model": path for name, path in recipe.named_models.items()}
+    ready = {f"{name}.model" for name, source in recipe.rewards.items() if source.is_classifier and not source.trained}
     for key, path in (models | recipe.named_trunks).items():
         if is_gguf(path):
             yield f"{key}: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
             check_harmless(path)
             if key in models:
-                load_tokenizer(path, template=recipe.policy.chat_template if key == "policy.model" else None)
+                tokenizer = load_tokenizer(
+                    path, template=recipe.policy.chat_template if key == "policy.model" else None
+                )
             if key == "policy.model":
+                check_ends(tokenizer, path)
                 _check_context(recipe, Path(path))
+            elif key in ready:
+                check_classifier(path)
         elif is_hub_id(path):
             yield f"{key}: {path} of the hub"
         else:

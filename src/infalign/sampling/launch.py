@@ -14,9 +14,11 @@ from contextlib import contextmanager, suppress
 from functools import reduce
 
 from infalign.errors import ConfigError, PartialError
+from infalign.models.memory import free_memory
 
 STARTS_WITHIN = 1800.0  # seconds; a large model takes minutes to load
 PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
+ASKS_FOR_KEY = 401, 403  # a server with a key is ready too
 STOPS_WITHIN = 5.0  # seconds; less than the time that a stopped worker itself has
 
 
@@ -28,11 +30,13 @@ def serving(command: str | None, model: str, url: str) -> Iterator[str]:
     starts with the same random stream, and later samples would repeat earlier ones. The command runs without a shell
     and is stopped afterwards with all processes that it started. On Linux the server also ends with this thread, so
     that a run that was killed leaves the GPU's memory to the next. Raises ConfigError if the command cannot be started,
-    PartialError if the server ends or does not answer within half an hour.
+    PartialError if the server ends or does not answer within half an hour. What this process keeps of a GPU's memory
+    for later is given back first.
     """
     if command is None:
         yield url
         return
+    free_memory()
     port = _free_port()
     values = {"{model}": model, "{port}": str(port), "{seed}": str(secrets.randbelow(2**31))}
     words = [reduce(lambda text, name: text.replace(name, values[name]), values, w) for w in shlex.split(command)]
@@ -75,7 +79,8 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
                 f"the server ended with exit code {process.returncode} before it answered; see its output"
             )
         try:
-            if httpx2.get(f"{url}/v1/models", timeout=5.0).is_success:
+            answer = httpx2.get(f"{url}/v1/models", timeout=5.0)
+            if answer.is_success or answer.status_code in ASKS_FOR_KEY:
                 return
         except httpx2.TransportError:
             pass

@@ -157,6 +157,8 @@ class ServerEngine:
                 "top_k": -1,  # disables top-k; SGLang refuses 0
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
+                "ignore_eos": True,  # and with it the further ends of a model's generation_config.json
+                "stop_token_ids": [self.eos],
                 "logprobs": 1,
                 "return_token_ids": True,
             }

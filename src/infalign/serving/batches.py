@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from infalign.errors import ConfigError, PartialError
+
 Row = TypeVar("Row")
 Found = TypeVar("Found")
 
@@ -54,9 +56,14 @@ class Batches(Generic[Row, Found]):
                     future.set_result(one)
 
     def _found(self, rows: list[Row]) -> list[Found | Exception]:
-        """Return what is found for each row, or why there is nothing; a bad row does not spoil the others."""
+        """Return what is found for each row, or why there is nothing; a bad row does not spoil the others.
+
+        Where a server does not answer or refuses, no row is to blame.
+        """
         try:
             return [*self._do(rows)] if rows else []
+        except (PartialError, ConfigError) as error:
+            return [error] * len(rows)
         except Exception as error:
             half = len(rows) // 2
             return [*self._found(rows[:half]), *self._found(rows[half:])] if half else [error]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from infalign.http import checked_url
 from infalign.method.procedures import parse_procedure
 from infalign.models.pretrained import adapted, conversation_ids, load_policy, load_tokenizer
 from infalign.rewards.base import RewardFunction, score
+from infalign.rewards.server import RemoteReward
 from infalign.runs.guest import check_fits
 from infalign.runs.pending import pending
 from infalign.runs.pipeline import units
@@ -27,7 +29,7 @@ from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
 
 LOGGER = logging.getLogger(__name__)
 KEY = "INFALIGN_ENGINE_KEY"
-AWAY = 10.0  # seconds that an engine at a URL may be, before a request fails
+AWAY = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
 ROWS = 64  # draws at once; of an engine at a URL, requests
 PROBE = [{"role": "user", "content": "Hello"}]
 
@@ -60,7 +62,10 @@ def opened(
 
         torch.set_num_threads(recipe.compute.threads)
     sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=recipe.compute.dtype)
-    scores = Batches(partial(_scored, run.scorer("reward").load()))
+    reward = run.scorer("reward").load()
+    if isinstance(reward, RemoteReward):
+        reward = replace(reward, retry_seconds=AWAY)
+    scores = Batches(partial(_scored, reward))
     engine = engine_model or path
     draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, tokenizer, sampling)
     base = BaseRewards(partial(_local, run, run.reference), scores, recipe.rollout.k, sampling)

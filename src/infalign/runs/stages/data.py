@@ -11,7 +11,7 @@ from infalign.data.examples import MESSAGES, Example, Message
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import split_by_group, without_groups_of
 from infalign.errors import DataError
-from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.models.pretrained import check_ends, conversation_ids, load_tokenizer
 from infalign.models.settings import PolicyModel
 from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
@@ -136,7 +136,9 @@ def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
 
         texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
         return train_tokenizer((text[:LESSON] for text in texts), policy.scratch)
-    return load_tokenizer(str(policy.model), template=policy.chat_template)
+    tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template)
+    check_ends(tokenizer, str(policy.model))
+    return tokenizer
 
 
 def _distinct_prompts(
