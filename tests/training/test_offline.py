@@ -10,13 +10,19 @@ import pytest
 import torch
 from enumerable import Enumerable
 from offline_solvers import METHODS, TAU, trained
+from peft import TaskType, get_peft_model
+from transformers import TrainingArguments
 
 from infalign.errors import ConfigError
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Exponential, Identity
+from infalign.models.packed import packed_logprobs, packing
 from infalign.models.pretrained import load_policy
+from infalign.models.settings import Fit, Lora
 from infalign.runs.reading import load_recipe
 from infalign.theory.law import law_at_kl
+from infalign.training.common import Job, arguments, lora, on_one_device
+from infalign.training.offline import _Packer, _ToTargets
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.bon_sft import BestOfNTuning
 from infalign.training.solvers.bonbon import BoNBoN
@@ -105,6 +111,35 @@ def test_losses_are_those_of_the_papers() -> None:
     assert BoNBoN(2).loss(h, lengths, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
     released = -0.005 + 0.995 * np.log1p(np.exp(-0.5 * 2))
     assert BoNBoN(2, released_code=True).loss(h, lengths, margin).item() == pytest.approx(released)
+
+
+def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Path) -> None:
+    """An adapter is nothing at first, so log π/π_ref is 0 to the last bit: loss and reference round alike."""
+    model, tokenizer = load_policy(case.folder)
+    rows = case.rollouts(8)
+    texts = [[row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids")]
+    exact = packed_logprobs(model, *texts, 4096)
+    with torch.autocast("cpu", torch.bfloat16):
+        reference = packed_logprobs(model, *texts, 4096)
+    assert np.abs(reference - exact).max() > 1e-3
+    rows = [row | {"reference_logprob": float(own)} for row, own in zip(rows, reference, strict=True)]
+    fit = Fit(bf16=True, lora=Lora())
+    adapted = get_peft_model(model, lora(fit, TaskType.CAUSAL_LM, model.config))
+    settings = TrainingArguments(**arguments(fit, Job(tmp_path, 0, "cpu", [], lambda *_: None)))
+    trainer = _ToTargets(QRPO(Identity(), 0.1, squared).loss, model=adapted, args=settings)
+    batch = _Packer(rows, tokenizer.pad_token_id)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
+    with packing(model), trainer.compute_loss_context_manager(), torch.no_grad():
+        _, found = trainer.compute_loss(adapted, batch, return_outputs=True)
+    assert found["log_ratio"].abs().max() == 0
+
+
+def test_a_process_trains_on_one_device(tmp_path: Path) -> None:
+    """On a machine with four GPUs, and no launcher, the batch is not split."""
+    config = TrainingArguments(**arguments(Fit(), Job(tmp_path, 0, "cpu", [], lambda *_: None)))
+    assert config.n_gpu == 0
+    config._n_gpu = 4
+    assert on_one_device(config).n_gpu == 1
+    assert config.train_batch_size == Fit().batch_size
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)

@@ -223,7 +223,8 @@ def calibration_cost(trained: Sequence[str], seeds: Sequence[Seed]) -> Measureme
     found = []
     for seed in seeds:
         made = records(seed.layout.root)
-        spent = sum(r["seconds"] for r in made.values() if r["stage"] in ("rollout", "score", "calibrate"))
+        drawn = [name for name in made if name.startswith(("rollout-", "score-"))]
+        spent = sum(made[name]["seconds"] for name in [*drawn, "calibrate"])
         policies = [name for method in trained if method in seed.trained_methods for name in seed.policies_of(method)]
         if not policies:
             return Measurement(note=f"none of {', '.join(trained)} was trained")

@@ -1,10 +1,12 @@
 """Which model a run starts from, how it is trained, and on what machine."""
 
+import os
 import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from infalign.distributed import processes
 from infalign.errors import ConfigError
 from infalign.settings import Count, Positive, Settings
 
@@ -136,6 +138,8 @@ class Compute(Settings):
         import torch
 
         if torch.cuda.is_available():
+            if processes() > 1:  # each has a GPU of its own, which is not the first of all
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             return "cuda"
         if self.device == "cuda":
             raise ConfigError("compute.device is cuda, and torch finds no GPU here; use auto or cpu, or fix the driver")

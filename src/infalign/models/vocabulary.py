@@ -123,13 +123,14 @@ class _Measured(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, measure: Measure, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         values, slopes = list[Tensor](), list[Tensor]()
-        for start in range(0, max(1, len(states)), TOKENS):
-            where = slice(start, start + TOKENS)
-            value, slope = measure(_times(states[where], weight, bias), where)
-            values.append(value)
-            if ctx.needs_input_grad[0]:
-                of_logits = slope()
-                slopes.append(of_logits if weight is None else of_logits.to(weight.dtype) @ weight)
+        with torch.autocast(states.device.type, enabled=False):  # but for the product, which has the weight's precision
+            for start in range(0, max(1, len(states)), TOKENS):
+                where = slice(start, start + TOKENS)
+                value, slope = measure(_times(states[where], weight, bias), where)
+                values.append(value)
+                if ctx.needs_input_grad[0]:
+                    of_logits = slope()
+                    slopes.append(of_logits if weight is None else of_logits.to(weight.dtype) @ weight)
         if slopes:
             ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(values)

@@ -41,6 +41,7 @@ def findings(recipe: Recipe, unit: str, summary: Summary) -> list[Finding]:
         *_of_rewards(summary),
         *_of_guide(recipe, unit, summary),
         *_of_kl(recipe, unit, summary),
+        *_of_gold(recipe, unit),
     )
     return worthless + [Finding(unit, said) for said in others]
 
@@ -167,6 +168,14 @@ def _of_kl(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
         return
     cure = policy.spends(more=kl < budget)
     yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the {budget:.3g} it is to spend; {cure}"
+
+
+def _of_gold(recipe: Recipe, unit: str) -> Iterator[str]:
+    if unit == "gold" and recipe.judge is not None and recipe.judge.trained:
+        yield (
+            "it learns from the judge's pairs, so the two err alike, and with the judge's settings they are one; give "
+            "it a model or a function of its own"
+        )
 
 
 def _of_judges(recipe: Recipe) -> Iterator[str]:

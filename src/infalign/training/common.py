@@ -5,12 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType
 from safetensors import SafetensorError
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
@@ -24,6 +31,8 @@ from infalign.progress import OnProgress
 from infalign.storage import settle, unwritable, writing
 from infalign.training.callbacks import ProgressReporter, StopUnlessFinite
 from infalign.training.checkpoints import Seals, newest_whole, unsealed
+
+Configuration = TypeVar("Configuration", bound=TrainingArguments)
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,16 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": job.device != "cpu",
     }
+
+
+def on_one_device(config: Configuration) -> Configuration:
+    """Return a trainer's configuration for one device a process.
+
+    Without a launcher the Trainer would split each batch over all GPUs that it sees, which TRL's trainers refuse and
+    packed batches are not made for.
+    """
+    config._n_gpu = min(config.n_gpu, 1)  # asked first, as asking sets it
+    return config
 
 
 def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed: int) -> list[int]:
@@ -158,7 +177,7 @@ def fit_and_save(
     if resumed:
         history[-1]["resumed"] = resumed
     if trainer.is_world_process_zero():
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # in its own precision
         if finish is not None:
             history[-1] |= finish(model)
         if isinstance(model, PeftModel):

@@ -13,7 +13,7 @@ from scipy.special import expit, log_expit
 from infalign.data.examples import Message, prompt_id, reply
 from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.models.packed import Packed, packed_batches, packing, packs
+from infalign.models.packed import packed_batches, packing, packs
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids
 from infalign.progress import OnProgress
@@ -50,7 +50,7 @@ def fit_head(
     opening, depth = opening_of(tokenizer), base.config.num_hidden_layers
     layers = sorted({max(1, round(depth * step / DEPTHS)) for step in range(1, DEPTHS + 1)})
     reader = PooledForSequenceClassification.on(base.base_model, layers, opening)
-    if not packs(reader, Packed.scores):
+    if not packs(base):  # of the reader, whose head is 0, anything would
         raise ConfigError(
             f"{base.config.name_or_path} cannot have a frozen head, since not all of its layers attend to all earlier "
             "tokens; train the reward model with `fit`"

@@ -32,7 +32,7 @@ from infalign.models.settings import Fit
 from infalign.models.vocabulary import kl_from, logprob_of
 from infalign.progress import OnProgress
 from infalign.sequences import Lazy
-from infalign.training.common import Job, arguments, fit_and_save, lora
+from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device
 from infalign.training.scale import scale_to_kl
 from infalign.training.solvers.base import OFF, Objective, Valued
 
@@ -99,7 +99,7 @@ def fit_offline(
     trainer = kind(
         goal,
         model=get_peft_model(model, config) if config else model,
-        args=TrainingArguments(**arguments(fit, job) | VALIDATED),
+        args=on_one_device(TrainingArguments(**arguments(fit, job) | VALIDATED)),
         train_dataset=training,
         eval_dataset=evaluation,
         data_collator=(_Packer if together else _Padder)(rollouts, tokenizer.pad_token_id),
@@ -226,6 +226,13 @@ class _Offline(Trainer):
         self._goal = goal
         # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
         self.model_accepts_loss_kwargs = False
+
+    def compute_loss_context_manager(self) -> Any:
+        """Compute all of a loss in mixed precision; the Trainer would the model alone, and its logits are made outside.
+
+        So it rounds as the reference's log-probabilities do, and a log-ratio is 0 before the first step.
+        """
+        return self.accelerator.autocast()
 
 
 def _unpacked(batch: dict[str, Any]) -> Packed:

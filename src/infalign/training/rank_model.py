@@ -12,7 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, Train
 from infalign.data.examples import Message, reply
 from infalign.models.pretrained import classifier_from, conversation_ids
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, training_order
+from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, on_one_device, training_order
 
 PIECE = 1024  # number of rows held as Python lists at once
 
@@ -38,10 +38,12 @@ def fit_calibrated(
     config = lora(fit, TaskType.SEQ_CLS, model.config)
     trainer = _RankRegression(
         model=get_peft_model(model, config) if config else model,
-        args=TrainingArguments(
-            **arguments(fit, job),
-            remove_unused_columns=False,
-            label_names=["rank"],
+        args=on_one_device(
+            TrainingArguments(
+                **arguments(fit, job),
+                remove_unused_columns=False,
+                label_names=["rank"],
+            )
         ),
         train_dataset=concatenate_datasets(pieces).select(order),
         data_collator=DataCollatorWithPadding(tokenizer),

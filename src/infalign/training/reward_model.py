@@ -12,7 +12,7 @@ from trl import RewardConfig, RewardTrainer
 from infalign.data.examples import Message, reply
 from infalign.models.pretrained import AS_TEXT, classifier_from
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
+from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device, training_order
 
 
 def fit_reward_model(
@@ -33,11 +33,13 @@ def fit_reward_model(
     model.config.pad_token_id = tokenizer.pad_token_id
     trainer = RewardTrainer(
         model=model,
-        args=RewardConfig(
-            **arguments(fit, job),
-            max_length=fit.max_length,
-            eval_strategy="steps",
-            eval_steps=ceil(len(pairs) / fit.batch_size),
+        args=on_one_device(
+            RewardConfig(
+                **arguments(fit, job),
+                max_length=fit.max_length,
+                eval_strategy="steps",
+                eval_steps=ceil(len(pairs) / fit.batch_size),
+            )
         ),
         train_dataset=_preferences(pairs),
         eval_dataset=_preferences(held_out),

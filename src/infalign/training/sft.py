@@ -11,7 +11,7 @@ from trl import SFTConfig, SFTTrainer
 from infalign.data.examples import Message, reply
 from infalign.models.pretrained import AS_TEXT
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
+from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device, training_order
 
 
 def fine_tune(
@@ -31,10 +31,12 @@ def fine_tune(
     )
     trainer = SFTTrainer(
         model=model,
-        args=SFTConfig(
-            **arguments(fit, job),
-            max_length=fit.max_length,
-            completion_only_loss=True,
+        args=on_one_device(
+            SFTConfig(
+                **arguments(fit, job),
+                max_length=fit.max_length,
+                completion_only_loss=True,
+            )
         ),
         train_dataset=dataset,
         processing_class=tokenizer,

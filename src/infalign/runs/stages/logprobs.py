@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from infalign.errors import ConfigError
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import Compute
 from infalign.progress import OnProgress
@@ -98,11 +99,13 @@ def _passed(policy: Offline, material: Material, compute: Compute, on_progress: 
     def told(done: int, total: int) -> None:
         on_progress(done, total, "log-probabilities of the reference")
 
-    with (
-        torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16),
-        above(model, last) if last else nullcontext(),
-    ):
-        if packs(model):
-            of = packed_logprobs if policy.told is None else packed_token_logprobs
-            return of(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
-        return token_logprobs(model, prompts, responses, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)
+    mixed = torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16)
+    with above(model, last) if last else nullcontext():
+        together = packs(model)  # told before rounding
+        if policy.told is not None and not together:
+            raise ConfigError("the reference has layers without full attention, which no loss: tokens can use")
+        with mixed:
+            if together:
+                of = packed_logprobs if policy.told is None else packed_token_logprobs
+                return of(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
+            return token_logprobs(model, prompts, responses, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)

@@ -26,7 +26,7 @@ from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform
 from infalign.models.pretrained import AS_TEXT
 from infalign.training.advantages import Advantages, Batch
-from infalign.training.common import Job, arguments, fit_and_save, lora, training_order
+from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device, training_order
 from infalign.training.solvers.base import OnPolicy
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]
@@ -82,8 +82,8 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
         "reward_funcs": _shaped(problem, solver),
     }
     if solver.carrier == "rloo":
-        return RLOOTrainer(args=RLOOConfig(**settings, normalize_advantages=False), **parts)
-    config = GRPOConfig(**settings, **(AS_DERIVED if solver.keeps_shaping else {}))
+        return RLOOTrainer(args=on_one_device(RLOOConfig(**settings, normalize_advantages=False)), **parts)
+    config = on_one_device(GRPOConfig(**settings, **(AS_DERIVED if solver.keeps_shaping else {})))
     if problem.stored is not None:
         shaped = problem.stored.shaped(solver.shaping)
         return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
