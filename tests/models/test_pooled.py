@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel
 
 from infalign.errors import ConfigError
 from infalign.models.packed import Packed, packing, packs
-from infalign.models.pooled import PooledForSequenceClassification, opening_of
+from infalign.models.pooled import ANY, PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -65,6 +65,34 @@ def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> 
         padded = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
         for found in (together, alone, padded):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_response_may_be_joined_with_its_opening() -> None:
+    """Where a template opens with a line break, one that a response begins with is one token with it.
+
+    The mean begins after that, and the other responses to the prompt are as without this one.
+    """
+    tokenizer = train_tokenizer(["Why?\n\n\nIt is so.\n\n\nAnd you?"] * 9, SCRATCH)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    model = new_policy(SCRATCH, tokenizer, seed=0).eval()
+    opening = opening_of(tokenizer)
+    assert opening == [tokenizer.convert_tokens_to_ids("<|assistant|>"), ANY]
+    reader = PooledForSequenceClassification.on(model.base_model, [LAYER], opening)
+    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    reward, texts = ClassifierReward(reader, tokenizer), ["It is so.", "\n\nIt is so.", "And you?"]
+    joined = reward.tokenize([user("Why?")], texts[1:2])[0]
+    begins = joined.index(opening[0]) + 2
+    assert tokenizer.decode(joined[begins - 1]) == "\n\n"
+    with torch.no_grad():
+        states = model(torch.tensor([joined]), output_hidden_states=True).hidden_states[LAYER][0]
+    together = reward([user("Why?")] * 3, texts)
+    assert together[1] == pytest.approx(float(reader.score.weight[0] @ states[begins:].mean(0)), rel=1e-4)
+    np.testing.assert_allclose(together, [reward([user("Why?")], [text])[0] for text in texts], rtol=1e-4)
+    reward.__dict__["_packs"] = False
+    np.testing.assert_allclose(together, reward([user("Why?")] * 3, texts), rtol=1e-4)
 
 
 def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from infalign.errors import ConfigError
 from infalign.models.packed import Packed
 from infalign.models.pretrained import conversation_ids
 
+ANY = -1  # in an opening: a token that may be joined with the beginning of a response, as a line break with another
+
 
 class PooledConfig(PreTrainedConfig):
     """The configuration of the frozen model, the layers whose states are read, and the `opening` of a response."""
@@ -81,18 +83,26 @@ class PooledModel(PreTrainedModel):
         return (states * said[..., None]).cumsum(1) / said.cumsum(1).clamp(min=1)[..., None]
 
     def _packed(self, packed: Packed, states: Tensor) -> Tensor:
-        """Return the means at the tokens of responses; a part of a response may lie in what is packed as its prompt."""
+        """Return the means at the tokens of responses.
+
+        A part of a response may lie in what is packed as its prompt, and the last token of its opening in what is not.
+        """
         of_prompts, of_responses = packed.inside
         first = int(packed.prompt_lengths.sum())
-        prompts = packed.tokens.new_full(of_prompts.shape, -1).masked_scatter(of_prompts, packed.tokens[:first])
-        said = of_prompts & (torch.arange(of_prompts.shape[1], device=states.device) >= self._begins(prompts)[:, None])
+        prompts = packed.tokens.new_full(of_prompts.shape, ANY).masked_scatter(of_prompts, packed.tokens[:first])
+        begins = self._begins(nn.functional.pad(prompts, (0, 1), value=ANY))
+        said = of_prompts & (torch.arange(of_prompts.shape[1], device=states.device) >= begins[:, None])
+        opened = (begins - packed.prompt_lengths).clamp(min=0)[
+            packed.prompt_of
+        ]  # tokens of what is packed as responses
+        later = of_responses & (torch.arange(of_responses.shape[1], device=states.device) >= opened[:, None])
         row_of = torch.arange(len(said), device=states.device).repeat_interleave(packed.prompt_lengths)
         in_prompt = states.new_zeros(len(said), states.shape[1])
         in_prompt = in_prompt.index_add(0, row_of, states[:first] * said[of_prompts][:, None])
         rows = states.new_zeros(*of_responses.shape, states.shape[1])
-        rows[of_responses] = states[first:]
-        counts = said.sum(1)[packed.prompt_of][:, None] + of_responses.cumsum(1)
-        means = (in_prompt[packed.prompt_of][:, None] + rows.cumsum(1)) / counts[..., None]
+        rows[later] = states[first:][later[of_responses]]
+        counts = said.sum(1)[packed.prompt_of][:, None] + later.cumsum(1)
+        means = (in_prompt[packed.prompt_of][:, None] + rows.cumsum(1)) / counts.clamp(min=1)[..., None]
         return torch.cat([torch.zeros_like(states[:first]), means[of_responses]])
 
     def _begins(self, tokens: Tensor) -> Tensor:
@@ -100,7 +110,7 @@ class PooledModel(PreTrainedModel):
         opening = torch.tensor(self.config.opening, device=tokens.device)
         if tokens.shape[1] < len(opening):
             return tokens.new_zeros(len(tokens))
-        found = (tokens.unfold(1, len(opening), 1) == opening).all(-1)
+        found = ((tokens.unfold(1, len(opening), 1) == opening) | (opening == ANY)).all(-1)
         ends = torch.arange(found.shape[1], device=tokens.device) + len(opening)
         return (found * ends).amax(1)
 
@@ -177,7 +187,7 @@ class PooledForSequenceClassification(PreTrainedModel):
 
 
 def opening_of(tokenizer: Any) -> list[int]:
-    """Return the tokens with which the chat template opens a response.
+    """Return the tokens with which the chat template opens a response; the last is `ANY` if it is no special token.
 
     Raises ConfigError if there is no special token among them, since a message could spell them, or if the template
     does not render a response after them.
@@ -192,7 +202,7 @@ def opening_of(tokenizer: Any) -> list[int]:
             f"the chat template of {tokenizer.name_or_path} does not open a response with a special token, so that "
             "where it begins could not be told from what it says; train the reward model with `fit` instead of `head`"
         )
-    return opening
+    return opening if opening[-1] in special else [*opening[:-1], ANY]
 
 
 AutoConfig.register(PooledConfig.model_type, PooledConfig)
