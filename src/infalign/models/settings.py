@@ -139,7 +139,7 @@ class Compute(Settings):
 
         if torch.cuda.is_available():
             if processes() > 1:  # each has a GPU of its own, which is not the first of all
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             return "cuda"
         if self.device == "cuda":
             raise ConfigError("compute.device is cuda, and torch finds no GPU here; use auto or cpu, or fix the driver")
