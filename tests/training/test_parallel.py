@@ -164,11 +164,18 @@ def test_bond_refuses_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
-    """`infalign train` under torchrun leaves whole models that moved, and a run that goes on from there."""
+    """`infalign train` under torchrun leaves whole models that moved, and a run that goes on from there.
+
+    What is no training, as the reference's states, is done by the first process, for which the other waits.
+    """
     root, fit = tmp_path / "run", micro.FIT | {"batch_size": 24}
     one = {"reward": micro.GOLD, "judge": micro.GOLD, "report_to": []}
     policies = {name: {"solver": name, "beta": 0.5, "generations": 4, "fit": fit} for name in ("ppo", "maxk")}
     policies["adapter"] = policies["ppo"] | {"fit": fit | {"lora": {"rank": 2}, "device_batch_size": 6}}
+    policies["last"] = {
+        "beta": 0.5,
+        "fit": fit | {"bf16": True, "epochs": 4, "learning_rate": 1e-2} | {"lora": {"rank": 2, "layers": 1}},
+    }
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(root) | one | {"policies": policies})
     recipe = load_recipe(path)
     pipeline.run(recipe, until="calibrate", console=Console(quiet=True))
@@ -181,11 +188,14 @@ def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("✓")] == [
-        "train-adapter",
-        "train-maxk",
-        "train-ppo",
-    ]
+    done = [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("✓")]
+    assert sorted(done) == sorted(
+        [
+            *(f"train-{name}" for name in policies),
+            *(f"states-below-1-{part}" for part in range(4)),
+            "logprobs-below-1-bf16",
+        ]
+    )
     for name in policies:
         weights = load_file(Layout(root).model(name) / "model.safetensors")
         assert moved(weights, Layout(root).model("reference")) > 1e-5

@@ -152,6 +152,8 @@ def _record(
 def _work(layout: Layout, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
     """Do a unit; the output of an earlier attempt with another ``base`` is removed first."""
     begin(layout, unit, base)
+    if not (unit.together or is_first()):
+        return {}  # the next unit begins when the first process has done this one
     summary: Summary = unit.work(on_progress=on_progress)
     return summary
 

@@ -40,6 +40,7 @@ def units(run: Run) -> Iterator[Unit]:
             output=target.model,
             work=partial(fit_rank_model, start, settings.fit, run.stored, target, run.provenance, intervals),
             workspace=target.checkpoints,
+            together=True,
             so_far=target.so_far,
             passes=partial(rank_model_passes, run),
         )

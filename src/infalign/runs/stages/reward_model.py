@@ -44,6 +44,7 @@ def units(run: Run) -> Iterator[Unit]:
                 output=target.model,
                 work=partial(fit_reward, name, source, run.reference, run.layout, target, intervals),
                 workspace=target.checkpoints,
+                together=source.fit is not None,
                 so_far=target.so_far,
                 passes=partial(reward_passes, run, name),
             )

@@ -28,6 +28,7 @@ def units(run: Run) -> Iterator[Unit]:
             output=target.model,
             work=partial(fine_tune_policy, policy, run.layout, target),
             workspace=target.checkpoints,
+            together=True,
             so_far=target.so_far,
             passes=partial(sft_passes, run),
         )

@@ -62,6 +62,7 @@ def units(run: Run) -> Iterator[Unit]:
             output=target.model,
             work=partial(train_policy, name, policies, material, target),
             workspace=target.checkpoints,
+            together=True,
             so_far=target.so_far,
             warnings=partial(coarse_ranks, recipe, name),
             passes=partial(policy_passes, run, name),
