@@ -16,6 +16,7 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs import pipeline
 from infalign.runs.fingerprints import Digests, changes, settings_of
+from infalign.runs.layout import records
 from infalign.runs.pending import Pending, pending, reasons
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
@@ -199,6 +200,15 @@ def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
     record["needs"] = {"calibrate": "another"}
     write_record(stages / "train-aware.json", record)
     assert why(folder) == {"train-aware": "calibrate was done again; its output is missing"}
+
+
+def test_a_record_that_a_run_removes_meanwhile_is_missing(folder: Path) -> None:
+    """As between the listing of a folder and the reading of a file in it; a link to nothing stands for that moment."""
+    record = folder / "run" / "stages" / "card-aware.json"
+    before = records(folder / "run")
+    record.unlink()
+    record.symlink_to("nothing")
+    assert before.keys() - records(folder / "run").keys() == {"card-aware"}
 
 
 def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:

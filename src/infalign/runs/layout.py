@@ -1,5 +1,6 @@
 """Paths in a run directory, and the records of the finished units."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,10 @@ def records(root: Path) -> dict[str, dict[str, Any]]:
 
     Raises DataError for a damaged record, and ConfigError for a record in another format.
     """
-    found = {path.stem: read_record(path) for path in sorted((root / "stages").glob("*.json"))}
+    found = dict[str, dict[str, Any]]()
+    for path in sorted((root / "stages").glob("*.json")):
+        with suppress(FileNotFoundError):  # the run has removed it meanwhile, to do the unit again
+            found[path.stem] = read_record(path)
     for name, record in found.items():
         if record["format"] != FORMAT:
             raise ConfigError(
