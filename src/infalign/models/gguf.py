@@ -1,12 +1,12 @@
-"""Models in GGUF files, converted once to the folders that everything else reads.
+"""Models in GGUF files, converted once to the folders that everything else reads, and models in Python packages.
 
-A recipe names a file, or with ``package:NAME`` an installed Python package that holds one; the package's code is not
-run. The folder has the dequantised weights in float32, tokenizer and chat template, and lies in the cache of the
-Hugging Face hub (``HF_HOME``) under the hash of the file. Needs the ``gguf`` extra.
+A recipe names a file, or with ``package:NAME`` an installed package that holds one, or a model folder; the package's
+code is not run. The folder of a GGUF has the dequantised weights in float32, tokenizer and chat template, and lies in
+the cache of the Hugging Face hub (``HF_HOME``) under the hash of the file. Needs the ``gguf`` extra.
 """
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +19,38 @@ PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
 
 
+def place(model: str) -> str:
+    """Return the model folder in the package that a recipe names; any other name as it is.
+
+    Raises ConfigError if the package holds several, and no GGUF.
+    """
+    if not model.startswith(PACKAGE):
+        return model
+    try:
+        package = distribution(model.removeprefix(PACKAGE))
+    except (PackageNotFoundError, ValueError):
+        return model  # `gguf_file` says that it is not installed
+    folders = model_folders(package)
+    if not folders or ggufs(package):
+        return model
+    if len(folders) > 1:
+        raise ConfigError(f"{model}: the package {package.name} holds {len(folders)} models; give the path of one")
+    return str(folders[0])
+
+
+def ggufs(package: Distribution) -> list[Path]:
+    """Return the GGUF files of an installed package."""
+    return [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
+
+
+def model_folders(package: Distribution) -> list[Path]:
+    """Return the folders of an installed package that hold a configuration and weights in safetensors."""
+    configs = (Path(str(file.locate())) for file in package.files or [] if file.name == "config.json")
+    return [config.parent for config in configs if any(config.parent.glob("*.safetensors"))]
+
+
 def is_gguf(model: str) -> bool:
-    """Return whether a model of a recipe is a GGUF file or a package with one."""
+    """Return whether a model, by its `place`, is a GGUF file or a package with one."""
     return model.startswith(PACKAGE) or model.endswith(".gguf")
 
 
@@ -35,10 +65,9 @@ def gguf_file(model: str) -> Path:
         return Path(model)
     name = model.removeprefix(PACKAGE)
     try:
-        files = distribution(name).files or []
+        found = ggufs(distribution(name))
     except (PackageNotFoundError, ValueError) as error:
         raise ConfigError(f"{model}: no package {name} is installed; `pip install {name}`") from error
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if len(found) != 1:
         raise ConfigError(f"{model}: the package {name} holds {len(found)} GGUF files; give the path of one")
     return found[0]

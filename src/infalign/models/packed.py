@@ -327,7 +327,8 @@ def packs(model: Any, logits: Callable[[Packed, Any], Tensor] = Packed.logits) -
     """Return whether a packed pass gives the logits of plain ones.
 
     It does for every transformers decoder whose layers all attend to all earlier tokens through the attention
-    interface. ``logits`` returns those of a packed pass: one row a token of a response, or one a response.
+    interface. ``logits`` returns those of a packed pass: one row a token of a response, or one a response. A model
+    without head is compared by its states after each response, `Packed.ends`.
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(1, 11, device=model.device) % vocabulary
@@ -339,7 +340,8 @@ def packs(model: Any, logits: Callable[[Packed, Any], Tensor] = Packed.logits) -
             with packing(model):
                 found = logits(packed, model).float()
             rows = [torch.cat(text) for text in zip(prompts, responses, strict=True)]
-            plain = [model(row[None], attention_mask=torch.ones_like(row)[None]).logits[0].float() for row in rows]
+            read = [model(row[None], attention_mask=torch.ones_like(row)[None]) for row in rows]
+            plain = [(out.logits[0] if "logits" in out else out.last_hidden_state[0, -1]).float() for out in read]
         except Exception:  # a model without the attention interface, or of another kind, can raise any exception
             return False
         if plain[0].ndim == 2:

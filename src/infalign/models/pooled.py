@@ -1,8 +1,8 @@
 """A reward model on a frozen language model: one linear head on the mean states of the response in some of its layers.
 
 As a sequence classifier it goes wherever one does. The mean begins after the last `opening`, the tokens with which the
-chat template opens the assistant's turn; the layers above the highest one that it reads are left out. Needs the
-``train`` extra.
+chat template opens the assistant's turn; the layers above the highest one that it reads are left out. Of an encoder,
+states at the response know what comes after them too. Needs the ``train`` extra.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class PooledModel(PreTrainedModel):
             part._is_hf_initialized = True  # `post_init` would draw its weights anew
         if base is None:
             attention = config._attn_implementation
-            base = AutoModel.from_config(AutoConfig.for_model(**config.base, attn_implementation=attention))
+            own = AutoConfig.for_model(**config.base, attn_implementation=attention)
+            base = AutoModel.from_config(own, dtype=torch.get_default_dtype())  # as it is loaded, not as it was saved
         self.base = base
         self.post_init()
 
@@ -171,7 +172,7 @@ class PooledForSequenceClassification(PreTrainedModel):
         """Return a classifier that reads these layers of ``base``, with zeros as its heads."""
         own = base.config
         shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
-        copied = {name: getattr(own, name) for name in shared}
+        copied = {name: getattr(own, name, None) for name in shared}
         model = cls(PooledConfig(own.to_dict(), layers, opening, num_labels=outputs, **copied), base.eval())
         model.to(base.device).requires_grad_(False)
         model.score.weight.zero_()

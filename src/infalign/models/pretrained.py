@@ -19,6 +19,13 @@ TEMPLATES = {
     "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\\n\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
 }
+# Of an encoder that was never taught to converse: the response is its second text, and a word opens it, so that the
+# separator before a response is told from the one after it.
+ENCODER = (
+    "{{ cls_token }}{% for message in messages %}{{ '' if loop.first else sep_token }}"
+    "{{ message['role'] + ': ' + message['content'] }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ sep_token + 'assistant: ' }}{% elif messages[-1]['role'] == 'assistant' %}{{ sep_token }}{% endif %}"
+)
 HUB_SECONDS = 10.0
 PANIC = "PanicException"  # of tokenizers, on a text that a regular expression cannot decide; nothing exports its class
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls a warning
@@ -53,9 +60,8 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     Raises `ConfigError` if the path is missing, holds no (complete) causal language model, or has no EOS token.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from infalign.models import guided  # so that transformers knows it
+    from infalign.models import guided  # noqa: F401 - so that transformers knows it
 
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -63,9 +69,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
         raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
-    architectures = config.architectures or []
-    if not set(architectures) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), guided.GuidedForCausalLM.__name__}:
-        raise ConfigError(f"{path} holds {' '.join(architectures) or 'no architecture'}, not a causal language model")
+    check_causal(config, path)
     eos_token_id(tokenizer, path)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -78,6 +82,49 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.to(device).eval(), tokenizer
+
+
+def check_causal(config: Any, path: str | Path) -> None:
+    """Raise ConfigError for the configuration of a model that is no causal language model."""
+    if not _is_causal(config):
+        made = " ".join(config.architectures or []) or "no architecture"
+        raise ConfigError(f"{path} holds {made}, not a causal language model")
+
+
+def _is_causal(config: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from infalign.models.guided import GuidedForCausalLM
+
+    causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), GuidedForCausalLM.__name__}
+    return not causal.isdisjoint(config.architectures or [])
+
+
+def load_states(path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> Any:
+    """Load the network of a causal language model or of an encoder, without its head, in evaluation mode.
+
+    Raises ConfigError as `load_policy`, and for a model that reads one text and writes another.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # as in `load_policy`
+        raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
+    if _is_causal(config):
+        return load_policy(path, device=device, dtype=dtype)[0].base_model
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{path} encodes one text and writes another; a head reads a language model or an encoder")
+    try:
+        model, info = AutoModel.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:
+        raise ConfigError(f"the weights in {path} cannot be loaded: {why_unloadable(error)}") from error
+    missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}  # above all states, not read
+    if missing:
+        raise ConfigError(f"{path} lacks weights of an encoder: {', '.join(sorted(missing))}")
+    return model.to(device).eval()
 
 
 def adapted(model: Any, folder: str | Path) -> Any:
@@ -177,6 +224,7 @@ def read_template(name: str) -> str:
 def load_tokenizer(path: str | Path, *, template: str | None = None, **options: Any) -> Any:
     """Load a tokenizer, with ``template`` for its chat template; without a padding token it pads with EOS.
 
+    An encoder's EOS is its separator, and its chat template, if it has none, `ENCODER`.
     Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
     template that renders.
     """
@@ -187,6 +235,9 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
         raise ConfigError(f"{path} has no tokenizer that can be loaded: {why_unloadable(error)}") from error
+    if tokenizer.cls_token and tokenizer.sep_token and tokenizer.eos_token in (None, tokenizer.sep_token):
+        tokenizer.eos_token = tokenizer.sep_token
+        tokenizer.chat_template = tokenizer.chat_template or ENCODER
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
     if template is not None:

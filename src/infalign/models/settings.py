@@ -79,7 +79,9 @@ class Fit(Settings):
 class Model(Settings):
     """A model: `model` (folder or hub id) or `scratch`, trained by `fit`; without `fit` it is used as it is."""
 
-    model: str | None = Field(None, description="folder, GGUF file, `package:NAME` of one that holds a GGUF, or hub id")
+    model: str | None = Field(
+        None, description="folder, GGUF file, `package:NAME` of an installed one that holds either, or hub id"
+    )
     scratch: Scratch | None = Field(
         None, description="instead of `model`: a small Llama from nothing, and its tokenizer"
     )

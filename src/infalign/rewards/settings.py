@@ -11,7 +11,10 @@ from infalign.settings import Count, Settings
 
 
 class Head(Settings):
-    """A linear Bradley–Terry head on mean states of a frozen model; layers and penalty by cross-validation."""
+    """A linear Bradley–Terry head on mean states of a frozen model, which may be an encoder.
+
+    Layers and penalty are chosen by cross-validation.
+    """
 
     pairs: Count = Field(4000, description="training pairs at most")
     max_length: Count = Field(512, description="longer pairs are dropped and counted")

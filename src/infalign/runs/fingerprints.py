@@ -76,11 +76,11 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         elif source["hub"] is not None and Path(source["hub"]).is_dir():
             source["hub"] = _folder_content(Path(source["hub"]), digests) | {"name": source["hub"]}
     for name in ("policy", "reward", "judge", "gold", "rank_model"):
-        model = settings[name] or {}
-        if model.get("model") is not None and is_gguf(model["model"]):
-            model["model"] = {"content": digests(gguf_file(model["model"]))}
-        elif model.get("model") is not None and Path(model["model"]).is_dir():
-            model["model"] = {"content": model_digest(model["model"], digests)}
+        model, named = settings[name] or {}, recipe.named_models.get(name)
+        if named is not None and is_gguf(named):
+            model["model"] = {"content": digests(gguf_file(named))}
+        elif named is not None and Path(named).is_dir():
+            model["model"] = {"content": model_digest(named, digests)}
         if function := model.get("function"):
             source = source_file(function)
             content = _content(source, digests) if source else {"content": None}

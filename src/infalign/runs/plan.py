@@ -24,7 +24,7 @@ from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.http import api_key, within
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
-from infalign.models.pretrained import check_ends, load_tokenizer
+from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
 from infalign.rewards.classifier import check_classifier
@@ -148,6 +148,8 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
 
     A guide's trunk needs no tokenizer.
     """
+    from transformers import AutoConfig
+
     models = {f"{name}.model": path for name, path in recipe.named_models.items()}
     ready = {f"{name}.model" for name, source in recipe.rewards.items() if source.is_classifier and not source.trained}
     for key, path in (models | recipe.named_trunks).items():
@@ -160,8 +162,10 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
                     path, template=recipe.policy.chat_template if key == "policy.model" else None
                 )
             if key == "policy.model":
+                config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+                check_causal(config, path)
                 check_ends(tokenizer, path)
-                _check_context(recipe, Path(path))
+                _check_context(recipe, path, config)
             elif key in ready:
                 check_classifier(path)
         elif is_hub_id(path):
@@ -170,11 +174,9 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
             raise ConfigError(f"{key}: there is no folder {path}; correct the path")
 
 
-def _check_context(recipe: Recipe, folder: Path) -> None:
-    from transformers import AutoConfig
-
+def _check_context(recipe: Recipe, folder: str, config: Any) -> None:
     longest = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
-    context = getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None)
+    context = getattr(config, "max_position_embeddings", None)
     if context is not None and longest > context:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and the context of {folder} only {context}"

@@ -9,6 +9,7 @@ from infalign.data.sources import Data
 from infalign.errors import DataError
 from infalign.evaluation.settings import Benchmarks, Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, is_extreme, rewinds
+from infalign.models.gguf import place
 from infalign.models.settings import SAFE, SAFE_ADAPTER, Compute, Model, PolicyModel, RankModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
@@ -103,9 +104,10 @@ class Recipe(Settings):
 
     @property
     def named_models(self) -> dict[str, str]:
-        """The folder, GGUF or hub id that a section's ``model`` names, by section."""
+        """The folder, GGUF or hub id that a section's ``model`` names, by section; a package's folder is found."""
         sections = {**self.models, "rank_model": self.rank_model}
-        return {name: section.model for name, section in sections.items() if section is not None and section.model}
+        named = {name: section.model for name, section in sections.items() if section is not None}
+        return {name: place(model) for name, model in named.items() if model}
 
     @property
     def named_trunks(self) -> dict[str, str]:

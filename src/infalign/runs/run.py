@@ -57,7 +57,7 @@ class Provenance:
 class Run:
     """A recipe in its run directory, with content hashes for paths (`fingerprints.settings_of`).
 
-    ``recipe`` has the folder of each GGUF in the place of its name, and ``ggufs`` the names by folder.
+    ``recipe`` has folders in the place of the names of GGUFs and packages, and ``ggufs`` the names by folder.
     """
 
     recipe: Recipe
@@ -70,10 +70,11 @@ class Run:
         """Return the run of a recipe; ``digests`` defaults to those of its directory."""
         layout = Layout(Path(recipe.run_dir))
         digests = digests or Digests(layout.digests)
-        named = {name: model for name, model in recipe.named_models.items() if is_gguf(model)}
-        folders = {name: str(folder_of(model, digests)) for name, model in named.items()}
-        update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in folders.items()}
-        ggufs = {folders[name]: model for name, model in named.items()}
+        named = recipe.named_models
+        files = {name: str(folder_of(model, digests)) for name, model in named.items() if is_gguf(model)}
+        places = (named | files).items()
+        update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in places}
+        ggufs = {folder: named[name] for name, folder in files.items()}
         return cls(recipe.model_copy(update=update), layout, settings_of(recipe, digests), ggufs)
 
     def key(self, *names: str) -> dict[str, Any]:

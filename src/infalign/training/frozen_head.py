@@ -1,6 +1,6 @@
 """A Bradley–Terry reward on frozen states of a language model; layers and penalty are chosen by cross-validation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
+from torch import Tensor
 
 from infalign.data.examples import Message, prompt_id, reply
-from infalign.errors import ConfigError, DataError
+from infalign.errors import DataError
 from infalign.method.calibration import Array
-from infalign.models.packed import packed_batches, packing, packs
+from infalign.models.logprobs import TokenIds, length_batches, right_padded
+from infalign.models.packed import Packed, packed_batches, packing, packs
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids
 from infalign.progress import OnProgress
@@ -41,20 +43,15 @@ def fit_head(
 ) -> tuple[PooledForSequenceClassification, Chosen]:
     """Fit a head on (prompt, chosen, rejected) and return the reward model with what was chosen.
 
-    ``base`` is a causal language model, of which nothing is trained. The loss is Bradley–Terry's on differences of the
-    responses' mean states, standardised, with an L2 penalty. The best layer is chosen, and a second one where that
-    lowers the loss in `FOLDS` folds of prompts.
+    ``base`` is a language model or an encoder, of which nothing is trained. The loss is Bradley–Terry's on differences
+    of the responses' mean states, standardised, with an L2 penalty. The best layer is chosen, and a second one where
+    that lowers the loss in `FOLDS` folds of prompts.
 
-    Raises ConfigError for a model that cannot be packed and for a chat template as in `opening_of`.
+    Raises ConfigError for a chat template as in `opening_of`.
     """
     opening, depth = opening_of(tokenizer), base.config.num_hidden_layers
     layers = sorted({max(1, round(depth * step / DEPTHS)) for step in range(1, DEPTHS + 1)})
     reader = PooledForSequenceClassification.on(base.base_model, layers, opening)
-    if not packs(base):  # of the reader, whose head is 0, anything would
-        raise ConfigError(
-            f"{base.config.name_or_path} cannot have a frozen head, since not all of its layers attend to all earlier "
-            "tokens; train the reward model with `fit`"
-        )
     states = pooled_states(reader, tokenizer, pairs, on_progress)  # (pairs, 2, layers · width)
     scale = states.std(axis=(0, 1)) + 1e-6
     gaps = ((states[:, 0] - states[:, 1]) / scale).reshape(len(pairs), len(layers), -1)
@@ -73,22 +70,51 @@ def fit_head(
 def pooled_states(
     reader: PooledForSequenceClassification, tokenizer: Any, pairs: Sequence[Pair], on_progress: OnProgress
 ) -> Array:
-    """Return the mean states of both responses of each pair, (pairs, 2, layers · width)."""
-    prompts, responses = list[list[int]](), list[list[int]]()
+    """Return the mean states of both responses of each pair, (pairs, 2, layers · width).
+
+    Raises DataError for a pair that the chat template renders otherwise, or that is longer than the model's context.
+    """
+    prompts, responses, context = list[list[int]](), list[list[int]](), reader.config.max_position_embeddings
     for prompt, *both in pairs:
         asked = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
         for text in both:
             ids = conversation_ids(tokenizer, [*prompt, reply(text)], add_generation_prompt=False)
             if ids[: len(asked)] != asked or len(ids) == len(asked):
                 raise DataError(f"prompt {prompt_id(prompt)}: the chat template renders it otherwise before a response")
+            if context is not None and len(ids) > context:
+                raise DataError(
+                    f"prompt {prompt_id(prompt)}: with its response it has {len(ids)} tokens, and the head's model "
+                    f"reads {context}; set head.max_length to that"
+                )
             prompts.append(asked)
             responses.append(ids[len(asked) :])
-    found = list[Array]()
-    with torch.inference_mode(), packing(reader):
+    of = _packed if packs(reader.base_model, Packed.ends) else _padded
+    found = dict[int, Array]()
+    with torch.inference_mode():
+        for rows, states in of(reader, prompts, responses):
+            found |= zip(rows, states.float().cpu().numpy(), strict=True)
+            on_progress(len(found) // 2, len(pairs), "states of pairs")
+    return np.stack([found[row] for row in range(2 * len(pairs))]).astype(float).reshape(len(pairs), 2, -1)
+
+
+def _packed(
+    reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
+) -> Iterator[tuple[Iterable[int], Tensor]]:
+    """Yield rows with the mean states of their responses; a prompt is computed once for those that follow it."""
+    with packing(reader):
         for rows, packed in packed_batches(prompts, responses, BATCH_TOKENS, reader, logits=False):
-            found.append(packed.ends(reader.base_model).cpu().numpy())
-            on_progress(rows.stop // 2, len(pairs), "states of pairs")
-    return np.concatenate(found).astype(float).reshape(len(pairs), 2, -1)
+            yield range(rows.start, rows.stop), packed.ends(reader.base_model)
+
+
+def _padded(
+    reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
+) -> Iterator[tuple[Iterable[int], Tensor]]:
+    """Yield rows with the mean states of their responses, of a model that cannot be packed."""
+    texts = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    for rows in length_batches([len(text) for text in texts], BATCH_TOKENS):
+        input_ids = right_padded([texts[row] for row in rows], 0, reader.device)
+        mask = right_padded([[1] * len(texts[row]) for row in rows], 0, reader.device)
+        yield rows, reader.base_model(input_ids, mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
 
 
 def folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:

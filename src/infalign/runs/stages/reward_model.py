@@ -12,7 +12,7 @@ from infalign.data.examples import Message
 from infalign.errors import DataError
 from infalign.evaluation.garbage import GARBAGE
 from infalign.method.calibration import win
-from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.pretrained import load_states, load_tokenizer
 from infalign.models.settings import Fit
 from infalign.progress import OnProgress
 from infalign.rewards.base import RewardFunction, score
@@ -122,7 +122,7 @@ def _fit_head(
     from infalign.training.common import save_model
     from infalign.training.frozen_head import fit_head
 
-    base, _ = load_policy(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
+    base = load_states(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
     model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
     save_model(model, tokenizer, folder)
     right = intervals.of_shares(chosen.margins > 0)
