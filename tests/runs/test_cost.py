@@ -174,15 +174,36 @@ def test_a_trunk_is_looked_for_as_any_model(tokenizer: Any, tmp_path: Path, monk
         print_plan(Recipe.model_validate(settings), Console(quiet=True))
 
 
-def test_a_model_without_attention_has_a_size_and_no_speed(tokenizer: Any, tmp_path: Path) -> None:
-    """A state space keeps no keys and values, and is not measured, as its texts cannot be packed."""
+def test_a_model_without_attention_reads_text_by_text(tokenizer: Any, tmp_path: Path) -> None:
+    """A state space keeps no keys and values, and its texts cannot be packed: the prompt is read with each response.
+
+    How fast it draws and learns is not told.
+    """
     config = MambaConfig(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, state_size=2)
     config.save_pretrained(tmp_path)
     probe = Probe("cpu", tokenizer, "float32", checked=[str(tmp_path)])
     assert probe.shape(str(tmp_path)).parameters > 0
     assert probe.shape(str(tmp_path)).cached == 0
-    with pytest.raises(UnknownSizeError, match="has layers without full attention"):
-        Read(str(tmp_path), 5, 3, 16.0, 24.0).at(probe)
+    read = Read(str(tmp_path), 5, 3, 16.0, 24.0)
+    assert read.at(probe).seconds == pytest.approx(replace(read, prompts=15, k=1).at(probe).seconds)
+    asked = [
+        Draw(str(tmp_path), 5, 3, 16.0, 24.0, 48),
+        replace(read, vocabulary=True),
+        Train(str(tmp_path), Fit(), 10, 32, 8, 16.0, 24.0),
+    ]
+    for one in asked:
+        with pytest.raises(UnknownSizeError, match="has layers without full attention"):
+            one.at(probe)
+
+
+def test_pairs_that_are_too_long_are_not_trained_on() -> None:
+    """Of four rows two have at most 30 tokens with their longer response: half the rows, as long as those."""
+    sample = ((10, 5, 9), (20, 3, 10), (20, 3, 40), (90, 3, 3))
+    texts = Texts({"reward_pairs": 40, "test_pairs": 8}, 35.0, 3.5, 12.0, sample)
+    short = texts.within(30)
+    assert short.rows == {"reward_pairs": 20, "test_pairs": 4}
+    assert (short.prompt, short.response, short.drawn) == (15.0, 4.0, 12.0)
+    assert texts.within(5).count("reward_pairs") == 0
 
 
 def test_a_guide_that_is_an_adapter_costs_what_an_adapter_does(tmp_path: Path, tokenizer: Any) -> None:

@@ -99,12 +99,15 @@ def texts_of(run: Run, train: list[Example], test: list[Example], whole: bool, t
             return len(conversation_ids(tokenizer, list(example.prompt), add_generation_prompt=True))
         return sum(tokens(turn["content"]) for turn in example.prompt)
 
-    some = train[:: max(1, len(train) // SAMPLE)]
-    prompts, responses = [asked(example) for example in some], [tokens(example.chosen) for example in some]
+    sample = tuple(
+        (asked(example), tokens(example.chosen), max(tokens(example.chosen), tokens(example.rejected or "")))
+        for example in train[:: max(1, len(train) // SAMPLE)]
+    )
+    prompts, responses, _ = zip(*sample, strict=True)
     short = [length for length in prompts if length <= data.max_prompt_tokens] or [data.max_prompt_tokens]
     rows = _rows(run, train, test, lambda example: asked(example) <= data.max_prompt_tokens) if whole else {}
     drawn = fmean(min(length, longest) for length in responses)
-    return Texts(rows, fmean(short), fmean(responses), drawn)
+    return Texts(rows, fmean(short), fmean(responses), drawn, sample)
 
 
 def _rows(run: Run, train: list[Example], test: list[Example], fits: Callable[[Example], bool]) -> Mapping[str, int]:

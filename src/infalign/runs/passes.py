@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from infalign.errors import InfalignError
@@ -154,6 +155,16 @@ class Texts:
     prompt: float
     response: float
     drawn: float
+    sample: tuple[tuple[int, int, int], ...] = ()  # tokens of a row's prompt, chosen and longest response
+
+    def within(self, most: int) -> Texts:
+        """Return the texts of at most so many tokens, of which pairs and demonstrations are trained on."""
+        if not self.sample:
+            return self
+        short = [row for row in self.sample if row[0] + row[2] <= most]
+        left = {name: round(count * len(short) / len(self.sample)) for name, count in self.rows.items()}
+        prompts, responses = ([row[part] for row in short] or [0] for part in (0, 1))
+        return replace(self, rows=left, prompt=fmean(prompts), response=fmean(responses))
 
     def count(self, table: str) -> int:
         """Return the rows of a table of the stage data. Raises UnknownSizeError where only the hub knows them."""

@@ -16,7 +16,7 @@ import torch
 from peft import TaskType, get_peft_model
 from psutil import Process
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
 from infalign.http import within
 from infalign.models import guided, pooled  # noqa: F401 - so that transformers knows them
@@ -34,9 +34,10 @@ from infalign.training.common import lora
 
 LARGEST = 200_000_000  # parameters of a model that is measured; for a larger one its FLOPs are told
 ENOUGH = 2e10  # FLOPs of one measurement: half a second of a CPU core, and more where a single text takes more
-FEWEST = 8  # texts of one measurement, if there are so many: mixed precision converts the weights for each
+FEWEST = 16  # texts of one measurement, if there are so many: mixed precision converts the weights for each
 ASKED_SECONDS = 3.0  # for what the hub says of a model
 REPEATED = 0.3  # seconds in which a measurement is repeated
+DRAWN_AGAIN = 3  # times that it is made for draws
 BATCH_TOKENS = 16384  # as scoring and KL have them
 WEIGHT = 4  # bytes of a parameter, a gradient or a moment of Adam in float32
 TRAINERS = 170e6  # bytes of the libraries that train, beyond those that a probe needs
@@ -110,7 +111,7 @@ class Probe:
         self.at_start = Process().memory_info().rss if device == "cpu" else 0
         self.measures, self.assumes = False, False  # whether anything was measured, or told by FLOPs
         self._step, self._read, self._draw = cache(self._step_of), cache(self._read_of), cache(self._draw_of)
-        self._model, self.shape = cache(self._built), cache(self._shape_of)
+        self._model, self.shape, self._packs = cache(self._built), cache(self._shape_of), cache(self._packs_of)
         self._on_hub = cache(_parameters_on_hub)
 
     @property
@@ -162,6 +163,8 @@ class Probe:
         if not self._here(asked.model):
             bf16 = self.bf16 if asked.fit is None else asked.fit.bf16
             return self._told(RUN * shape.passed * asked.tokens, self._bytes * shape.parameters, bf16=bf16)
+        if not self._packs(asked.model):  # the prompt is read with each response
+            asked = replace(asked, prompts=asked.prompts * asked.k, k=1)
         mixed = None if asked.fit is None else asked.fit.bf16
         a_token, of_token = self._read(
             asked.model, asked.k, ceil(asked.prompt), ceil(asked.response), asked.vocabulary, mixed
@@ -267,16 +270,23 @@ class Probe:
                 text.num_hidden_layers = layers
                 if getattr(text, "layer_types", None):
                     text.layer_types = text.layer_types[-layers:]
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            encodes = getattr(config, "is_decoder", None) is False or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+            return (AutoModel if encodes else AutoModelForCausalLM).from_config(config, trust_remote_code=False)
         except Exception as error:  # of a folder that transformers cannot read; the run says what is wrong with it
             raise UnknownSizeError(f"the architecture of {model}") from error
 
     def _built(self, model: Architecture) -> Any:
         new = self._part(model) if isinstance(model, Aside | Last) else self._new(model)
-        built = new.float().to(self.device).eval()
-        if not packs(built):
-            raise UnknownSizeError(f"the speed of {model}, which has layers without full attention")
-        return built
+        return new.float().to(self.device).eval()
+
+    def _packs_of(self, name: Architecture) -> bool:
+        return packs(self._model(name))
+
+    def _packing(self, name: Architecture) -> Any:
+        """Return a model for what needs packed passes."""
+        if not self._packs(name):
+            raise UnknownSizeError(f"the speed of {name}, which has layers without full attention")
+        return self._model(name)
 
     def _packed(self, model: Any, rows: int, each: int, prompt: int, response: int) -> Packed:
         ids = torch.Generator().manual_seed(0)
@@ -300,7 +310,7 @@ class Probe:
         self, name: Architecture, rows: int, each: int, prompt: int, response: int, adapter: Lora | None, bf16: bool
     ) -> tuple[float, float, float]:
         """Return the seconds of forward and backward pass, those of an update, and the bytes that the passes keep."""
-        model = self._model(name)
+        model = self._packing(name)
         batch = self._packed(model, rows, each, prompt, response)
         if adapter is not None:
             model = get_peft_model(model, lora(Fit(lora=adapter), TaskType.CAUSAL_LM, model.config))
@@ -341,21 +351,26 @@ class Probe:
         self, name: Architecture, k: int, prompt: int, response: int, vocabulary: bool, mixed: bool | None
     ) -> tuple[float, float]:
         """Return the seconds of a token, and the bytes of its logits and their logarithms."""
-        model = self._model(name)
-        rows = max(min(k, FEWEST), min(k, int(ENOUGH / (RUN * self.shape(name).passed * (prompt / k + response)))))
-        batch = self._packed(model, rows, rows, prompt, response)
+        model = self._packing(name) if vocabulary else self._model(name)
+        rows = max(FEWEST, min(k, int(ENOUGH / (RUN * self.shape(name).passed * (prompt / k + response)))))
+        batch = self._packed(model, rows, min(k, rows), prompt, response) if self._packs(name) else None
+        length = min(prompt + response, getattr(model.config, "max_position_embeddings", prompt + response))
+        ids = torch.zeros(FEWEST, length, dtype=torch.long, device=model.device)  # where nothing is packed
 
         def read() -> None:
             with torch.autocast(model.device.type, torch.bfloat16, enabled=bool(mixed)):
-                if vocabulary:
+                if batch is None:
+                    model.base_model(ids)
+                elif vocabulary:
                     batch.logprobs(model)
                 else:
                     batch.ends(model.get_decoder())
 
         # Weights that are converted in inference mode could not be trained afterwards.
-        with self._as_drawn(model) if mixed is None else nullcontext(), torch.inference_mode(), packing(model):
-            seconds = self._timed(read)
-        return seconds / len(batch.tokens), 3.0 * WEIGHT * _vocabulary(model) if vocabulary else 0.0
+        as_passed = nullcontext() if batch is None else packing(model)
+        with self._as_drawn(model) if mixed is None else nullcontext(), torch.inference_mode(), as_passed:
+            seconds = self._timed(read) / (ids.numel() if batch is None else len(batch.tokens))
+        return seconds, 3.0 * WEIGHT * _vocabulary(model) if vocabulary else 0.0
 
     @contextmanager
     def _as_drawn(self, model: Any) -> Iterator[None]:
@@ -368,7 +383,7 @@ class Probe:
 
     def _draw_of(self, name: Architecture, k: int, prompt: int, most: int) -> tuple[float, float, float]:
         """Return the seconds of a prompt, of a step of all its responses, and of each response in it."""
-        model = self._model(name)
+        model = self._packing(name)
         size = self.shape(name).parameters
         rows = max(2, min(k, int(ENOUGH / (8 * RUN * size))))
         steps = max(2, min(most, int(ENOUGH / (RUN * size * rows))))
@@ -376,7 +391,8 @@ class Probe:
 
         def seconds(rows: int, steps: int) -> float:
             engine = SharedPrefixEngine(model, self.tokenizer, Sampling(steps))
-            return self._timed(lambda: engine.sample(ids, "probe", range(rows)))
+            # What is told is differences of these, many times over.
+            return min(self._timed(lambda: engine.sample(ids, "probe", range(rows))) for _ in range(DRAWN_AGAIN))
 
         few = max(1, rows // 4)
         with self._as_drawn(model):

@@ -1,5 +1,6 @@
 """What else alignment changed: the reference and each policy on the tasks of ``benchmarks``."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 from infalign.evaluation.benchmarks import by_metric, harness, held_out
 from infalign.evaluation.settings import HELD_OUT, task_label
 from infalign.models.pretrained import load_policy, load_tokenizer
-from infalign.models.settings import Compute
+from infalign.models.settings import Compute, Fit
 from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
+from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.run import Confidence, Run, confidence
-from infalign.runs.units import Unit
+from infalign.runs.units import Unit, no_passes
 from infalign.storage import read_table, write_table
 
 
@@ -34,6 +36,7 @@ def units(run: Run) -> Iterator[Unit]:
                 inputs=inputs,
                 settings=run.key("policy") | {"benchmarks": asked | {"tasks": asked["tasks"][label]}},
                 output=output,
+                passes=partial(held_out_passes, run, name) if task == HELD_OUT else no_passes,
                 work=partial(
                     ask,
                     model,
@@ -46,6 +49,14 @@ def units(run: Run) -> Iterator[Unit]:
                     intervals=confidence(recipe.evaluate, recipe.seed),
                 ),
             )
+
+
+def held_out_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
+    """Yield the passes, in float32, that tell the likelihood of responses."""
+    assert run.recipe.benchmarks is not None
+    rows = min(run.recipe.benchmarks.documents or math.inf, texts.count("test_pairs"))
+    for network in run.networks(name):
+        yield Read(network, rows, 1, texts.prompt, texts.response, vocabulary=True, fit=Fit())
 
 
 def ask(

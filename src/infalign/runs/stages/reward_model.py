@@ -53,6 +53,9 @@ def units(run: Run) -> Iterator[Unit]:
 def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
     """Yield the training on pairs, or the pass for the states of a head, and the evaluations on pairs held out."""
     source, network = run.recipe.rewards[name], run.architecture(name)
+    settings = source.fit or source.head
+    assert settings is not None
+    texts = texts.within(settings.max_length)
     pairs = texts.count(f"{_share(name)}_pairs")
     spoilt = (1 + len(GARBAGE)) * min(SPOILT, texts.count("test_pairs"))
     if source.head is not None:

@@ -38,7 +38,8 @@ def sft_passes(run: Run, texts: Texts) -> Iterator[Pass]:
     """Yield the training on the demonstrations."""
     fit = run.recipe.policy.fit
     assert fit is not None
-    yield from trained(run.architecture("policy"), fit, texts.count("demonstrations"), texts)
+    short = texts.within(fit.max_length)
+    yield from trained(run.architecture("policy"), fit, short.count("demonstrations"), short)
 
 
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:
