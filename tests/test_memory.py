@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from psutil import Process
 
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
+from infalign.models.memory import free_memory
 from infalign.rewards.scores import score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
@@ -153,3 +155,17 @@ def test_ties_are_counted_alike_in_every_chunk() -> None:
     ours, theirs = rng.integers(4, size=(2, 9_000, 8)).astype(float)
     expected = (ours[:, :, None] == theirs[:, None, :]).mean(axis=(1, 2))
     np.testing.assert_allclose(tie_rate(Samples(ours, ours), Samples(theirs, theirs)), expected)
+
+
+def test_freed_blocks_between_kept_ones_are_given_back() -> None:
+    """The C library keeps them for the process otherwise, as after a training."""
+    free_memory()  # what it loads is in memory from here on
+    freed, kept = [], []
+    for _ in range(400):
+        freed.append(bytearray(b"x" * 100_000))
+        kept.append(bytearray(b"x" * 1_000))
+    freed.clear()
+    before = Process().memory_info().rss
+    free_memory()
+    assert before - Process().memory_info().rss > 30_000_000
+    assert len(kept) == 400

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from infalign.errors import DataError
+from infalign.errors import ConfigError, DataError
 from infalign.evaluation.garbage import GARBAGE, SIGNS
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
@@ -274,11 +274,14 @@ def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None
     print_plan(load_recipe(micro.write(root / "again.yaml", micro.settings(root)), [change]), console)
     assert "judge" in console.file.getvalue()
     assert "not counted" not in console.file.getvalue()
-    done = again(root, change)
+    done = again(root, change, until="evaluate")
     assert "judge" in done
     assert not {"reward", "rollout-0", "samples-aware", "train-aware"} & {*done}
     config = AutoConfig.from_pretrained(root / "models" / "judge")
     assert config.base["model_type"] == "bert"
+    of_policy = [f"policy.model={folder}", "policy.scratch=null"]
+    with pytest.raises(ConfigError, match="holds BertModel, not a causal language model"):
+        print_plan(load_recipe(root / "again.yaml", of_policy), console)
 
 
 def test_a_reward_is_compared_with_garbage(finished: Path) -> None:
