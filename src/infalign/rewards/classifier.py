@@ -168,7 +168,8 @@ class ClassifierReward:
     def _packs(self) -> bool:
         from infalign.models.packed import Packed, packs
 
-        return packs(self.model.base_model, Packed.ends)  # of a head that is 0, anything would give the outputs
+        # Of a head that is 0 anything would give the outputs, and not every head is `score` alone.
+        return packs(self.model.base_model, Packed.ends) and packs(self.model, Packed.scores)
 
     def _packed(self, texts: Mapping[Text, list[Message]]) -> Iterator[tuple[Text, list[float]]]:
         """Yield the outputs of each text; what all texts of a prompt begin with is computed once."""
