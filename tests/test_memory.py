@@ -13,7 +13,7 @@ from psutil import Process
 
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
-from infalign.models.memory import free_memory
+from infalign.models.memory import trim_heap
 from infalign.rewards.scores import score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
@@ -159,13 +159,12 @@ def test_ties_are_counted_alike_in_every_chunk() -> None:
 
 def test_freed_blocks_between_kept_ones_are_given_back() -> None:
     """The C library keeps them for the process otherwise, as after a training."""
-    free_memory()  # what it loads is in memory from here on
     freed, kept = [], []
     for _ in range(400):
         freed.append(bytearray(b"x" * 100_000))
         kept.append(bytearray(b"x" * 1_000))
     freed.clear()
     before = Process().memory_info().rss
-    free_memory()
+    trim_heap()
     assert before - Process().memory_info().rss > 30_000_000
     assert len(kept) == 400

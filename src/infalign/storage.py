@@ -131,16 +131,11 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """Return a JSON object that `write_record` wrote.
-
-    Raises DataError for one that is damaged, and FileNotFoundError.
-    """
+    """Return a JSON object that `write_record` wrote. Raises DataError for one that is damaged."""
     try:
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
         if record.pop("blake2b", None) != _seal(record):
             raise ValueError("its content is not what its hash says")
-    except FileNotFoundError:
-        raise
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the same command again") from error
     return record

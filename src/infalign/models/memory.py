@@ -16,13 +16,14 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what nothing uses any more: what a failed attempt holds, a device's cache, and the C library's.
-
-    glibc keeps freed blocks of less than 32 MB for the process, which are gigabytes after a training.
-    """
+    """Give back what nothing uses any more: what a failed attempt holds, or a device's cache."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system: glibc keeps blocks of less than 32 MB, gigabytes after a training."""
     with suppress(AttributeError):  # of another C library
         ctypes.CDLL(None).malloc_trim(0)
 

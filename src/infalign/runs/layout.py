@@ -1,11 +1,11 @@
 """Paths in a run directory, and the records of the finished units."""
 
-from contextlib import suppress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infalign.errors import ConfigError
+from infalign.errors import ConfigError, DataError
 from infalign.runs import STAGES
 from infalign.storage import read_record
 
@@ -128,8 +128,11 @@ def records(root: Path) -> dict[str, dict[str, Any]]:
     """
     found = dict[str, dict[str, Any]]()
     for path in sorted((root / "stages").glob("*.json")):
-        with suppress(FileNotFoundError):  # the run has removed it meanwhile, to do the unit again
+        try:
             found[path.stem] = read_record(path)
+        except DataError:
+            if os.path.lexists(path):  # else the run has removed it meanwhile, to do the unit again
+                raise
     for name, record in found.items():
         if record["format"] != FORMAT:
             raise ConfigError(

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from infalign.errors import ConfigError, InfalignError, StoppedError
-from infalign.models.memory import free_memory, out_of_memory
+from infalign.models.memory import out_of_memory, trim_heap
 from infalign.progress import OnProgress, ProgressDisplay
 from infalign.signals import raise_outside
 
@@ -244,8 +244,7 @@ def call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any,
             raise InfalignError(f"{task.name} ran out of memory ({said}); {LESS_MEMORY}") from error
         raise InfalignError(f"{task.name} failed unexpectedly: {said}; run again with --debug to see where") from error
     finally:
-        if "torch" in sys.modules:  # else nothing large was computed
-            free_memory()
+        trim_heap()
 
 
 def prepare(threads: int | None) -> None:
