@@ -75,8 +75,9 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}
         elif source["hub"] is not None and Path(source["hub"]).is_dir():
             source["hub"] = _folder_content(Path(source["hub"]), digests) | {"name": source["hub"]}
+    named_models = recipe.named_models
     for name in ("policy", "reward", "judge", "gold", "rank_model"):
-        model, named = settings[name] or {}, recipe.named_models.get(name)
+        model, named = settings[name] or {}, named_models.get(name)
         if named is not None and is_gguf(named):
             model["model"] = {"content": digests(gguf_file(named))}
         elif named is not None and Path(named).is_dir():

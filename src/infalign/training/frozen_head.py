@@ -14,7 +14,7 @@ from torch import Tensor
 from infalign.data.examples import Message, prompt_id, reply
 from infalign.errors import DataError
 from infalign.method.calibration import Array
-from infalign.models.logprobs import TokenIds, length_batches, right_padded
+from infalign.models.logprobs import TokenIds, padded_batches
 from infalign.models.packed import Packed, packed_batches, packing, packs
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids
@@ -110,10 +110,7 @@ def _padded(
     reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
 ) -> Iterator[tuple[Iterable[int], Tensor]]:
     """Yield rows with the mean states of their responses, of a model that cannot be packed."""
-    texts = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
-    for rows in length_batches([len(text) for text in texts], BATCH_TOKENS):
-        input_ids = right_padded([texts[row] for row in rows], 0, reader.device)
-        mask = right_padded([[1] * len(texts[row]) for row in rows], 0, reader.device)
+    for rows, (input_ids, mask, _) in padded_batches(prompts, responses, 0, BATCH_TOKENS, reader):
         yield rows, reader.base_model(input_ids, mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
 
 
