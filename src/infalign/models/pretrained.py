@@ -88,7 +88,7 @@ def check_causal(config: Any, path: str | Path) -> None:
     """Raise ConfigError for the configuration of a model that is no causal language model."""
     if not _is_causal(config):
         made = " ".join(config.architectures or []) or "no architecture"
-        raise ConfigError(f"{path} holds {made}, not a causal language model")
+        raise ConfigError(f"{path} holds {made}, not a causal language model; name one, such as a chat model")
 
 
 def _is_causal(config: Any) -> bool:
