@@ -137,6 +137,18 @@ def test_a_policy_in_a_gguf_has_its_own_tokenizer_before_it_is_converted(
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_terminal_shows_what_a_dry_run_measures(tmp_path: Path) -> None:
+    """A minute for a real model: which unit it is at, of how many, and nothing of it afterwards."""
+    recipe = Recipe.model_validate(micro.settings(tmp_path))
+    said = StringIO()
+    print_plan(recipe, Console(file=said, width=200, force_terminal=True))
+    during, plan = said.getvalue().split("Work in")
+    number = len(units(Run.of(recipe)))
+    assert "lengths of texts" in during
+    assert f"0/{number}" in during
+    assert "speeds of models" not in plan
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_measurement_is_taken_once_and_grows_with_the_work(tokenizer: Any, dtype: str) -> None:
     """Twice the prompts, or steps, take exactly twice as long; every number is there, in any order of precisions."""

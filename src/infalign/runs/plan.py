@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,11 @@ from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
+from infalign.progress import ProgressDisplay
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
-from infalign.runs.cost import cost, makespan, stand_in, texts_of
+from infalign.runs.cost import Cost, cost, makespan, stand_in, texts_of
 from infalign.runs.findings import fewer_prompts
 from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import Layout, records
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from infalign.runs.probe import Probe
 
 CONNECT_SECONDS = 3.0
+LENGTHS, SPEEDS = "lengths of texts", "speeds of models"  # what is measured
 LOOPS = 1.4  # times what passes take by themselves: loops, texts, files, jobs beside (docs/log/dry-run.md)
 OTHERWISE = 20.0  # seconds of a run in which no model works: libraries, data, figures
 MEASURED = 0.7, 1.5  # finished runs took between these multiples of the estimate (docs/log/dry-run.md)
@@ -94,12 +96,16 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     for name in unchecked:
         say(console, f"not checked: {name}")
     asked = wanted(run)
-    tokenizer, exact = stand_in(run, train)
-    texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
+    with ProgressDisplay(console) as display:
+        display.start(LENGTHS)
+        tokenizer, exact = stand_in(run, train)
+        texts = texts_of(run, train, test, not on_hub, tokenizer, exact)
+        display.finish(LENGTHS)
+        probe, begun = _probe(run, tokenizer), time.monotonic()
+        costs = _costs(run, asked, texts, probe, display)
     if fewer := fewer_prompts(recipe, texts.rows):
         say(console, f"[yellow]![/] {fewer}")
-    probe = _probe(run, tokenizer)
-    _print_work(run, asked, texts, probe, console)
+    _print_work(run, asked, costs, probe, time.monotonic() - begun, console)
     _print_policies(recipe, console)
     _print_cost(run, texts, probe, console)
 
@@ -197,14 +203,24 @@ def _probe(run: Run, tokenizer: Any) -> Probe:
     return Probe(device, tokenizer, compute.dtype, checked=checked, ggufs=run.ggufs)
 
 
-def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, probe: Probe, console: Console) -> None:
-    """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
+def _costs(run: Run, wanted: Sequence[Unit], texts: Texts, probe: Probe, display: ProgressDisplay) -> dict[str, Cost]:
+    """Return the cost of each unit, by name; a model's speed is measured for the first one that needs it."""
     from infalign.runs.probe import threads
 
-    compute, begun = run.recipe.compute, time.monotonic()
-    with threads(compute.threads):
-        costs = {unit.name: cost(unit, texts, probe) for unit in wanted}
-    todo, first, at_once = pending(wanted, run.layout), follows(wanted), compute.processes
+    found = dict[str, Cost]()
+    display.start(SPEEDS)
+    with threads(run.recipe.compute.threads):
+        for done, unit in enumerate(wanted):
+            display.update(SPEEDS, done, len(wanted), unit.name)
+            found[unit.name] = cost(unit, texts, probe)
+    return found
+
+
+def _print_work(
+    run: Run, wanted: Sequence[Unit], costs: Mapping[str, Cost], probe: Probe, took: float, console: Console
+) -> None:
+    """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
+    todo, first, at_once = pending(wanted, run.layout), follows(wanted), run.recipe.compute.processes
     left = {name: LOOPS * costs[name].seconds * (1 - found.share) for name, found in todo.items()}
     table = plain_table("stage", "done already", "to do", "tokens", "memory", "time", breaking=[0, 1, 2])
     for stage in STAGES:
@@ -224,7 +240,7 @@ def _print_work(run: Run, wanted: Sequence[Unit], texts: Texts, probe: Probe, co
         whole = OTHERWISE + makespan(left, first, at_once)
         low, high = (duration(edge * whole) for edge in (ASSUMED if probe.assumes else MEASURED))
         say(console, f"\nIn all about {duration(whole)}, {low} to {high}: {probe.how}", markup=False)
-        say(console, f"(told in {time.monotonic() - begun:.0f} s; without rewards that are functions or at a URL)")
+        say(console, f"(told in {took:.0f} s; without rewards that are functions or at a URL)")
     unknown: dict[str, list[str]] = {}
     for name in todo:
         if said := costs[name].unknown:
