@@ -1,23 +1,31 @@
 """Rollouts, rewards and token ids are read a few at a time: what is held does not grow with their text."""
 
+import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import enumerable
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from psutil import Process
+from transformers import Trainer, TrainingArguments
 
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
 from infalign.models.memory import trim_heap
+from infalign.models.pretrained import load_policy
+from infalign.models.settings import Compute, Fit
 from infalign.rewards.scores import score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
 from infalign.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
+from infalign.training.common import Job, arguments, fit_and_save
+from infalign.training.target import Target
 
 K = 8
 
@@ -157,14 +165,67 @@ def test_ties_are_counted_alike_in_every_chunk() -> None:
     np.testing.assert_allclose(tie_rate(Samples(ours, ours), Samples(theirs, theirs)), expected)
 
 
+class Pieces:
+    """40 MB in pieces that are freed, between pieces that are kept."""
+
+    kept: ClassVar[list[bytearray]] = []
+
+    def __init__(self) -> None:
+        freed = []
+        for _ in range(400):
+            freed.append(bytearray(b"x" * 100_000))
+            self.kept.append(bytearray(b"x" * 1_000))
+        self.in_use = Process().memory_info().rss
+
+    def given_back(self) -> int:
+        """Return by how many bytes the process has become smaller since."""
+        return self.in_use - Process().memory_info().rss
+
+
 def test_freed_blocks_between_kept_ones_are_given_back() -> None:
     """The C library keeps them for the process otherwise, as after a training."""
-    freed, kept = [], []
-    for _ in range(400):
-        freed.append(bytearray(b"x" * 100_000))
-        kept.append(bytearray(b"x" * 1_000))
-    freed.clear()
-    before = Process().memory_info().rss
+    pieces = Pieces()
     trim_heap()
-    assert before - Process().memory_info().rss > 30_000_000
-    assert len(kept) == 400
+    assert pieces.given_back() > 30_000_000
+
+
+class LeavesPieces(Trainer):
+    """Fine-tuning that leaves pieces at its last step."""
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the model's loss."""
+        if self.state.global_step + 1 == self.state.max_steps:
+            self.pieces = Pieces()
+        return super().compute_loss(model, inputs)
+
+
+def test_a_training_gives_back_what_its_steps_freed(tmp_path: Path) -> None:
+    """Not only when it is over, but at every log."""
+    case = enumerable.enumerable(tmp_path / "reference")
+    model, tokenizer = load_policy(case.folder)
+    rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 4
+    fit, job = Fit(batch_size=1, learning_rate=1e-4), Job(tmp_path / "policy", 0, "cpu", [], lambda *_: None)
+    trainer = LeavesPieces(model=model, args=TrainingArguments(**arguments(fit, job)), train_dataset=rows)
+    fit_and_save(trainer, tokenizer, job, tmp_path / "saved")
+    assert trainer.pieces.given_back() > 30_000_000
+
+
+class Cyclic:
+    """A part of a reference cycle, as a trainer is."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_training_that_is_over_holds_nothing(tmp_path: Path) -> None:
+    """Its models are gone before the next unit of the run loads its own."""
+    target = Target(tmp_path / "checkpoints", tmp_path / "model", 0, Compute(), ())
+    gc.disable()
+    try:
+        with target.job(lambda *_: None) as (_, folder):
+            folder.mkdir()
+            trainer = weakref.ref(Cyclic())
+            assert trainer() is not None
+        assert trainer() is None
+    finally:
+        gc.enable()

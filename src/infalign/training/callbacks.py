@@ -1,4 +1,4 @@
-"""Trainer callbacks: progress reports, and a stop at losses that are not finite."""
+"""Trainer callbacks: progress reports, freed memory given back, and a stop at losses that are not finite."""
 
 import math
 from pathlib import Path
@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from infalign.errors import InfalignError
+from infalign.models.memory import trim_heap
 from infalign.progress import OnProgress
 
 
@@ -28,6 +29,14 @@ class ProgressReporter(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the step."""
         self._on_progress(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
+
+
+class TrimsHeap(TrainerCallback):
+    """Gives freed memory back to the system at every log: in pieces, the C library keeps as much as is in use."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Trim."""
+        trim_heap()
 
 
 class StopUnlessFinite(TrainerCallback):

@@ -29,7 +29,7 @@ from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.progress import OnProgress
 from infalign.storage import settle, unwritable, writing
-from infalign.training.callbacks import ProgressReporter, StopUnlessFinite
+from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimsHeap
 from infalign.training.checkpoints import Seals, newest_whole, unsealed
 
 Configuration = TypeVar("Configuration", bound=TrainingArguments)
@@ -156,6 +156,7 @@ def fit_and_save(
     resumed = _resumed(checkpoint, torn)
     trainer.add_callback(ProgressReporter(job.on_progress, resumed))
     trainer.add_callback(StopUnlessFinite(job.folder))
+    trainer.add_callback(TrimsHeap())
     trainer.add_callback(Seals(job.folder, trainer.accelerator.wait_for_everyone))
     trainer.args.eval_on_start &= checkpoint is None  # on resuming, early stopping would count this evaluation
     with PeakMemory(job.device) as memory:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.data.examples import reply
 from infalign.distributed import is_first
+from infalign.models.memory import free_memory
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
 from infalign.progress import NOTHING, OnProgress, SoFar
@@ -45,6 +46,7 @@ class Target:
             Job(self.checkpoints, self.seed, self.compute.torch_device(), list(self.report_to), on_progress),
             saved,
         )
+        free_memory()  # a trainer is a part of reference cycles, and holds its models
         if is_first():
             with writing(self.model):
                 remove(self.model)
