@@ -24,6 +24,7 @@ from infalign.rewards.scores import score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
 from infalign.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
+from infalign.training.callbacks import TrimsHeap
 from infalign.training.common import Job, arguments, fit_and_save
 from infalign.training.target import Target
 
@@ -190,22 +191,29 @@ def test_freed_blocks_between_kept_ones_are_given_back() -> None:
 
 
 class LeavesPieces(Trainer):
-    """Fine-tuning that leaves pieces at its last step."""
+    """Fine-tuning that leaves pieces at its last step, or in its last evaluation."""
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Return the model's loss."""
-        if self.state.global_step + 1 == self.state.max_steps:
+        if self.state.global_step + model.training == self.state.max_steps:
             self.pieces = Pieces()
-        return super().compute_loss(model, inputs)
+        return super().compute_loss(model, inputs, *arguments, **options)
 
 
-def test_a_training_gives_back_what_its_steps_freed(tmp_path: Path) -> None:
-    """Not only when it is over, but at every log."""
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_training_gives_back_what_its_steps_freed(
+    evaluated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when it is over; and so does an evaluation."""
+    monkeypatch.setattr(TrimsHeap, "SECONDS", 0.0)
     case = enumerable.enumerable(tmp_path / "reference")
     model, tokenizer = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 4
     fit, job = Fit(batch_size=1, learning_rate=1e-4), Job(tmp_path / "policy", 0, "cpu", [], lambda *_: None)
-    trainer = LeavesPieces(model=model, args=TrainingArguments(**arguments(fit, job)), train_dataset=rows)
+    given = arguments(fit, job) | ({"eval_strategy": "steps", "eval_steps": 1.0} if evaluated else {})
+    trainer = LeavesPieces(
+        model=model, args=TrainingArguments(**given), train_dataset=rows, eval_dataset=rows[:1] if evaluated else None
+    )
     fit_and_save(trainer, tokenizer, job, tmp_path / "saved")
     assert trainer.pieces.given_back() > 30_000_000
 

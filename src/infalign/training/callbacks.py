@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from transformers import TrainerCallback
@@ -32,11 +33,20 @@ class ProgressReporter(TrainerCallback):
 
 
 class TrimsHeap(TrainerCallback):
-    """Gives freed memory back to the system at every log: in pieces, the C library keeps as much as is in use."""
+    """Gives freed memory back to the system every few seconds: in pieces, the C library keeps as much as is in use."""
 
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Trim."""
-        trim_heap()
+    SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._trimmed = monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Trim if it is time."""
+        if monotonic() - self._trimmed >= self.SECONDS:
+            trim_heap()
+            self._trimmed = monotonic()
+
+    on_prediction_step = on_step_end
 
 
 class StopUnlessFinite(TrainerCallback):
