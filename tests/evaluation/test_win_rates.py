@@ -525,6 +525,21 @@ def test_the_interval_at_one_kl_contains_the_error_of_interpolation(rho: float, 
         assert abs(found.shift) < 0.02  # so that the width means something
 
 
+def test_no_share_at_one_kl_is_above_one() -> None:
+    """Not its interval either, where theory's curve has left the square root's far below, nor a difference's."""
+
+    def gain(kl: float) -> float:
+        return law_at_kl(parse_transform("exp:10"), kl=kl).win_rate(BestOfN(4)) - 0.5
+
+    wins = [np.full(4, 0.5 + gain(kl)) for kl in (1.0, 4.0)]
+    found = matched([(np.full(4, kl), own) for kl, own in zip((1.0, 4.0), wins, strict=True)], 2.0, gain)
+    mean = float(found.values.mean())
+    assert 0.9 < mean <= mean + found.shift <= 1.0
+    at_the_top = widened({"mean": mean, "low": mean, "high": 0.999}, found.shift, least=0.0)
+    assert (at_the_top["low"], at_the_top["high"]) == (mean, 1.0)
+    assert widened({"mean": -0.9, "low": -0.95, "high": -0.8}, -0.2)["low"] == -1.0
+
+
 def test_overspending_is_not_flattered() -> None:
     """Identity at 1.25 nats cannot be compared with exp:10 at 0.33; from two budgets the lead is right."""
     rho, served = 0.5, BestOfN(4)
@@ -627,6 +642,10 @@ def test_length_control_says_where_it_cannot_know() -> None:
     mixed = np.where(rng.random((30, 4)) < 0.5, short, long)
     with pytest.raises(DataError, match="every served pair is won"):
         length_controlled([(Samples(one + 99, one + 99, mixed), Samples(two, two, mixed[::-1]))], Standard())
+    for constant in (7, 0.003):
+        same = np.full((30, 4), 0.002)
+        with pytest.raises(DataError, match="of the policy is longer"):
+            length_controlled([(Samples(one, one, same + constant), Samples(two, two, same))], Standard())
     judged = mixed + 0.0  # the longer one always wins
     with pytest.raises(DataError, match="length alone tells"):
         length_controlled(

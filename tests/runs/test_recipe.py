@@ -66,6 +66,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(path: 
         ("rollout.k=many", "`rollout.k`: Input should be a valid integer"),
         ("rollout.k=1", "`rollout.k`: Input should be greater than or equal to 2, found 1"),
         ("rollout.k=1e18", "`rollout.k`: Input should be a valid integer"),
+        ("evaluate.samples=3", "`evaluate.samples`: Input should be greater than or equal to 4, found 3"),
         (f"evaluate.samples={10**18}", "`evaluate.samples`: Input should be less than or equal to 10000"),
         ("compute.processes=yes", "`compute.processes`: it is no switch, found True"),
         ("policy.fit.epochs=true", "`policy.fit.epochs`: it is no switch, found True"),

@@ -27,6 +27,9 @@ from infalign.runs.report.pictures import Look, theory_curves, win_rate_by_kl, w
 from infalign.runs.report.tables import comparison_rows, print_table
 from infalign.runs.report.words import judged_in_words, knowledge, verdict
 from infalign.runs.results import read_results, write_results
+from infalign.runs.rollouts import StoredRollouts
+from infalign.runs.run import Confidence
+from infalign.runs.stages import ceiling
 from infalign.storage import read_record, write_record, write_table
 from infalign.theory.knowledge import usable
 from infalign.theory.law import law_at_kl
@@ -133,6 +136,10 @@ def run(tmp_path_factory):
     recipe = make_recipe(root, policies={"aware": QRPO, "plain": RLOO})
     finish_run(root, recipe)
     record(root, "train-gone", "train", {"history": [{"step": 1, "loss": 1.0}]})
+    for name in (*(f"{work}-{model}" for work in ("samples", "kl") for model in ("gone", "guest.ab")), "card-gone"):
+        record(root, name, "evaluate", {})
+    record(root, "readings-of-gone", "train", {})
+    record(root, "rank-model", "calibrate", {"rank_correlation": {"mean": 0.0, "low": -0.1, "high": 0.1}})
     write(recipe, Layout(root))
     return recipe, root
 
@@ -455,6 +462,41 @@ def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
     found = saturated(Evaluated.of(recipe, Layout(root)), recipe.policies)
     assert found["reference"]["low"] <= 1 / (SAMPLES // 2 + 1) <= found["reference"]["high"]
     assert found["aware"]["low"] > found["reference"]["high"]
+
+
+def test_units_that_left_the_recipe_are_not_of_it(run):
+    """Their seconds are not counted, and nothing is said against the results because of them."""
+    page = html_of(run[1])
+    seconds = dict(re.findall(r"<th scope=\"row\">([\w-]+)</th><td>([\d.]+)</td><td><span class=\"bar\"", page))
+    assert (seconds["train"], seconds["evaluate"], seconds["calibrate"]) == ("3.0", "4.5", "1.5")
+    assert "rank-model" not in page
+
+
+def test_rewards_have_the_confidence_of_their_fitting(tmp_path):
+    """Another one asked for later does not fit them again, and does not say so of their intervals."""
+    recipe = make_recipe(tmp_path, policies={"only": QRPO})
+    finish_run(tmp_path, recipe)
+    path = tmp_path / "stages" / "reward.json"
+    fitted = read_record(path)
+    fitted["summary"]["confidence"] = 0.8
+    write_record(path, fitted)
+    write(recipe, Layout(tmp_path))
+    assert "on held-out pairs, with 80% intervals" in html_of(tmp_path)
+
+
+def test_a_report_says_why_nothing_is_known_of_ranks(tmp_path, monkeypatch):
+    """For example for too few prompts, whose reason is written in place of numbers."""
+    few = np.random.default_rng(0).normal(size=(4, 6, 8, 3))
+    monkeypatch.setattr(ceiling, "prefix_states", lambda *_: (few, few[0, :, :, 0]))
+    recipe = make_recipe(tmp_path, policies={"only": QRPO})
+    finish_run(tmp_path, recipe)
+    layout = Layout(tmp_path)
+    stored = StoredRollouts(layout, (), K)
+    ceiling.read_ranks("policy", "", recipe.compute, stored, Confidence(0.95, 0), on_progress=lambda *_: None)
+    write_results(Evaluated.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
+    write(recipe, layout)
+    assert "was not measured: reading ranks needs at least 8 prompts" in html_of(tmp_path)
+    assert "Of the final rank: the policies know it with" in " ".join(printed(tmp_path, 80).split())
 
 
 def test_figures_are_files_that_parse(run):

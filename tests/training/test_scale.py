@@ -62,3 +62,21 @@ def test_a_guide_that_is_too_weak_is_strengthened_fourfold(case: Enumerable) -> 
             scale, reached = scale_to_kl(model, case.rollouts(64), 1.0)
         assert (scale, reached < 0.1) == (4.0, True)
         assert mean_kl(case, model) == pytest.approx(reached, abs=1e-4)
+
+
+def test_no_guide_is_strengthened_beyond_what_rollouts_can_tell(case: Enumerable) -> None:
+    """Where a few of them have all the weight, they underestimate the KL, by as much as you like."""
+    model = guide(case, 0.15)
+    with packing(model):
+        scale, reached = scale_to_kl(model, case.rollouts(16), 3.0)
+    assert 1.0 < scale < 4.0
+    assert reached == pytest.approx(mean_kl(case, model), rel=0.02)
+
+
+def test_a_guide_that_rollouts_tell_nothing_of_keeps_its_strength(case: Enumerable) -> None:
+    """It spends 2.6 nats, of which 48 rollouts know nothing."""
+    model = guide(case, 0.5)
+    before = model.head.weight.clone()
+    with packing(model):
+        assert scale_to_kl(model, case.rollouts(16), 3.0) == (1.0, None)
+    assert torch.equal(model.head.weight, before)

@@ -14,6 +14,7 @@ from infalign.method.calibration import Array, win
 from infalign.method.procedures import Procedure
 
 LENGTH_STEPS = 100  # tanh of a length difference is rounded to 1/100
+ALIKE = 1e-6  # relative spread of length differences up to which they are all the same but for rounding
 STEEPEST = 20.0  # log odds beyond this mean that the likelihood has no maximum
 
 
@@ -46,7 +47,9 @@ def length_controlled(
         square += float((weight * delta**2).sum()) / prompts
     if square == 0.0:
         return np.concatenate([win_rates(*block, procedure, base_procedure) for block in blocks])
-    deviation = np.sqrt(max(square - mean**2, 0.0)) or 1.0  # 0 if all pairs differ by the same; they are refused below
+    deviation = np.sqrt(max(square - mean**2, 0.0))
+    if deviation <= ALIKE * abs(mean):
+        raise _never_equal(mean)
 
     def steps(delta: Array) -> NDArray[np.intp]:
         rounded: NDArray[np.intp] = np.rint(LENGTH_STEPS * np.tanh(delta / deviation)).astype(np.intp)
@@ -59,8 +62,7 @@ def length_controlled(
         total += np.bincount(at, weight.ravel(), x.size) / prompts
         won += np.bincount(at, (weight * wins).ravel(), x.size) / prompts
     if not total[x <= 0].any() or not total[x >= 0].any():
-        way = "longer" if total[x > 0].any() else "shorter"
-        raise DataError(f"every served response of the policy is {way} than the base's: none is of equal length")
+        raise _never_equal(mean)
     alpha, gamma, curvature = _fit_odds(x, total, won)
     expected = expit(alpha + gamma * x)
     scores_P2 = np.zeros((prompts, 2))
@@ -73,6 +75,12 @@ def length_controlled(
     level = expit(alpha)
     values_P: Array = level + level * (1 - level) * np.linalg.solve(curvature, scores_P2.T)[0]
     return values_P
+
+
+def _never_equal(difference: float) -> DataError:
+    """Return the error for lengths that all differ one way."""
+    way = "longer" if difference > 0 else "shorter"
+    return DataError(f"every served response of the policy is {way} than the base's: none is of equal length")
 
 
 def _served_pairs(

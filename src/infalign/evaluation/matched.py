@@ -79,11 +79,14 @@ def matched(
         return np.asarray(0.5 + share * shape(kl))
 
     values = along(gain)
-    by_root = along(lambda nats: float(np.sqrt(nats)))
-    return Matched(values, float(by_root.mean() - values.mean()))
+    by_root = float(np.clip(along(lambda nats: float(np.sqrt(nats))).mean(), 0.0, 1.0))
+    return Matched(values, by_root - float(values.mean()))
 
 
-def widened(estimate: Mapping[str, float], *shifts: float) -> dict[str, float]:
-    """Return an estimate whose interval also covers any of these shifts of the mean, each in part or in full."""
+def widened(estimate: Mapping[str, float], *shifts: float, least: float = -1.0) -> dict[str, float]:
+    """Return an estimate whose interval also covers any of these shifts of the mean, each in part or in full.
+
+    It stays within [``least``, 1]: that of a share with 0, that of a difference of shares with the default.
+    """
     low, high = (sum(clip(shift, 0.0) for shift in shifts) for clip in (min, max))
-    return {**estimate, "low": estimate["low"] + low, "high": estimate["high"] + high}
+    return {**estimate, "low": max(estimate["low"] + low, least), "high": min(estimate["high"] + high, 1.0)}

@@ -41,13 +41,17 @@ class Evaluate(Settings):
     """Fresh samples of the base and of every policy on the test prompts."""
 
     prompts: Annotated[int, Field(ge=2)] = Field(128, description="test prompts at most")
-    samples: Draws = Field(64, description="responses of each model to a prompt")
+    samples: Annotated[Draws, Field(ge=4)] = Field(
+        64, description="responses of each model to a prompt; each half of the base's is ranked among the other"
+    )
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
     rewind: RewindSetting = Field(
         RewindAndRepeat(0.85, 32),
         description="default: the procedure if it rewinds, or what the samples are enough for",
     )
-    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="of all intervals")
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="of all intervals; a trained reward keeps those of its fitting"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -348,7 +348,8 @@ def _matched(
         values = {p.name: {method: _wins(at, method, wins, judge, p) for method in at.methods} for p in served}
         win_rates[judge] = {
             procedure: {
-                method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in by_method.items()
+                method: widened(evaluated.estimated_share(m.values), m.shift, least=0.0)
+                for method, m in by_method.items()
             }
             for procedure, by_method in values.items()
         }

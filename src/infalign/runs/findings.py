@@ -149,7 +149,12 @@ def _of_guide(recipe: Recipe, unit: str, summary: Summary) -> Iterator[str]:
     if policy is None or policy.budget is None or "reached" not in summary:
         return
     reached, budget = summary["reached"], policy.budget
-    if abs(reached - budget) > OFF * budget:
+    if reached is None:
+        yield (
+            "the stored rollouts cannot tell what its guide spends, so it keeps the strength of its training, and it "
+            f"may miss the {budget:.3g} nats: lower its kl_budget"
+        )
+    elif abs(reached - budget) > OFF * budget:
         limit, cure = ("most", "raise") if reached < budget else ("least", "lower")
         yield (
             f"its guide spends {reached:.2g} nats of {budget:.3g} at {summary['scale']:.2g} times its strength, the "

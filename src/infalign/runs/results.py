@@ -199,9 +199,11 @@ def _knowledge(
         low, high = np.quantile(rhos[1:], spread)
         found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
     trained_on = {solvers[name].shaping.name: solvers[name] for name in found}
-    for numbers in found.values():
+    for name, numbers in found.items():
+        own = {solvers[name].shaping.name: solvers[name]}  # Φ that were tabulated for different budgets have one name
         numbers["reach"] = {
-            name: _reached(policy, aim, numbers["rho"], numbers["kl"]) for name, policy in trained_on.items()
+            shaping: _reached(policy, aim, numbers["rho"], numbers["kl"])
+            for shaping, policy in (trained_on | own).items()
         }
     return found
 
@@ -333,7 +335,9 @@ def _matched(
         by_policy = {name: by_judge[judge] for name, by_judge in wins.items()}
         found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
         rows[judge] = {
-            "win_rates": {method: widened(evaluated.estimated_share(m.values), m.shift) for method, m in found.items()},
+            "win_rates": {
+                method: widened(evaluated.estimated_share(m.values), m.shift, least=0.0) for method, m in found.items()
+            },
             "gain_over": {
                 other: widened(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
                 for other, m in found.items()

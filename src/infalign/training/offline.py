@@ -127,10 +127,14 @@ def fit_offline(
 
 def _to_kl(
     rollouts: Sequence[dict[str, Any]], kl: float, on_progress: OnProgress, model: GuidedForCausalLM
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Bring a guide to ``kl`` nats, and say so where that cannot be had."""
     scale, reached = scale_to_kl(model, rollouts, kl)
-    if abs(reached - kl) > OFF * kl:
+    if reached is None:
+        on_progress(
+            1, 1, f"! {len(rollouts):,} rollouts cannot tell the guide's KL, so it keeps its strength: lower kl"
+        )
+    elif abs(reached - kl) > OFF * kl:
         on_progress(
             1, 1, f"! {reached:.2g} nats of {kl:g} at {scale:.2g} times the guide: change epochs or learning rate"
         )

@@ -14,23 +14,32 @@ from infalign.models.packed import Packed, packed_batches
 from infalign.models.vocabulary import Logits
 
 SCALES = np.geomspace(0.25, 4.0, 13)  # between which the KL is interpolated, in steps of 26 %
+FEW = 50.0  # effective rollouts; fewer say nothing of a KL, which from 5 nats on they underestimate
 SMALLEST = 1e-12  # nats
-BATCH_TOKENS = 16384  # tokens per forward pass
+BATCH_TOKENS = 4096  # tokens per forward pass
 TOKENS = 4  # of them at a time: all scales while a large vocabulary is in the processor's cache
 
 
-def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: float) -> tuple[float, float]:
+def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: float) -> tuple[float, float | None]:
     """Multiply Q by the factor, within 1/4 … 4, that brings the policy's KL nearest to ``kl`` nats.
 
     Returns the factor and the KL there. ``rows`` are rollouts of the reference, as in `training.offline.fit_offline`,
-    of prompts that Q has not seen; ``model`` is inside `models.packed.packing`.
+    of prompts that Q has not seen; ``model`` is inside `models.packed.packing`. They tell the KL of a factor as long as
+    `FEW` of them, or a quarter, count in it by effective sample size; Q is not strengthened beyond that. Where they do
+    not tell the KL of Q as it is, and it is more than that of a weaker one, the factor is 1, and the KL None.
     """
     prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
     states = [row["states"] for row in rows if "states" in row]
     batches = packed_batches(prompts, responses, BATCH_TOKENS, model, states=states)
-    spent = np.concatenate([_kls(model, batch) for _, batch in batches]).mean(0)
+    spent_RS, h_RS = map(np.concatenate, zip(*(_kls(model, batch) for _, batch in batches), strict=True))
+    weight_RS = np.exp(h_RS - h_RS.max(0))
+    effective = weight_RS.sum(0) ** 2 / (weight_RS**2).sum(0)
+    told = int(np.minimum.accumulate(effective >= min(FEW, len(rows) / 4)).sum())
+    spent, scales = np.maximum.accumulate(spent_RS[:, :told].mean(0)), SCALES[:told]
+    if not told or (spent[-1] < kl and scales[-1] < 1.0):
+        return 1.0, None
     # the KL is nearly a power of the factor, and an untrained guide spends nothing
-    factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, SMALLEST)), np.log(SCALES))))
+    factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, SMALLEST)), np.log(scales))))
     reached = float(np.clip(kl, spent[0], spent[-1]))
     model.strengthen(factor)
     return factor, reached
@@ -44,10 +53,11 @@ def _few(logits: Logits) -> Iterator[tuple[slice, Tensor]]:
             yield slice(where.start + start, where.start + start + len(some)), some
 
 
-def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
+def _kls(model: GuidedForCausalLM, batch: Packed) -> tuple[Array, Array]:
     """Return an unbiased estimate of KL(π_s ‖ π_ref) from each rollout of the reference, for all scales: (R, S).
 
-    Σ_t e^{h_<t}·KL_t, where KL_t is exact over the vocabulary and e^{h_<t} the importance weight of what precedes.
+    Σ_t e^{h_<t}·KL_t, where KL_t is exact over the vocabulary and e^{h_<t} the importance weight of what precedes. And
+    h of each whole rollout, (R, S).
     """
     kl, drawn = torch.empty(2, len(SCALES), len(batch.targets), device=batch.targets.device)
     with evaluating(model):
@@ -61,4 +71,5 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> Array:
                 kl[place, where] = scale * mean - log_sum
                 drawn[place, where] = scale * guide.gather(-1, targets)[:, 0] - log_sum
     of_scales = zip(kl, drawn, strict=True)
-    return np.stack([batch.sums(batch.sums_before(d).exp() * k).cpu().numpy() for k, d in of_scales], axis=1)
+    found = np.stack([batch.sums(batch.sums_before(d).exp() * k).cpu().numpy() for k, d in of_scales], axis=1)
+    return found, np.stack([batch.sums(d).cpu().numpy() for d in drawn], axis=1)

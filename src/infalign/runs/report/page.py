@@ -88,6 +88,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
         seconds=_seconds(made),
+        levels=_levels(recipe, made),
     )
     write_text(layout.report, html)
 
@@ -214,8 +215,12 @@ def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
 
     def belongs(name: str, stage: str) -> bool:
         work, _, model = name.partition("-")
-        if work in ("train", "evaluate"):
+        if work in ("train", "evaluate", "samples", "kl", "card"):
             return model in models
+        if work == "readings" and model.startswith("of-"):
+            return model.removeprefix("of-") in models
+        if work == "rank":
+            return recipe.rank_model is not None
         if work == "benchmark":
             return model.partition(".")[0] in models
         if work in ("rollout", "score"):
@@ -223,6 +228,14 @@ def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
         return work in fitted if stage == "reward-model" else name != "report"
 
     return {name: record for name, record in records(layout.root).items() if belongs(name, record["stage"])}
+
+
+def _levels(recipe: Recipe, made: Mapping[str, Numbers]) -> str:
+    """Return the confidence of the intervals of rewards: ``95%``; that of their fitting, which is not done again."""
+    found = {
+        made[name]["summary"].get("confidence", recipe.evaluate.confidence) for name in recipe.rewards if name in made
+    }
+    return " and ".join(f"{100 * level:.0f}%" for level in sorted(found))
 
 
 def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:

@@ -34,7 +34,7 @@ def units(run: Run) -> Iterator[Unit]:
             *map(layout.scores, parts),
             *(run.reference_inputs if reads == "policy" else run.reward_inputs(reads)),
         ),
-        settings=run.key(reads) | run.precision,
+        settings=run.key(reads) | run.precision | {"confidence": run.recipe.evaluate.confidence},
         output=layout.ceiling,
         work=partial(
             read_ranks,
@@ -71,7 +71,7 @@ def read_ranks(
     """
     from infalign.evaluation.ceiling import readable  # SciPy's linear algebra, which no other stage needs
 
-    found: Summary = {"reads": reads}
+    found: Summary = {"reads": reads, "rho": {}}
     try:
         states_SPMF, rewards_PM = prefix_states(reads, model, compute, stored, on_progress)
         rhos = [intervals.of(readable(states_PMF, rewards_PM, seed=intervals.seed)) for states_PMF in states_SPMF]
@@ -79,7 +79,7 @@ def read_ranks(
     except DataError as error:
         found["none"] = str(error)
     write_text(stored.layout.ceiling, json.dumps(found, indent=1))
-    return {f"rho_at_{share}": rho for share, rho in found.get("rho", {}).items()} | found
+    return {f"rho_at_{share}": rho for share, rho in found["rho"].items()} | found
 
 
 def prefix_states(

@@ -109,6 +109,7 @@ def fit_reward(
         **found,
         "test_accuracy": accuracy,
         "over_garbage": garbage,
+        "confidence": intervals.level,
     }
 
 
