@@ -136,6 +136,10 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["repot"], 'Did you mean "report"?'),
         (["winrate"], 'Unknown command "winrate". Did you mean "win-rate"? See `infalign --help`.'),
         (["run", "x.yaml", "--dryrun"], "Did you mean --dry-run?"),
+        (
+            ["win-rate", "--policy", "a.csv", "--base", "b.csv", "--procedure", "standard", "--seed", "-1"],
+            "Must be >= 0",
+        ),
         (["run"], "RECIPE requires an argument"),
         (["run", "x.yaml", "--set"], "--set requires an argument"),
         (["run", "absent.yaml"], "the recipe absent.yaml cannot be read"),

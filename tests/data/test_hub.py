@@ -1,5 +1,9 @@
 """Rows of a data set in the hub's layout."""
 
+import bz2
+import gzip
+import lzma
+
 import pytest
 from rows import comparison, write_gzip
 
@@ -24,6 +28,19 @@ def test_hub_rows_of_a_local_folder(hub_folder):
     rows = list(hub_rows(str(hub_folder), split="train", data_dir="harmless-base"))
     source = f"{hub_folder}/harmless-base[train]"
     assert rows == [(f"{source} row 0", comparison("Hi")), (f"{source} row 1", comparison("Ho"))]
+
+
+@pytest.mark.parametrize("compressed", [gzip.open, bz2.open, lzma.open])
+def test_a_compressed_file_of_a_folder_may_not_expand_without_limit(hub_folder, compressed):
+    """Which is seen before datasets writes it expanded into its cache."""
+    ending = {gzip.open: "gz", bz2.open: "bz2", lzma.open: "xz"}[compressed]
+    bomb = hub_folder / "harmless-base" / f"train.jsonl.{ending}"
+    (hub_folder / "harmless-base" / "train.jsonl.gz").unlink()
+    with compressed(bomb, "wb") as file:
+        for _ in range(140):
+            file.write(b"\n" * 2**20)
+    with pytest.raises(DataError, match=rf"train\.jsonl\.{ending} has [\d,]+ bytes and expands to more than"):
+        next(hub_rows(str(hub_folder), split="train", data_dir="harmless-base"))
 
 
 def test_hub_errors_are_ours(hub_folder):

@@ -218,8 +218,11 @@ def in_a_folder(lab: Lab) -> Seen:
     folder = lab.folder / "rows"
     folder.mkdir()
     table(repeated("x" * 10**6, 5000), compression="zstd")(folder / "train.parquet")
-    settings = micro.settings(lab.folder / "run") | {"data": {"sources": [{"hub": str(folder)}]}}
+    settings = micro.settings(lab.folder / "run") | {
+        "data": {"sources": [{"hub": str(folder)}], "max_prompt_tokens": 180}
+    }
     code, _, said = infalign("data", recipe(lab, settings))
+    assert "train.parquet" in said
     return Seen(code, said)
 
 

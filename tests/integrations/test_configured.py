@@ -140,6 +140,14 @@ def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, tmp_path: P
     assert together == pytest.approx(alone, abs=1e-5)
 
 
+def test_a_device_that_is_none_is_named(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what it can be."""
+    environment.setenv("INFALIGN_REWARD", str(tmp_path))
+    environment.setenv("INFALIGN_DEVICE", "cuda:0")
+    with pytest.raises(ConfigError, match="INFALIGN_DEVICE is cuda:0; it is auto, cpu or cuda"):
+        score(PROMPT, RESPONSES[0], REFERENCES)
+
+
 @pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf"])
 def test_an_adapter_is_imported_alone_and_light(adapter: str) -> None:
     """Importing it loads neither torch nor any framework nor another adapter."""

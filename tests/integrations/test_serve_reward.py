@@ -114,6 +114,8 @@ def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
         ({"response": "No.", "label": LABEL | {"prompt": "<|user|>How?"}}, "no conversation"),
         ({"response": "No.", "label": LABEL | {"prompt_id": "0123456789abcdef"}}, "not the one of its reference"),
         ({"response": "No.", "label": "bread"}, "no JSON object"),
+        ({"response": None, "label": LABEL}, "response must be text"),
+        ({"response": ["No."], "label": LABEL}, "response must be text"),
         ({"query": ["a"], "prompts": ["b"], "labels": [LABEL]}, "does not begin with its prompt"),
         ({"query": ["a"], "prompts": [], "labels": [LABEL]}, "lists of one length"),
         ({"query": [1], "prompts": ["b"], "labels": [LABEL]}, "must be texts"),

@@ -1,18 +1,29 @@
 """Text stays text: what users and models write never becomes a special token, here or in TRL's trainers."""
 
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import micro
 import pytest
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from infalign.data.examples import prompt_id
 from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import Standard
-from infalign.models.pretrained import TEMPLATES, check_ends, conversation_ids, load_tokenizer
+from infalign.models.pretrained import (
+    TEMPLATES,
+    adapted,
+    check_ends,
+    classifier_from,
+    conversation_ids,
+    guided_by,
+    load_policy,
+    load_tokenizer,
+)
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.training import reward_model, sft
@@ -84,6 +95,45 @@ def test_a_sentencepiece_tokenizer_keeps_text_too() -> None:
     ids = conversation_ids(tokenizer, asked("hi</s><s>hi"), add_generation_prompt=False)
     assert [i for i in ids if i in (1, 2)] == [1, 2]
     assert tokenizer.decode(ids).replace(" ", "") == "<s>hi</s><s>hi</s>"
+
+
+@pytest.fixture
+def damaged(policy: str, tmp_path: Path) -> Path:
+    """Return a copy of the policy whose weights lack a part."""
+    folder = Path(shutil.copytree(policy, tmp_path / "damaged"))
+    kept = {name: w for name, w in load_file(folder / "model.safetensors").items() if "q_proj" not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_weights_that_are_not_there_are_not_drawn(policy: str, damaged: Path) -> None:
+    """Neither in the start of a reward model, but for its head, nor in a guide's trunk."""
+    assert classifier_from(policy).score.out_features == 1
+    with pytest.raises(ConfigError, match=r"damaged cannot start a reward model: it lacks model\.layers\.0\..*q_proj"):
+        classifier_from(str(damaged))
+    with pytest.raises(ConfigError, match=r"damaged cannot be the trunk of a guide: it lacks .*q_proj"):
+        guided_by(damaged, *load_policy(policy))
+
+
+def test_what_cannot_start_a_reward_model_is_named(policy: str, damaged: Path) -> None:
+    """A classifier with two outputs, and a file that was cut."""
+    config = AutoConfig.from_pretrained(policy, num_labels=2)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(damaged)
+    with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
+        classifier_from(str(damaged))
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
+        classifier_from(str(damaged))
+
+
+@pytest.mark.parametrize("config", ["[]", '{"peft_type": "LORA", "r": "x"}'])
+def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -> None:
+    """Whatever peft raises of it."""
+    (tmp_path / "adapter_config.json").write_text(config)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match="is no adapter of"):
+        adapted(load_policy(policy)[0], tmp_path)
 
 
 def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None:

@@ -156,6 +156,7 @@ def test_a_model_without_a_template_gets_one_and_is_tuned_first(main: Any, proje
     [
         (["--policy", "scratch"], "give --data and --policy; on a terminal, `infalign init` asks for them"),
         (["--data", "absent.jsonl", "--policy", "scratch"], "absent.jsonl does not exist"),
+        (["--data", "data/absent.jsonl", "--policy", "scratch"], "data/absent.jsonl does not exist"),
         (["--data", "world", "--policy", "./absent"], "there is no folder ./absent"),
         (["--data", "world", "--policy", "scratch", "--reward", "absent.py:f"], "there is no file absent.py"),
         (["--data", "world", "--policy", "scratch", "--reward", "a reward"], "--reward takes fit, head, my_file.py:"),

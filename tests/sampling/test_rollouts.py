@@ -643,3 +643,11 @@ def test_the_probe_finds_truncation_only_where_it_is(server: RolloutServer) -> N
     server.truncate_to = 0.3
     with pytest.raises(ConfigError, match="truncates its distribution"):
         served(server).check(PROMPT)
+
+
+def test_a_server_whose_truncation_cannot_be_seen_is_refused(server: RolloutServer) -> None:
+    """Without log-probabilities nothing is known of what it never draws."""
+    server.truncate_to = 0.3
+    server.script = ["no logprobs"]
+    with pytest.raises(ConfigError, match="returns no log-probabilities"):
+        served(server).check(PROMPT)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from infalign.cli.options import AsJson, BaseName
 from infalign.cli.output import open_console, print_json
@@ -34,7 +35,7 @@ def win_rate(
         bool, Parameter(help="Leave out, and count, prompts that one table lacks.", negative=(), show_default=False)
     ] = False,
     confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
-    seed: Annotated[int, Parameter(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, Parameter(help="Of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""

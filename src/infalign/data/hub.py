@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from infalign.data.expansion import COMPRESSED, check_compressed
 from infalign.data.parquet import check_harmless
 from infalign.errors import ConfigError, DataError
 
@@ -22,8 +23,11 @@ def hub_rows(
     except ImportError as error:
         raise ConfigError("reading from the hub needs the library datasets; pip install 'infalign[train]'") from error
 
-    for file in sorted(Path(name).rglob("*.parquet")) if Path(name).is_dir() else ():
-        check_harmless(file)
+    for file in sorted(Path(name).rglob("*")) if Path(name).is_dir() else ():
+        if file.suffix == ".parquet":
+            check_harmless(file)
+        elif file.suffix in COMPRESSED:
+            check_compressed(file)
     source = f"{name}/{data_dir}[{split}]" if data_dir else f"{name}[{split}]"
     try:
         rows = datasets.load_dataset(name, data_dir=data_dir, split=split, revision=revision)

@@ -30,6 +30,12 @@ class Source(Settings):
     def _one_origin(self) -> "Source":
         if sum(origin is not None for origin in (self.path, self.set, self.hub, self.world)) != 1:
             raise ValueError("give exactly one of path, set, hub, world")
+        if self.split != "train" and self.hub is None and self.set is None:
+            raise ValueError("split is for a hub or a set; a file is read whole, so name the file of that split")
+        if self.data_dir is not None and self.hub is None:
+            raise ValueError("data_dir is for a hub")
+        if self.limit is not None and self.world is not None:
+            raise ValueError("limit is for rows that are read; world says how many there are")
         if self.set is not None and self.set not in SETS:
             raise ValueError(f"set is one of {', '.join(SETS)}, found {shown(self.set)}")
         if self.set is not None and self.split not in SETS[self.set].parts:

@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from pydantic import ValidationError
+
 from infalign.data.examples import Message, prompt_id
 from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import is_extreme, parse_procedure
@@ -95,8 +97,12 @@ def _reward(source: str) -> RewardFunction:
     from infalign.rewards.classifier import ClassifierReward
 
     check_harmless(source)
-    device = Compute.model_validate({"device": os.environ.get("INFALIGN_DEVICE", "auto")}).torch_device()
-    return ClassifierReward.load(source, device=device)
+    device = os.environ.get("INFALIGN_DEVICE", "auto")
+    try:
+        compute = Compute.model_validate({"device": device})
+    except ValidationError as error:
+        raise ConfigError(f"INFALIGN_DEVICE is {device}; it is auto, cpu or cuda") from error
+    return ClassifierReward.load(source, device=compute.torch_device())
 
 
 def tokenizer(source: str) -> Any:

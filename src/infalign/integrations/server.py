@@ -71,7 +71,9 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
                 logs = {"win_rate": [s.win_rate for s in scores], "reward": [s.reward for s in scores]}
                 answer = {"rewards": [s.score for s in scores], "scores": logs["reward"], "extra_logs": logs}
             elif isinstance(body, dict) and "response" in body and "label" in body:
-                (one,) = await batches.done([_labelled(str(body["response"]), body["label"])])
+                if not isinstance(body["response"], str):
+                    raise DataError("response must be text")
+                (one,) = await batches.done([_labelled(body["response"], body["label"])])
                 answer = one._asdict()
             else:
                 raise DataError("the body has neither query, prompts and labels nor prompt, response and label")

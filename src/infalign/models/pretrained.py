@@ -138,7 +138,7 @@ def adapted(model: Any, folder: str | Path) -> Any:
         raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
     try:
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
-    except (ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # as in `load_policy`
         raise ConfigError(f"{folder} is no adapter of {model.name_or_path}: {why_unloadable(error)}") from error
 
 
@@ -154,10 +154,14 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int 
     from infalign.models.guided import GuidedForCausalLM
 
     try:
-        model = AutoModel.from_pretrained(trunk, dtype="float32", use_safetensors=True, trust_remote_code=False)
+        model, info = AutoModel.from_pretrained(
+            trunk, dtype="float32", use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: {why_unloadable(error)}") from error
+    if info["missing_keys"]:
+        raise ConfigError(f"{trunk} cannot be the trunk of a guide: it lacks {', '.join(sorted(info['missing_keys']))}")
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{trunk} cannot be the trunk of a guide: it has another tokenizer than the reference")
     model = padded(model, reference.config.vocab_size)
@@ -182,16 +186,25 @@ def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
 def classifier_from(start: str) -> Any:
     """Return a classifier with one output on the model folder or hub id ``start``, its head new if there is none.
 
-    Raises ConfigError if the model cannot be loaded.
+    Raises ConfigError if the model cannot be loaded, or lacks weights below the head.
     """
     from transformers import AutoModelForSequenceClassification
 
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
-            start, num_labels=1, use_safetensors=True, trust_remote_code=False, dtype="float32"
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            start,
+            num_labels=1,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype="float32",
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as in `load_policy`
         raise ConfigError(f"{start} cannot start a reward model: {why_unloadable(error)}") from error
+    below = {name for name in info["missing_keys"] if name.startswith(f"{model.base_model_prefix}.")}
+    if missing := {name for name in below if ".pooler." not in name}:  # an encoder's pooler is a part of its head
+        raise ConfigError(f"{start} cannot start a reward model: it lacks {', '.join(sorted(missing))}")
+    return model
 
 
 def why_unloadable(error: Exception) -> str:

@@ -11,7 +11,7 @@ from shlex import quote
 from textwrap import indent
 
 from infalign.data.examples import parse_example
-from infalign.data.files import read_rows
+from infalign.data.files import READERS, read_rows
 from infalign.data.sets import SETS, part_file
 from infalign.errors import ConfigError
 from infalign.evaluation.settings import read_procedure
@@ -141,7 +141,8 @@ def _has_pairs(data: str) -> bool:
     """Return whether data has preference pairs; the hub's is taken to have some. Raises DataError for invalid rows."""
     if data in SETS or data == "world":
         return True
-    if not Path(data).exists() and is_hub_id(data) and "/" in data and not data.startswith("."):
+    file = data.startswith(".") or data.endswith((*READERS,))
+    if not Path(data).exists() and is_hub_id(data) and "/" in data and not file:
         return True
     examples = [parse_example(row, where) for where, row in islice(read_rows(data), LOOKED_AT)]
     return any(example.rejected is not None for example in examples)

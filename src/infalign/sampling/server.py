@@ -121,13 +121,18 @@ class ServerEngine:
 
         A server that truncates (top-k, top-p) never draws part of its own distribution. The probability of all tokens
         that were not drawn is estimated by the share of draws whose token occurs once (Good–Turing, deviation < 0.1),
-        so a difference over 0.3 is not chance. Needs log-probabilities; also raises whatever `sample` raises. Each
-        server is checked.
+        so a difference over 0.3 is not chance. Raises it too for a server without log-probabilities, and whatever
+        `sample` raises. Each server is checked.
         """
         probe = Prompt("probe", prompt_ids)
 
         async def ask(post: Post, url: str) -> None:
             first = await self._complete(post, probe, range(200), Sampling(max_new_tokens=1))
+            if any(math.isnan(response.logprob) for response in first):
+                raise ConfigError(
+                    f"{url} returns no log-probabilities, without which nobody can tell whether it samples from the "
+                    "whole distribution; use a server that gives them, such as vLLM"
+                )
             counts = Counter(response.token_ids for response in first)
             unseen = 1 - sum(math.exp(response.logprob) for response in {r.token_ids: r for r in first}.values())
             singles = sum(count == 1 for count in counts.values()) / len(first)
