@@ -75,11 +75,11 @@ def fit_offline(
     improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than the start,
     the last row of the log has ``overfitted``, and the progress report says so: by this measure the reference is better
     than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if given, on rollouts of
-    the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``). With a
-    ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts only. Of rollouts
-    with ``read``, what is read of the rank after each token (`training.readings`), each token has a target, what it
-    adds to the response's worth (`method.values`): the loss is Σ_t of its squared distance from log π/π_ref of the
-    token. A policy without a guide then needs ``reference_logprobs``, one a token.
+    the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``, None if not
+    told). With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts
+    only. Of rollouts with ``read``, what is read of the rank after each token (`training.readings`), each token has a
+    target, what it adds to the response's worth (`method.values`): the loss is Σ_t of its squared distance from log
+    π/π_ref of the token. A policy without a guide then needs ``reference_logprobs``, one a token.
     """
     groups = _by_prompt(rollouts)
     goal: Any = objective.loss if teacher is None else teacher
@@ -131,9 +131,7 @@ def _to_kl(
     """Bring a guide to ``kl`` nats, and say so where that cannot be had."""
     scale, reached = scale_to_kl(model, rollouts, kl)
     if reached is None:
-        on_progress(
-            1, 1, f"! {len(rollouts):,} rollouts cannot tell the guide's KL, so it keeps its strength: lower kl"
-        )
+        on_progress(1, 1, f"! {len(rollouts):,} rollouts cannot tell the guide's KL, so it keeps its strength")
     elif abs(reached - kl) > OFF * kl:
         on_progress(
             1, 1, f"! {reached:.2g} nats of {kl:g} at {scale:.2g} times the guide: change epochs or learning rate"
