@@ -139,13 +139,15 @@ def test_a_policy_in_a_gguf_has_its_own_tokenizer_before_it_is_converted(
 
 def test_a_terminal_shows_what_a_dry_run_measures(tmp_path: Path) -> None:
     """A minute for a real model: which unit it is at, of how many, and nothing of it afterwards."""
-    recipe = Recipe.model_validate(micro.settings(tmp_path))
+    settings = micro.settings(tmp_path) | {"judge": micro.GOLD}
+    del settings["gold"]
+    recipe = Recipe.model_validate(settings | {"policies": {"aware": settings["policies"]["aware"]}})
     said = StringIO()
     print_plan(recipe, Console(file=said, width=200, force_terminal=True))
     during, plan = said.getvalue().split("Work in")
     number = len(units(Run.of(recipe)))
     assert "lengths of texts" in during
-    assert f"0/{number}" in during
+    assert f"/{number}" in during  # a fast machine has passed the first before it is shown
     assert "speeds of models" not in plan
 
 
