@@ -33,7 +33,7 @@ class Source(Settings):
         if self.split != "train" and self.hub is None and self.set is None:
             raise ValueError("split is for a hub or a set; a file is read whole, so name the file of that split")
         if self.data_dir is not None and self.hub is None:
-            raise ValueError("data_dir is for a hub")
+            raise ValueError("data_dir is for a hub; leave it out")
         if self.limit is not None and self.world is not None:
             raise ValueError("limit is for rows that are read; world says how many there are")
         if self.set is not None and self.set not in SETS:

@@ -11,7 +11,7 @@ from infalign.data.files import READERS
 from infalign.errors import ConfigError
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import RewindAndRepeat, Served, parse_procedure, rewinds
-from infalign.settings import Count, Draws, Settings, spelled
+from infalign.settings import MOST_DRAWS, Count, Settings, spelled
 
 
 def read_procedure(name: str) -> Served:
@@ -41,8 +41,8 @@ class Evaluate(Settings):
     """Fresh samples of the base and of every policy on the test prompts."""
 
     prompts: Annotated[int, Field(ge=2)] = Field(128, description="test prompts at most")
-    samples: Annotated[Draws, Field(ge=4)] = Field(
-        64, description="responses of each model to a prompt; each half of the base's is ranked among the other"
+    samples: Annotated[int, Field(ge=4, le=MOST_DRAWS)] = Field(
+        64, description="responses of each model to a prompt; half of the base's are ranked among its others"
     )
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
     rewind: RewindSetting = Field(

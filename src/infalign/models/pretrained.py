@@ -71,14 +71,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     check_causal(config, path)
     eos_token_id(tokenizer, path)
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-    except Exception as error:
-        raise ConfigError(f"the weights in {path} cannot be loaded: {why_unloadable(error)}") from error
-    if info["missing_keys"]:
-        raise ConfigError(f"{path} lacks weights of a causal language model: {', '.join(sorted(info['missing_keys']))}")
+    model = _loaded(AutoModelForCausalLM, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.to(device).eval(), tokenizer
@@ -115,16 +108,26 @@ def load_states(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
         return load_policy(path, device=device, dtype=dtype)[0].base_model
     if config.is_encoder_decoder:
         raise ConfigError(f"{path} encodes one text and writes another; a head reads a language model or an encoder")
-    try:
-        model, info = AutoModel.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-    except Exception as error:
-        raise ConfigError(f"the weights in {path} cannot be loaded: {why_unloadable(error)}") from error
-    missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}  # above all states, not read
-    if missing:
-        raise ConfigError(f"{path} lacks weights of an encoder: {', '.join(sorted(missing))}")
+    model = _loaded(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
     return model.to(device).eval()
+
+
+def _loaded(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False, **options: Any) -> Any:
+    """Load a model of an Auto class from safetensors, running no code of its folder.
+
+    Raises a ConfigError that begins with ``cannot`` for whatever transformers raises, and for weights that are missing:
+    but for those of a head that may be new, and of an encoder's pooler, which is above the states and a part of a head.
+    """
+    options |= {"use_safetensors": True, "trust_remote_code": False}
+    try:
+        model, info = kind.from_pretrained(path, output_loading_info=True, **options)
+    except Exception as error:  # as in `load_policy`
+        raise ConfigError(f"{cannot}: {why_unloadable(error)}") from error
+    below = f"{model.base_model_prefix}." if new_head else ""
+    missing = [name for name in sorted(info["missing_keys"]) if name.startswith(below) and "pooler." not in name]
+    if missing:
+        raise ConfigError(f"{cannot}: it lacks weights that its architecture has: {', '.join(missing)}")
+    return model
 
 
 def adapted(model: Any, folder: str | Path) -> Any:
@@ -153,17 +156,14 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int 
 
     from infalign.models.guided import GuidedForCausalLM
 
+    cannot = f"{trunk} cannot be the trunk of a guide"
+    model = _loaded(AutoModel, trunk, cannot, dtype="float32")
     try:
-        model, info = AutoModel.from_pretrained(
-            trunk, dtype="float32", use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
-        raise ConfigError(f"{trunk} cannot be the trunk of a guide: {why_unloadable(error)}") from error
-    if info["missing_keys"]:
-        raise ConfigError(f"{trunk} cannot be the trunk of a guide: it lacks {', '.join(sorted(info['missing_keys']))}")
+    except Exception as error:  # as in `load_policy`
+        raise ConfigError(f"{cannot}: {why_unloadable(error)}") from error
     if theirs.get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"{trunk} cannot be the trunk of a guide: it has another tokenizer than the reference")
+        raise ConfigError(f"{cannot}: it has another tokenizer than the reference")
     model = padded(model, reference.config.vocab_size)
     return GuidedForCausalLM.beside(reference, model.to(reference.device), likely=likely)
 
@@ -190,21 +190,8 @@ def classifier_from(start: str) -> Any:
     """
     from transformers import AutoModelForSequenceClassification
 
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            start,
-            num_labels=1,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype="float32",
-            output_loading_info=True,
-        )
-    except Exception as error:  # as in `load_policy`
-        raise ConfigError(f"{start} cannot start a reward model: {why_unloadable(error)}") from error
-    below = {name for name in info["missing_keys"] if name.startswith(f"{model.base_model_prefix}.")}
-    if missing := {name for name in below if ".pooler." not in name}:  # an encoder's pooler is a part of its head
-        raise ConfigError(f"{start} cannot start a reward model: it lacks {', '.join(sorted(missing))}")
-    return model
+    cannot = f"{start} cannot start a reward model"
+    return _loaded(AutoModelForSequenceClassification, start, cannot, new_head=True, num_labels=1, dtype="float32")
 
 
 def why_unloadable(error: Exception) -> str:

@@ -108,8 +108,7 @@ def fit_rank_model(
         ranked = [(row["prompt"], row["response"], row["rank"]) for row in short]
         fit_calibrated(start, tokenizer, ranked, fit, job, folder)
     quality = _rank_quality(target, held_out, k, intervals)
-    asked = {"held_out_prompts": len(held_out) // k, "confidence": intervals.level}
-    return {"rollouts": len(short), "rollouts_too_long": long, **quality, **asked}
+    return {"rollouts": len(short), "rollouts_too_long": long, **quality, "held_out_prompts": len(held_out) // k}
 
 
 def _ranked_rollouts(stored: StoredRollouts) -> list[dict[str, Any]]:
