@@ -109,9 +109,7 @@ def damaged(policy: str, tmp_path: Path) -> Path:
 def test_weights_that_are_not_there_are_not_drawn(policy: str, damaged: Path) -> None:
     """Neither in the start of a reward model, but for its head, nor in a guide's trunk."""
     assert classifier_from(policy).score.out_features == 1
-    with pytest.raises(
-        ConfigError, match=r"start a reward model: it lacks weights .* model\.layers\.0\..*q_proj"
-    ):
+    with pytest.raises(ConfigError, match=r"start a reward model: it lacks weights .* model\.layers\.0\..*q_proj"):
         classifier_from(str(damaged))
     with pytest.raises(ConfigError, match=r"damaged cannot be the trunk of a guide: it lacks .*q_proj"):
         guided_by(damaged, *load_policy(policy))
