@@ -8,7 +8,7 @@ import torch
 from micro import write_gguf
 
 from infalign.errors import ConfigError
-from infalign.models.gguf import converted, folder_of, gguf_file, is_gguf
+from infalign.models.gguf import converted, folder_of, gguf_file, is_gguf, place
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -112,3 +112,23 @@ def test_what_is_named_must_be_there() -> None:
         gguf_file("package:nowhere-to-be-found")
     with pytest.raises(ConfigError, match="package numpy holds 0 GGUF files"):
         gguf_file("package:numpy")
+
+
+def test_a_package_names_its_one_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with two is refused, since each has a path of its own; no code of the package runs."""
+    info = tmp_path / "some_encoder-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-encoder\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("one", "two"):
+        folder = tmp_path / "some_encoder" / name
+        folder.mkdir(parents=True)
+        for file in ("config.json", "model.safetensors"):
+            (folder / file).touch()
+            with (info / "RECORD").open("a") as record:
+                record.write(f"{(folder / file).relative_to(tmp_path)},,\n")
+        if name == "one":
+            assert place("package:some-encoder") == str(folder)
+            assert not is_gguf(str(folder))
+    with pytest.raises(ConfigError, match="holds 2 models; give the path of one"):
+        place("package:some-encoder")

@@ -17,7 +17,6 @@ from infalign.cli import (
     data,
     explorer,
     methods,
-    models,
     paper,
     publish,
     recipes,
@@ -94,11 +93,10 @@ app.command(serving.serve, group=_group, sort_key=1, help_epilogue=serving.SERVE
 _group = Group("Several methods", sort_key=4)
 app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGUE)
 
-_group = Group("Before a run: what theory says, and what models there are", sort_key=5)
+_group = Group("Before a run: what theory says", sort_key=5)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
 app.command(explorer.explore, group=_group, sort_key=2, help_epilogue=explorer.EXPLORE_EPILOGUE)
-app.command(models.models, group=_group, sort_key=3, help_epilogue=models.MODELS_EPILOGUE)
 
 _group = Group("Anybody's samples", sort_key=6)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)

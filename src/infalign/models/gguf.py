@@ -30,23 +30,18 @@ def place(model: str) -> str:
         package = distribution(model.removeprefix(PACKAGE))
     except (PackageNotFoundError, ValueError):
         return model  # `gguf_file` says that it is not installed
-    folders = model_folders(package)
-    if not folders or ggufs(package):
+    configs = (Path(str(file.locate())) for file in package.files or [] if file.name == "config.json")
+    folders = [config.parent for config in configs if any(config.parent.glob("*.safetensors"))]
+    if not folders or _ggufs(package):
         return model
     if len(folders) > 1:
         raise ConfigError(f"{model}: the package {package.name} holds {len(folders)} models; give the path of one")
     return str(folders[0])
 
 
-def ggufs(package: Distribution) -> list[Path]:
+def _ggufs(package: Distribution) -> list[Path]:
     """Return the GGUF files of an installed package."""
     return [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
-
-
-def model_folders(package: Distribution) -> list[Path]:
-    """Return the folders of an installed package that hold a configuration and weights in safetensors."""
-    configs = (Path(str(file.locate())) for file in package.files or [] if file.name == "config.json")
-    return [config.parent for config in configs if any(config.parent.glob("*.safetensors"))]
 
 
 def is_gguf(model: str) -> bool:
@@ -65,7 +60,7 @@ def gguf_file(model: str) -> Path:
         return Path(model)
     name = model.removeprefix(PACKAGE)
     try:
-        found = ggufs(distribution(name))
+        found = _ggufs(distribution(name))
     except (PackageNotFoundError, ValueError) as error:
         raise ConfigError(f"{model}: no package {name} is installed; `pip install {name}`") from error
     if len(found) != 1:
