@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from seeded import seeds_and_settings
 
-from infalign.display import COLOURS, QUIET, Estimate, panels, ratio, save, style
+from infalign.core.display import COLOURS, QUIET, Estimate, panels, ratio, save, style
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.matched import widened
 from infalign.evaluation.seeds import Trained, over_seeds

@@ -8,7 +8,7 @@ of theory's gain would have said from 1.25 alone. Some twenty seconds.
 import numpy as np
 from noise import N, win_rate
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.evaluation.matched import matched
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity

@@ -134,7 +134,7 @@ def write_policies(run: Any) -> None:
     """Write the scores of policies, which are the reference's but for noise, in place of evaluating models."""
     import pyarrow as pa
 
-    from infalign.storage import read_table, write_table
+    from infalign.core.storage import read_table, write_table
 
     rng = np.random.default_rng(1)
     table = read_table(run.layout.evaluation("reference") / "scores.parquet")

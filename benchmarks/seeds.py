@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from seeded import seeds_and_settings
 
-from infalign.display import LOOKS, QUIET, panels, save, style
+from infalign.core.display import LOOKS, QUIET, panels, save, style
 from infalign.evaluation.matched import LEAST_KL
 from infalign.evaluation.seeds import Trained, over_seeds
 from infalign.experiments.seeds import Seed

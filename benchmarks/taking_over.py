@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from infalign.core.sequences import Lazy
+from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import MESSAGES, prompt_id
 from infalign.rewards.scores import score_shard, score_to
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable, drawn_so_far
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, find_rollouts, shard_path
-from infalign.sequences import Lazy
-from infalign.storage import listed, read_table, write_table
 
 K = 100
 

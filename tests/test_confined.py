@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from infalign.confined import GIGABYTES, SECONDS, BombError, rehearse
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 
 
 def harmless(path: str) -> Iterator[str]:

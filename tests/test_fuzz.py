@@ -24,9 +24,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from infalign.core.errors import InfalignError
+from infalign.core.storage import read_table
 from infalign.data.examples import load_examples
 from infalign.data.files import read_rows
-from infalign.errors import InfalignError
 from infalign.evaluation.tables import read_rewards
 from infalign.method.procedures import parse_procedure
 from infalign.method.reward import CalibratedReward
@@ -35,7 +36,6 @@ from infalign.method.transforms import Identity, Tabulated, parse_transform
 from infalign.recipes import built_in
 from infalign.rewards.base import score
 from infalign.runs.reading import dump_recipe, load_recipe
-from infalign.storage import read_table
 from infalign.theory.curve import parse_aim
 
 FEW = 25

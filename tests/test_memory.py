@@ -15,6 +15,7 @@ import pytest
 from psutil import Process
 from transformers import Trainer, TrainingArguments
 
+from infalign.core.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
 from infalign.models.memory import trim_heap
@@ -23,7 +24,6 @@ from infalign.models.settings import Compute, Fit
 from infalign.rewards.scores import score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
-from infalign.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
 from infalign.training.callbacks import TrimsHeap
 from infalign.training.common import Job, arguments, fit_and_save
 from infalign.training.target import Target

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import nearest
 from infalign.experiments.methods import METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.method.shapings import parse_shaping
 from infalign.recipes import built_in
-from infalign.spelling import nearest
 from infalign.training.solvers import KINDS
 
 EXP = "exp:T (for example exp:10 or exp:-10)"

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from rows import PROMPT, user
 
+from infalign.core.errors import DataError
+from infalign.core.storage import atomic_path, read_table, write_table, write_text
 from infalign.data.examples import MESSAGES
 from infalign.data.files import read_rows
-from infalign.errors import DataError
-from infalign.storage import atomic_path, read_table, write_table, write_text
 
 
 def test_tables_round_trip(tmp_path):

@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 
 import psutil
 
-from infalign.errors import ConfigError, DataError, InfalignError
+from infalign.core.errors import ConfigError, DataError, InfalignError
 
 GIGABYTES, SECONDS = "INFALIGN_MOST_GB", "INFALIGN_MOST_SECONDS"  # variables that change the limits
 GIVEN = {GIGABYTES: 4.0, SECONDS: 60.0}

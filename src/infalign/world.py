@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)

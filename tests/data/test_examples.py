@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import PROMPT, assistant, comparison, transcript, user
 
+from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Example, load_examples, parse_example, prompt_id
-from infalign.errors import DataError, InfalignError
 
 
 def test_transcript_becomes_prompt_and_two_responses():

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from rows import comparison, user, write_gzip
 
+from infalign.core.errors import DataError
 from infalign.data import lines
 from infalign.data.examples import load_examples
 from infalign.data.files import read_rows
-from infalign.errors import DataError
 
 
 def write_jsonl(path, rows):

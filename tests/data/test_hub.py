@@ -7,8 +7,8 @@ import lzma
 import pytest
 from rows import comparison, write_gzip
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.hub import hub_rows
-from infalign.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from rows import comparison, write_gzip
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.files import read_rows
 from infalign.data.sets import SETS, fetch, part_file
 from infalign.data.sources import Source, read_examples
-from infalign.errors import ConfigError, DataError
 from infalign.recipes import built_in
 from infalign.runs.reading import load_recipe
 from infalign.runs.run import Run

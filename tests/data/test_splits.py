@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from rows import assistant, examples_of, user
 
+from infalign.core.errors import ConfigError
 from infalign.data.examples import Example
 from infalign.data.splits import split_by_group, without_groups_of
-from infalign.errors import ConfigError
 
 
 def test_no_group_is_in_two_parts():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.benchmarks import check_benchmarks, held_out, read_questions
 from infalign.evaluation.settings import Benchmarks
 from infalign.models.scratch import new_policy, train_tokenizer

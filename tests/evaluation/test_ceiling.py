@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.evaluation.ceiling import readable
 
 

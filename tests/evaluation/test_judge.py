@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from judges import GaussianJudge
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, judged_chances, turning_point
 from infalign.evaluation.samples import Samples
 from infalign.method.calibration import Array

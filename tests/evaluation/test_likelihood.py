@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.kl import SequenceKL, kl_from_logits, rao_blackwell_kl
 from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
 from infalign.models.packed import packs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, t
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.seeds import Trained, over_seeds, verdict
 

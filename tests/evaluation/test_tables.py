@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples

@@ -10,7 +10,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, softmax
 from scipy.stats import beta, binom, norm, spearmanr
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given
 from infalign.evaluation.diagnostics import agreement, rank_error, saturation, uniformity
 from infalign.evaluation.intervals import Estimate, estimate, estimate_share

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_table
 from infalign.evaluation.matched import matched
 from infalign.experiments.compare import _matched, compare_methods, placed_in_theory
 from infalign.experiments.comparison_tables import sheets
@@ -36,7 +37,6 @@ from infalign.runs.pending import pending
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
-from infalign.storage import write_table
 from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal

@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from infalign.core.errors import ConfigError
+from infalign.core.storage import read_table
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError
 from infalign.experiments.hacking import (
     MODELS,
     PHRASES,
@@ -35,7 +36,6 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.layout import Layout
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
-from infalign.storage import read_table
 from infalign.training.common import Job, save_model
 from infalign.training.rank_model import fit_calibrated
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pages import show
 from rich.console import Console
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws
 from infalign.experiments.compare import _matched, sampled, train_methods

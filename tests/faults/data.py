@@ -18,7 +18,7 @@ import yaml
 
 from faults.registry import Lab, Seen, again, fault, tables
 from infalign import cli
-from infalign.storage import read_record, read_table
+from infalign.core.storage import read_record, read_table
 from infalign.world import preferences
 
 ROWS = [

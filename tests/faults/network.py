@@ -15,7 +15,7 @@ import stamina
 from faults.data import infalign
 from faults.registry import Lab, Seen, fault
 from faults.rewards import keep, told
-from infalign.errors import ConfigError, DataError, PartialError
+from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.models.pretrained import load_tokenizer
 from infalign.rewards.server import RemoteReward
 from infalign.sampling.engine import Sampling

@@ -23,7 +23,8 @@ from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, refused, undo
-from infalign.progress import OnProgress, ProgressDisplay
+from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.storage import remove
 from infalign.runs import STAGES
 from infalign.runs.layout import records
 from infalign.runs.lock import HOLDER, held, holder
@@ -31,7 +32,6 @@ from infalign.runs.ownership import MARKER
 from infalign.runs.reading import load_recipe
 from infalign.runs.status import status
 from infalign.runs.workers import Task, run_tasks
-from infalign.storage import remove
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.server import RewardServer
-from infalign.errors import InfalignError
+from infalign.core.errors import InfalignError
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity

@@ -18,7 +18,8 @@ import pyarrow as pa
 from rich.console import Console
 
 from faults.registry import Lab, Seen, again, fault, tables
-from infalign.errors import InfalignError
+from infalign.core.errors import InfalignError
+from infalign.core.storage import hash_file, read_record, read_table, remove, write_record, write_table
 from infalign.models.pretrained import load_policy
 from infalign.runs import pipeline
 from infalign.runs.fingerprints import Digests
@@ -27,7 +28,6 @@ from infalign.runs.pending import pending, reasons
 from infalign.runs.reading import load_recipe
 from infalign.runs.run import Run
 from infalign.runs.status import status
-from infalign.storage import hash_file, read_record, read_table, remove, write_record, write_table
 from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
 

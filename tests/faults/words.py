@@ -15,8 +15,8 @@ import torch
 from faults.data import infalign
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.rewards import calibrate_with, module, told
+from infalign.core.storage import write_text
 from infalign.runs.lock import HOLDER, holder
-from infalign.storage import write_text
 
 
 def dry_run(lab: Lab, setting: str, more: str = "seed=0") -> Seen:

@@ -16,8 +16,8 @@ from datasets import Dataset
 from faults.server import RewardServer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError, DataError
 from infalign.integrations import configured
 from infalign.integrations import trl as adapter
 from infalign.integrations.configured import score

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from test_serve_reward import serving
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError, DataError
 from infalign.integrations import configured, openrlhf
 from infalign.integrations.export import export
 from infalign.integrations.verl import compute_score

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.storage import read_table
 from infalign.evaluation.benchmarks import by_metric, check_benchmarks, harness
 from infalign.evaluation.settings import Benchmarks
 from infalign.models.guided import GuidedForCausalLM
@@ -19,7 +20,6 @@ from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.runs import pipeline
 from infalign.runs.recipe import Recipe
-from infalign.storage import read_table
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.integrations.ray import Actor, Part, on_cluster, work_of
 from infalign.rewards.scores import score_shard
 from infalign.runs import pipeline

@@ -18,8 +18,8 @@ import micro
 import numpy as np
 import pytest
 
+from infalign.core.errors import PartialError
 from infalign.data.examples import prompt_id
-from infalign.errors import PartialError
 from infalign.integrations.server import MOST_BYTES, Batches
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import train_tokenizer

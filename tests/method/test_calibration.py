@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import calibrate, win
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Exponential, Identity, Log, at_ranks

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.credit import credit, served_win_rate
 from infalign.method.procedures import BestOfN, WorstOfN

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtri
 from scipy.stats import entropy
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, WorstOfN
 from infalign.method.transforms import (
     Exponential,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from micro import write_gguf
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.models.gguf import converted, folder_of, gguf_file, is_gguf, place
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer

@@ -9,7 +9,7 @@ import micro
 import pytest
 import torch
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.guided import GuidedForCausalLM, GuideProcessor
 from infalign.models.logprobs import token_logprobs

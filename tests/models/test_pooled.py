@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.pooled import ANY, PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids, load_states, load_tokenizer

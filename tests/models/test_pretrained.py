@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import Standard
 from infalign.models.pretrained import (
     TEMPLATES,

@@ -10,7 +10,7 @@ from peft import TaskType, get_peft_model
 from safetensors.torch import load_file
 from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.models import states
 from infalign.models.above import above, check_above, layers_below
 from infalign.models.guided import GuidedForCausalLM, layers_read

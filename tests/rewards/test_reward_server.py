@@ -20,8 +20,8 @@ from faults.server import RewardServer, Server
 from rich.console import Console
 from stamina.instrumentation import get_on_retry_hooks
 
+from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError, DataError, PartialError
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.base import score

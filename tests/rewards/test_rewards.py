@@ -21,8 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
+from infalign.core.storage import read_table
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError, DataError, InfalignError, StoppedError
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
 from infalign.models.packed import Packed, packs
@@ -30,7 +31,6 @@ from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import score_to
-from infalign.storage import read_table
 from infalign.world import gold
 
 TEMPLATE = (

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 from transformers import MambaConfig
 
+from infalign.core.errors import ConfigError
 from infalign.data.sources import read_examples
-from infalign.errors import ConfigError
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch

@@ -7,7 +7,7 @@ from typing import Any
 import micro
 import pytest
 
-from infalign.errors import InfalignError
+from infalign.core.errors import InfalignError
 from infalign.runs.findings import FEW_STEPS, Finding, check_worth, findings, sentences
 from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe

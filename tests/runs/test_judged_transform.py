@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.evaluation.judge import estimated_judge
 from infalign.evaluation.tables import judged_samples
 from infalign.method.procedures import BestOfN

@@ -11,8 +11,8 @@ from typing import Any
 import micro
 import pytest
 
-from infalign.distributed import is_first, processes
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.distributed import is_first, processes
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.runs.lock import HOLDER, held, holder
 from infalign.runs.ownership import MARKER
 

@@ -9,7 +9,7 @@ import micro
 import pytest
 from transformers import AutoTokenizer
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.models.pretrained import conversation_ids, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch

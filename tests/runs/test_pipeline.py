@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.garbage import GARBAGE, SIGNS
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN

@@ -12,7 +12,8 @@ from rich.console import Console
 from scipy.special import logit
 from scipy.stats import spearmanr
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import read_table
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.method.calibration import calibrate
 from infalign.method.reward import PredictedRankReward
@@ -27,7 +28,6 @@ from infalign.runs.stages.rank_model import rank_model_start
 from infalign.runs.units import Unit
 from infalign.runs.units import keys as keys_of
 from infalign.sampling.rollouts import read_rollouts
-from infalign.storage import read_table
 
 PREDICTING = {"transform": "exp:10", "kl_budget": 0.5, "generations": 4, "ranks": "model"}
 K = 24

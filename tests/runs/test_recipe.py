@@ -10,7 +10,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.recipes import built_in
 from infalign.runs import pipeline
 from infalign.runs.reading import dump_recipe, load_recipe

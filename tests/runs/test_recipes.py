@@ -14,12 +14,12 @@ from transformers import (
 )
 
 from infalign import world
+from infalign.core.storage import read_table
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipes import BuiltIn, built_in
 from infalign.runs.reading import load_recipe
-from infalign.storage import read_table
 from infalign.training.common import save_model
 
 RECIPES = built_in()

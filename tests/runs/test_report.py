@@ -14,9 +14,10 @@ import pytest
 from pages import show
 from rich.console import Console
 
+from infalign.core.display import LOOKS, QUIET, amount, gain, share
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import read_record, write_record, write_table
 from infalign.data.examples import MESSAGES, prompt_id
-from infalign.display import LOOKS, QUIET, amount, gain, share
-from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.runs.evaluated import Evaluated
@@ -30,7 +31,6 @@ from infalign.runs.results import read_results, write_results
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Confidence
 from infalign.runs.stages import ceiling
-from infalign.storage import read_record, write_record, write_table
 from infalign.theory.knowledge import usable
 from infalign.theory.law import law_at_kl
 

@@ -12,6 +12,7 @@ import micro
 import pytest
 from rich.console import Console
 
+from infalign.core.storage import read_record, write_record
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.runs import pipeline
@@ -23,7 +24,6 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.status import UnitStatus, status
 from infalign.runs.units import bases, keys
-from infalign.storage import read_record, write_record
 
 REWARD = "def score(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
 CHANGED = REWARD.replace("float", "-float")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from infalign.errors import ConfigError, DataError, InfalignError
-from infalign.progress import OnProgress, ProgressDisplay
+from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.runs.workers import Task, run_tasks
 
 
@@ -247,10 +247,10 @@ def test_a_worker_that_aborts_when_it_is_stopped_says_nothing(
 def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain line says how much is done, and no line comes before its time."""
     console = Console(file=io.StringIO(), width=80)
-    monkeypatch.setattr("infalign.progress.LINE_EVERY", float("inf"))
+    monkeypatch.setattr("infalign.core.progress.LINE_EVERY", float("inf"))
     assert run([job("quick", count, 5)], 1, console) == {"quick": 5}
     assert console.file.getvalue() == ""
-    monkeypatch.setattr("infalign.progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("infalign.core.progress.LINE_EVERY", 0.0)
     run([job("slow", count, 3)], 1, console)
     assert [line.split()[:2] for line in console.file.getvalue().splitlines()] == [
         ["slow:", f"{i}/3"] for i in (1, 2, 3)

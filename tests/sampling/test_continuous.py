@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_rollouts import tiny, words
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.models.guided import GuidedForCausalLM
 from infalign.sampling.continuous import ContinuousBatch, Row
 from infalign.sampling.engine import Prompt, Response, Sampling

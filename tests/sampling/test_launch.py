@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from infalign.errors import ConfigError, PartialError
+from infalign.core.errors import ConfigError, PartialError
 from infalign.sampling.launch import serving
 
 SERVER = """

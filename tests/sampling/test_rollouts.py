@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from infalign.errors import ConfigError, DataError, PartialError
+from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.models.pretrained import load_policy
 from infalign.sampling import rollouts
 from infalign.sampling.engine import Engine, Prompt, Response, Sampling

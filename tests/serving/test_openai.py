@@ -21,7 +21,8 @@ import pytest
 from faults.server import RolloutServer
 from openai import AsyncOpenAI, OpenAI
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import estimate
 from infalign.method.procedures import BestOfN, parse_procedure
 from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
@@ -31,7 +32,6 @@ from infalign.serving.draws import LocalDraws
 from infalign.serving.openai import MOST_BYTES, Desk
 from infalign.serving.opened import opened
 from infalign.serving.web import TOKEN, token_for
-from infalign.storage import listed, read_table
 
 PROMPT = "How do I bake bread?"
 Serving = Callable[..., AbstractContextManager[str]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, Standard, parse_procedure
 from infalign.method.transforms import Exponential
 from infalign.theory.adaptive import adaptive_optimum, reservation

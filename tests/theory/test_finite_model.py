@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import xlogy
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, win
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation

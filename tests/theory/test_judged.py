@@ -7,7 +7,7 @@ import pytest
 from judges import GaussianJudge, RewardAsJudge, TurningJudge
 from scipy.special import logsumexp, ndtr, ndtri
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge, Judge, ProbitSpline, normal_scores
 from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, Standard, parse_procedure

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import log_softmax, ndtr, ndtri, softmax
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
 from infalign.theory.curve import analyse, parse_aim, sweep

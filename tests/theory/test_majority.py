@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.procedures import BestOfN
 from infalign.method.procedures.majority import MajorityVote
 from infalign.theory.answers import AnswerModel

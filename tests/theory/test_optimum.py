@@ -11,7 +11,7 @@ from numpy.polynomial.legendre import leggauss
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import (
     BestOfN,

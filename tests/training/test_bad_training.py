@@ -19,7 +19,8 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
 
-from infalign.errors import DataError, InfalignError
+from infalign.core.errors import DataError, InfalignError
+from infalign.core.storage import write_table
 from infalign.method.calibration import Array
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
@@ -32,7 +33,6 @@ from infalign.runs.reading import load_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.train import coarse_ranks
-from infalign.storage import write_table
 from infalign.training.common import Job, arguments, fit_and_save
 from infalign.training.offline import fit_offline
 from infalign.training.solvers.base import Examples

@@ -11,13 +11,13 @@ import torch
 from enumerable import Enumerable
 from safetensors.torch import load_file
 
+from infalign.core.progress import OnProgress
 from infalign.data.examples import Message
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
-from infalign.progress import OnProgress
 from infalign.training.backends.trl import Problem, fit_on_policy
 from infalign.training.checkpoints import newest_whole, seal
 from infalign.training.common import Job, save_model, training_order

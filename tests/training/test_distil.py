@@ -11,14 +11,14 @@ import torch
 from offline_solvers import TAU, quiet
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.storage import read_table
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
 from infalign.method.values import token_targets
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.runs.recipe import Recipe
-from infalign.storage import read_table
 from infalign.training.common import Job
 from infalign.training.offline import fit_offline
 from infalign.training.solvers.qrpo import QRPO, ByToken, regression_targets, squared

@@ -13,7 +13,7 @@ from offline_solvers import METHODS, TAU, trained
 from peft import TaskType, get_peft_model
 from transformers import TrainingArguments
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Exponential, Identity
 from infalign.models.packed import packed_logprobs, packing

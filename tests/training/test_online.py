@@ -11,8 +11,8 @@ import torch
 from enumerable import Enumerable
 from online_solvers import BEST, METHODS, Bond, fit, left_padding, quiet, trained
 
+from infalign.core.errors import ConfigError
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError
 from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit

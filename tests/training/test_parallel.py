@@ -13,8 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from infalign.core.errors import ConfigError
 from infalign.data.examples import prompt_id
-from infalign.errors import ConfigError
 from infalign.method.procedures import BestOfN
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer

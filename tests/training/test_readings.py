@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import calibrate
 from infalign.training import readings
 from infalign.training.readings import read_from_log_ratios, read_on_the_way

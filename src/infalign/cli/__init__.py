@@ -26,9 +26,9 @@ from infalign.cli import (
     trainers,
     whole_run,
 )
-from infalign.errors import InfalignError, StoppedError
+from infalign.core.errors import InfalignError, StoppedError
+from infalign.core.signals import raise_outside
 from infalign.runs import STAGES
-from infalign.signals import raise_outside
 
 __all__ = ["app", "main"]
 

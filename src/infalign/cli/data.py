@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from infalign.cli import completion
 from infalign.cli.output import open_console
-from infalign.display import say
-from infalign.errors import ConfigError
-from infalign.spelling import did_you_mean
+from infalign.core.display import say
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean
 
 DATA_EPILOGUE = """\
 Examples:
@@ -54,8 +54,8 @@ def get(
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # how often it tries again is not our one sentence
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from infalign.core.progress import ProgressDisplay
     from infalign.data.sets import SETS, fetch, part_file
-    from infalign.progress import ProgressDisplay
 
     if name not in SETS:
         raise ConfigError(

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from infalign.cli.completion import runs
 from infalign.cli.options import new_file
 from infalign.cli.output import open_console
-from infalign.display import say
+from infalign.core.display import say
 
 EXPLORE_EPILOGUE = """\
 Examples:
@@ -31,10 +31,10 @@ def explore(
     output: Annotated[Path, Parameter(help="The page to write.")] = Path("explorer.html"),
 ) -> None:
     """Write a page on which to explore what each transformation wins."""
-    from infalign.errors import ConfigError
+    from infalign.core.errors import ConfigError
+    from infalign.core.storage import write_text
     from infalign.runs.layout import Layout
     from infalign.runs.results import explored, read_results
-    from infalign.storage import write_text
     from infalign.theory.explorer import explorer_page
 
     file = new_file(output, ".html")

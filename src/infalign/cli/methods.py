@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from infalign.cli.options import DryRun, KLBudgets, Overrides, RecipePath, read_budgets, read_recipe
 from infalign.cli.output import open_console
-from infalign.display import say
+from infalign.core.display import say
 
 COMPARE_EPILOGUE = """\
 Examples:

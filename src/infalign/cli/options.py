@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infalign.cli import completion
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from infalign.runs.recipe import Recipe

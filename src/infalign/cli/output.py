@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from infalign.distributed import is_first
+from infalign.core.distributed import is_first
 
 
 class _Piped(Console):

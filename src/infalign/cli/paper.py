@@ -8,8 +8,8 @@ from cyclopts import App, Group, Parameter
 
 from infalign.cli.options import KLBudgets, Overrides, RecipePath, read_budgets, read_recipe
 from infalign.cli.output import open_console
-from infalign.display import say
-from infalign.errors import ConfigError
+from infalign.core.display import say
+from infalign.core.errors import ConfigError
 
 HACKING_EPILOGUE = """\
 Example:

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from infalign.cli.completion import runs
 from infalign.cli.output import open_console
-from infalign.display import say
+from infalign.core.display import say
 
 PUSH_EPILOGUE = """\
 Examples:

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from infalign.cli import completion
 from infalign.cli.output import open_console
-from infalign.display import say
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.display import say
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.recipes import built_in, named
 
 if TYPE_CHECKING:

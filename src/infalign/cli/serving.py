@@ -122,7 +122,7 @@ def serve(
 ) -> None:
     """Serve a policy by a procedure, behind OpenAI's protocol."""
     from infalign.cli.output import open_console
-    from infalign.display import say
+    from infalign.core.display import say
     from infalign.runs.workers import prepare
     from infalign.serving.openai import app
     from infalign.serving.opened import opened
@@ -137,8 +137,8 @@ def serve(
 
 def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[Message]]":
     """Return the prompts of the command line, of a file, or of standard input."""
+    from infalign.core.errors import ConfigError, DataError
     from infalign.data.examples import parse_prompt
-    from infalign.errors import ConfigError, DataError
 
     if prompts is not None and path is not None:
         raise ConfigError("give --prompt or --input, not both")
@@ -151,9 +151,9 @@ def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[M
 
 def _rows(path: Path | None) -> "Iterable[tuple[str, dict[str, Any]]]":
     """Return the rows of a table, or the lines of a text or of standard input that are not blank, with their places."""
+    from infalign.core.errors import DataError
     from infalign.data.files import READERS, read_rows
     from infalign.data.lines import lines
-    from infalign.errors import DataError
 
     if path is not None and path.name.endswith(tuple(READERS)):
         return read_rows(path)
@@ -190,7 +190,7 @@ def _print(asked: "Asked", answer: "Answer", console: "Console", *, every: bool,
     """Print an answer, below its prompt if there are several; or every draw, the best first."""
     from rich.text import Text
 
-    from infalign.display import plain_table, say
+    from infalign.core.display import plain_table, say
 
     if several or every:
         first, *more = asked.conversation[-1]["content"].splitlines()

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from infalign.cli.options import AsJson, BaseName, new_file
 from infalign.cli.output import open_console, print_json
-from infalign.display import heading, percent, plain_table, say
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.display import heading, percent, plain_table, say
+from infalign.core.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
     from infalign.method.judge import EstimatedJudge
@@ -153,8 +153,8 @@ def choose(
     as_json: AsJson = False,
 ) -> None:
     """Rank transformations by what they achieve with K rollouts a prompt."""
+    from infalign.core.storage import write_text
     from infalign.method.procedures import parse_procedure
-    from infalign.storage import write_text
     from infalign.theory.choose import rank
     from infalign.theory.law import law_at_kl
     from infalign.theory.tabulation import tabulated

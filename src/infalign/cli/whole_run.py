@@ -11,10 +11,10 @@ from cyclopts import Parameter
 from infalign.cli.completion import recipes_and_runs
 from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe
 from infalign.cli.output import open_console, print_json
-from infalign.display import counted, say
-from infalign.errors import ConfigError, PartialError
+from infalign.core.display import counted, say
+from infalign.core.errors import ConfigError, PartialError
+from infalign.core.spelling import nearest
 from infalign.recipes import ENDINGS, built_in
-from infalign.spelling import nearest
 
 if TYPE_CHECKING:
     from infalign.runs.recipe import Recipe

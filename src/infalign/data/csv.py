@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from infalign.core.errors import DataError
 from infalign.data.lines import check_once, lines
-from infalign.errors import DataError
 
 ENDINGS = (".csv",)
 

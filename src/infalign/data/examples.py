@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 
 Message = dict[str, str]
 Conversation = tuple[Message, ...]

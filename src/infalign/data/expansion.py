@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from zlib import error as damaged
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 
 Open = Callable[[Path], BufferedIOBase]
 COMPRESSED: Mapping[str, Open] = MappingProxyType({".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile})

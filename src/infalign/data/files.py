@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 
 Reader = Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]
 

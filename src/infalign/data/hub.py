@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.expansion import COMPRESSED, check_compressed
 from infalign.data.parquet import check_harmless
-from infalign.errors import ConfigError, DataError
 
 
 def hub_rows(

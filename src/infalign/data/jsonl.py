@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from infalign.core.errors import DataError
 from infalign.data.examples import kind_of
 from infalign.data.expansion import check_expansion
 from infalign.data.lines import lines, object_once
-from infalign.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 

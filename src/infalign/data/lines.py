@@ -6,7 +6,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 
 LONGEST_LINE = 2**26  # bytes
 MOST_BLANK = 1_000_000  # blank lines, where others are less than a tenth of them

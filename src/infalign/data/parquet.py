@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infalign.confined import BombError, rehearse
+from infalign.core.errors import DataError
 from infalign.data.expansion import check_expansion
 from infalign.data.lines import check_once
-from infalign.errors import DataError
 
 ENDINGS = (".parquet",)
 BATCH = 1024  # rows decoded at once

@@ -8,11 +8,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import atomic_path, write_text, writing
 from infalign.data.examples import parse_example
 from infalign.data.hub import hub_rows
-from infalign.errors import ConfigError, DataError
-from infalign.progress import OnProgress
-from infalign.storage import atomic_path, write_text, writing
 
 REPORT_EVERY = 1000  # rows
 

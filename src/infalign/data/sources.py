@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from infalign.core.settings import Count, Settings, shown
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
 from infalign.data.sets import SETS, present
-from infalign.settings import Count, Settings, shown
 
 
 class Source(Settings):

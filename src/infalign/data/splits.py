@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
+from infalign.core.errors import ConfigError
 from infalign.data.examples import Example, _digest
-from infalign.errors import ConfigError
 
 
 def split_by_group(

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from infalign.core.errors import ConfigError, DataError, InfalignError, first_line
+from infalign.core.spelling import did_you_mean
+from infalign.core.storage import listed
 from infalign.data.examples import reply
 from infalign.data.files import read_rows
-from infalign.errors import ConfigError, DataError, InfalignError, first_line
 from infalign.evaluation.settings import HELD_OUT, Benchmarks, is_file_task, task_label
 from infalign.method.calibration import Array
-from infalign.spelling import did_you_mean
-from infalign.storage import listed
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN
 

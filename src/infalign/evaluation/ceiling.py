@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtri
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import Array, calibrate
 
 FOLDS = 4

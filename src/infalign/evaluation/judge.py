@@ -8,7 +8,7 @@ unbiased estimate of E A(U), and A is fitted through these means: its estimate h
 import numpy as np
 from scipy.special import betaln, log_ndtr, ndtr, ndtri
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Estimate, estimate, resampled_means
 from infalign.evaluation.samples import Samples, chunks
 from infalign.evaluation.win_rates import win_rates_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.models.logprobs import IGNORED, TokenIds, evaluating, padded_batches, scored_logits
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples, chunks
 from infalign.evaluation.win_rates import alike, ways_to_serve, win_rates
 from infalign.method.calibration import Array, win

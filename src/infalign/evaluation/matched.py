@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 
 FAR = 4.0  # a method is left out if it spends under 1/FAR of the median KL

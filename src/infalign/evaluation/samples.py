@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 
 CHUNK = 2**17  # numbers in a temporary array; more leave the processor's cache

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtrit
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.method.calibration import Array
 

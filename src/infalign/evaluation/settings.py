@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from infalign.core.errors import ConfigError
+from infalign.core.settings import MOST_DRAWS, Count, Settings, spelled
 from infalign.data.files import READERS
-from infalign.errors import ConfigError
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import RewindAndRepeat, Served, parse_procedure, rewinds
-from infalign.settings import MOST_DRAWS, Count, Settings, spelled
 
 
 def read_procedure(name: str) -> Served:

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from rich.console import Console
 
+from infalign.core.display import amount, heading, plain_table, say, share
+from infalign.core.errors import DataError
 from infalign.data.files import read_rows
-from infalign.display import amount, heading, plain_table, say, share
-from infalign.errors import DataError
 from infalign.evaluation.intervals import estimate, estimate_share
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples

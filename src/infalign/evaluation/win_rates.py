@@ -13,7 +13,7 @@ import numpy as np
 from numpy.polynomial.polynomial import polymul, polypow, polyval
 from numpy.typing import NDArray
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples, chunks
 from infalign.method.calibration import Array, places
 from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, rewinds

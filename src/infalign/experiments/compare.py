@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.compute as pc
 from rich.console import Console
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_text
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
 from infalign.evaluation.matched import Matched, widened
 from infalign.evaluation.samples import Samples
@@ -40,7 +41,6 @@ from infalign.runs.stages.evaluate import evaluations_on
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import Prompts
 from infalign.sampling.rollouts import read_rollouts
-from infalign.storage import write_text
 from infalign.theory.law import Law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers.base import Solver

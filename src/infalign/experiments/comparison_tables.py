@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from infalign.display import (
+from infalign.core.display import (
     INK,
     MARKERS,
     PAPER,

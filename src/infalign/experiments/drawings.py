@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from infalign.display import INK, QUIET, panels
+from infalign.core.display import INK, QUIET, panels
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.matched import FAR, LEAST_KL
 from infalign.evaluation.seeds import Trained, over_seeds

@@ -19,11 +19,12 @@ import pyarrow as pa
 from rich.console import Console
 from scipy.special import expit
 
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.storage import listed, read_table, write_table, write_text
 from infalign.data.examples import MESSAGES, Message, prompt_id
-from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array, calibrate, win
 from infalign.models.settings import Fit
-from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout, Summary, records
 from infalign.runs.recipe import Recipe
@@ -31,7 +32,6 @@ from infalign.runs.run import Run, confidence, target
 from infalign.runs.stages.reward_model import reward_start
 from infalign.runs.workers import Task, run_tasks
 from infalign.sampling.prompts import Prompts, repeated
-from infalign.storage import listed, read_table, write_table, write_text
 from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected

@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from infalign.display import COLOURS, INK, QUIET, amount, gain, heading, panels, plain_table, save, say, share, style
+from infalign.core.display import (
+    COLOURS,
+    INK,
+    QUIET,
+    amount,
+    gain,
+    heading,
+    panels,
+    plain_table,
+    save,
+    say,
+    share,
+    style,
+)
 from infalign.experiments.hacking import MODELS, TESTS, TRAINED
 from infalign.runs.layout import Summary
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from infalign.display import QUIET
-from infalign.errors import ConfigError
+from infalign.core.display import QUIET
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import hint
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
 from infalign.evaluation.matched import FAR, LEAST_KL
 from infalign.method.procedures import Extreme, is_extreme
@@ -24,7 +25,6 @@ from infalign.runs.calibrated import reference_rewards
 from infalign.runs.layout import Layout
 from infalign.runs.reading import untagged
 from infalign.runs.recipe import Recipe
-from infalign.spelling import hint
 from infalign.training.solvers import KINDS, read_solver
 from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 

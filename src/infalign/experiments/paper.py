@@ -12,7 +12,8 @@ from functools import cache, partial
 import numpy as np
 from rich.console import Console
 
-from infalign.display import in_points
+from infalign.core.display import in_points
+from infalign.core.storage import listed, read_table
 from infalign.evaluation.seeds import Trained
 from infalign.experiments.drawings import (
     Drawn,
@@ -31,7 +32,6 @@ from infalign.runs import pipeline
 from infalign.runs.calibrated import reference_rewards
 from infalign.runs.layout import records
 from infalign.runs.recipe import Recipe
-from infalign.storage import listed, read_table
 from infalign.theory.curve import Point
 from infalign.theory.figures import analytic_points
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from infalign.display import heading, plain_table, say
-from infalign.errors import ConfigError
+from infalign.core.display import heading, plain_table, say
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_text
 from infalign.evaluation.intervals import Estimate
 from infalign.evaluation.seeds import verdict
 from infalign.experiments.compare import ROUNDS, checked_budgets, train_methods, wanted_units
@@ -28,7 +29,6 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.report.html import check_drawable, embedded, template
 from infalign.runs.report.pictures import STYLE, Picture, save_picture
 from infalign.runs.run import Run
-from infalign.storage import write_text
 
 Numbers = dict[str, Any]
 REM_PER_INCH = 6.5  # on the page

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import Estimate
 from infalign.evaluation.matched import Matched
 from infalign.evaluation.samples import Samples
@@ -22,7 +23,6 @@ from infalign.runs.layout import Layout
 from infalign.runs.one_kl import AtOneKL
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.words import SPOKEN
-from infalign.storage import listed, read_table
 
 
 class Quantity(Protocol):

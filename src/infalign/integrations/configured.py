@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id
-from infalign.errors import ConfigError, DataError
 from infalign.method.procedures import is_extreme, parse_procedure
 from infalign.method.reward import CalibratedReward, Score
 from infalign.method.shapings import Shaping, parse_shaping

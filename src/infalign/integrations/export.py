@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.storage import listed, read_table, write_table
 from infalign.method.shapings import parse_shaping, rank_transform
-from infalign.storage import listed, read_table, write_table
 from infalign.theory.law import training_beta
 
 FRAMEWORKS = "trl", "verl", "openrlhf"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
-from infalign.errors import DataError, InfalignError
 from infalign.integrations.configured import score, tokenizer
 from infalign.method.reward import Score
 

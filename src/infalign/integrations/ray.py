@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from infalign import errors
-from infalign.display import listed_names, say
-from infalign.errors import ConfigError, InfalignError, first_line
-from infalign.progress import ProgressDisplay
+from infalign.core import errors
+from infalign.core.display import listed_names, say
+from infalign.core.errors import ConfigError, InfalignError, first_line
+from infalign.core.progress import ProgressDisplay
+from infalign.core.storage import listed, read_table
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.scores import score_shard
 from infalign.rewards.sources import Scorer
@@ -35,7 +36,6 @@ from infalign.runs.workers import Task, call
 from infalign.sampling.engine import Engine
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
-from infalign.storage import listed, read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
-from infalign.errors import DataError, InfalignError
 from infalign.integrations.configured import conversation
 from infalign.integrations.openrlhf import labelled, response
 from infalign.method.reward import CalibratedReward, Score

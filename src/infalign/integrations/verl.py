@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message
-from infalign.errors import ConfigError, DataError
 from infalign.integrations.configured import from_environment, score
 from infalign.method.credit import credit
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from infalign.errors import DataError, InfalignError, StoppedError
+from infalign.core.errors import DataError, InfalignError, StoppedError
 from infalign.method.calibration import Array, calibrate
 from infalign.method.shapings import Shaping, as_shaping
 from infalign.method.transforms import Transformation

@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import expit, kl_div, log_expit, logsumexp
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean
 from infalign.method.calibration import Array, calibrate
 from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
 from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
-from infalign.spelling import did_you_mean
 
 LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
 

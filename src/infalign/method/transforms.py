@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean
 from infalign.method.calibration import Array
-from infalign.spelling import did_you_mean
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
 LARGEST_VALUE = 1e150  # the largest in a table, so that differences and products stay finite

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.models.logprobs import evaluating
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.states import states_of

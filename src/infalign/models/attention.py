@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 
 
 def check_plain(options: Mapping[str, Any]) -> None:

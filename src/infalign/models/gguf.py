@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.storage import fsync, hash_file, settle, writing
 from infalign.models.pretrained import why_unloadable
-from infalign.storage import fsync, hash_file, settle, writing
 
 PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
+from infalign.core.errors import ConfigError
 from infalign.data.examples import reply
-from infalign.errors import ConfigError
 from infalign.models.packed import Packed
 from infalign.models.pretrained import conversation_ids
 

@@ -8,10 +8,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import hash_file
 from infalign.data.examples import Message, prompt_id, reply
-from infalign.errors import ConfigError, DataError
 from infalign.models.settings import is_hub_id
-from infalign.storage import hash_file
 
 TEMPLATES = {
     # Only EOS is a special token: a model that was never tuned has no others that it understands.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infalign.confined import BombError, rehearse
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import check_reach
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from infalign.distributed import processes
-from infalign.errors import ConfigError
-from infalign.settings import Count, Positive, Settings
+from infalign.core.distributed import processes
+from infalign.core.errors import ConfigError
+from infalign.core.settings import Count, Positive, Settings
 
 SAFE, SAFE_ADAPTER = 2e-5, 2e-4  # learning rates that do not undo what a pretrained model knows
 

@@ -16,14 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
+from infalign.core.sequences import Lazy
+from infalign.core.storage import atomic_path, unwritable
 from infalign.models.guided import read_states
 from infalign.models.likely import Likely
 from infalign.models.packed import Packed, Stored, packed_batches, packing, packs
 from infalign.models.vocabulary import Logits
-from infalign.progress import OnProgress
-from infalign.sequences import Lazy
-from infalign.storage import atomic_path, unwritable
 
 SHARD = 16  # prompts
 BATCH_TOKENS = 4096  # tokens per forward pass, which keeps the states of all layers

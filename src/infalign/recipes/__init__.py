@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from infalign.errors import ConfigError
-from infalign.spelling import did_you_mean, nearest
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean, nearest
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")

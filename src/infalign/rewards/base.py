@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from infalign.core.errors import DataError
 from infalign.data.examples import Message, prompt_id
-from infalign.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.reward import ask, listed, not_a_number
 

@@ -9,8 +9,8 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id, reply
-from infalign.errors import ConfigError, DataError
 from infalign.models.logprobs import length_batches, right_padded
 from infalign.models.pretrained import conversation_ids, why_unloadable
 from infalign.models.settings import is_hub_id

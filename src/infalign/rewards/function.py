@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.reward import user_code
 from infalign.rewards.base import RewardFunction
 

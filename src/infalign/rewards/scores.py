@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from infalign.core.errors import DataError
+from infalign.core.progress import NOTHING, SoFar
+from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import MESSAGES, Message, prompt_id
-from infalign.errors import DataError
 from infalign.method.calibration import Array
-from infalign.progress import NOTHING, SoFar
 from infalign.rewards.base import Batch, RewardFunction, score, score_each
-from infalign.storage import listed, read_table, write_table
 
 CHECKED_AGAIN = 4  # number of stored rewards that a reward must reproduce
 ROUNDING = 1e-4  # relative to the largest of them

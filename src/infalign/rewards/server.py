@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from infalign.core.errors import ConfigError, DataError, PartialError
+from infalign.core.http import Post, Servers, api_key, may_pass, quoted
 from infalign.data.examples import Message, prompt_id
 from infalign.data.lines import object_once
-from infalign.errors import ConfigError, DataError, PartialError
-from infalign.http import Post, Servers, api_key, may_pass, quoted
 from infalign.rewards.base import Batch, checked_rewards
 from infalign.rewards.protocols import RewardProtocol, protocol
 

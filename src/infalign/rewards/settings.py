@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from infalign.http import checked_url, checked_variable, urls
+from infalign.core.http import checked_url, checked_variable, urls
+from infalign.core.settings import Count, Settings
 from infalign.models.settings import Model
 from infalign.rewards.protocols import of_vllm
-from infalign.settings import Count, Settings
 
 
 class Head(Settings):

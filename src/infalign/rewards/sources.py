@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infalign.core.progress import OnProgress
+from infalign.core.storage import hash_file
 from infalign.data.examples import Message
 from infalign.method.calibration import Array
 from infalign.models.pretrained import load_tokenizer, model_digest
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward, is_file, source_file
@@ -16,7 +17,6 @@ from infalign.rewards.heads import in_one_pass
 from infalign.rewards.scores import check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
-from infalign.storage import hash_file
 
 
 @dataclass(frozen=True, slots=True)

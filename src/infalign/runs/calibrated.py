@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
+from infalign.core.storage import read_table
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Tabulated, parse_transform
 from infalign.runs.layout import Layout
 from infalign.runs.run import Provenance
-from infalign.storage import read_table
 from infalign.training.solvers.base import JUDGED, Solver
 
 MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with

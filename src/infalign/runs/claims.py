@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from infalign.errors import ConfigError
-from infalign.storage import read_record, write_record
+from infalign.core.errors import ConfigError
+from infalign.core.storage import read_record, write_record
 
 
 def claim(folder: Path, names: Iterable[str]) -> None:

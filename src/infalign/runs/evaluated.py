@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infalign.core.storage import read_table
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.settings import task_label
 from infalign.evaluation.win_rates import win_rates_of
@@ -13,7 +14,6 @@ from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Serv
 from infalign.runs.layout import Layout
 from infalign.runs.recipe import Recipe
 from infalign.runs.run import Confidence, confidence
-from infalign.storage import read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ Nothing of it is stored: the terminal, ``infalign status`` and the report read t
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infalign.display import counted, listed_names, number
-from infalign.errors import InfalignError
+from infalign.core.display import counted, listed_names, number
+from infalign.core.errors import InfalignError
 from infalign.runs.layout import Summary
 from infalign.runs.recipe import Recipe
 from infalign.training.solvers.base import OFF

@@ -6,14 +6,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from infalign.core.errors import DataError
+from infalign.core.storage import hash_file, read_record, write_record
 from infalign.data.sets import part_file
-from infalign.errors import DataError
 from infalign.evaluation.settings import is_file_task, task_label
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import TEMPLATES, model_digest
 from infalign.rewards.function import is_file, source_file
 from infalign.runs.recipe import Recipe
-from infalign.storage import hash_file, read_record, write_record
 from infalign.training.solvers.base import TRUNKS
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from shlex import quote
 from textwrap import indent
 
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_text
 from infalign.data.examples import parse_example
 from infalign.data.files import READERS, read_rows
 from infalign.data.sets import SETS, part_file
-from infalign.errors import ConfigError
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, rewinds
@@ -21,7 +22,6 @@ from infalign.models.gguf import is_gguf
 from infalign.models.settings import is_hub_id
 from infalign.rewards.function import function_reward, is_file
 from infalign.runs.reading import recipe_of
-from infalign.storage import write_text
 from infalign.theory.choose import rank
 
 LOOKED_AT = 1000  # rows of a file

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from infalign.display import amount, heading, plain_table, say, share
-from infalign.errors import ConfigError
+from infalign.core.display import amount, heading, plain_table, say, share
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_text
 from infalign.models.pretrained import load_tokenizer, model_digest
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
@@ -20,7 +21,6 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.results import sample_numbers
 from infalign.runs.run import Run
 from infalign.runs.stages.evaluate import guest_evaluation
-from infalign.storage import write_text
 
 
 def evaluate_guest(recipe: Recipe, model: str, *, console: Console) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import PlainValidator
 from pydantic.fields import FieldInfo
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.settings import OneOf, Settings
+from infalign.core.spelling import nearest
 from infalign.runs.recipe import Recipe
-from infalign.settings import OneOf, Settings
-from infalign.spelling import nearest
 
 NAME, NUMBER = "NAME", "N"  # stand for the name of a policy, and for the place in a list
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import read_record
 from infalign.runs import STAGES
-from infalign.storage import read_record
 
 Summary = dict[str, Any]
 FORMAT = 2  # of the records; increase it when this version would misread records of the previous format

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from infalign.distributed import is_first
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.distributed import is_first
+from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.storage import write_text
 from infalign.runs.ownership import MARKER, check_run_dir, mark
-from infalign.storage import write_text
 
 LOCK, HOLDER = ".lock", "holder.json"
 

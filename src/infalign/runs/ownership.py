@@ -6,12 +6,12 @@ from pathlib import Path
 
 import yaml
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import is_temporary, read_record, write_text
 from infalign.runs.layout import Layout
 from infalign.runs.reading import YAML_ERRORS, dump_recipe
 from infalign.runs.recipe import Recipe
 from infalign.runs.units import Unit
-from infalign.storage import is_temporary, read_record, write_text
 
 MARKER = ".infalign"
 MARKED = "The directory of a run of infalign, which replaces and removes what it made here.\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from infalign.errors import InfalignError
+from infalign.core.errors import InfalignError
 from infalign.models.settings import Fit, Scratch
 from infalign.training.solvers.base import Guide
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from infalign.display import listed_names
-from infalign.errors import DataError
-from infalign.progress import NOTHING
+from infalign.core.display import listed_names
+from infalign.core.errors import DataError
+from infalign.core.progress import NOTHING
+from infalign.core.storage import flaws
 from infalign.runs.fingerprints import changes
 from infalign.runs.layout import Layout, records
 from infalign.runs.units import Unit, bases, keys, needs
-from infalign.storage import flaws
 
 
 @dataclass(frozen=True)

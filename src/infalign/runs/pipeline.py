@@ -11,12 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
-from infalign.distributed import is_first, processes
-from infalign.errors import ConfigError
+from infalign.core.distributed import is_first, processes
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.storage import inventory, remove, write_record, write_text, writing
 from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.models.gguf import converted, folder_of, is_gguf
 from infalign.models.rehearsal import check_harmless
-from infalign.progress import OnProgress, ProgressDisplay
 from infalign.runs import STAGES
 from infalign.runs.findings import check_worth, findings, sentences
 from infalign.runs.fingerprints import Digests
@@ -28,7 +29,6 @@ from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import Unit, bases, follows, keys, needs
 from infalign.runs.workers import Task, run_tasks
-from infalign.storage import inventory, remove, write_record, write_text, writing
 
 
 def units(run: Run, *, until: str = "report") -> list[Unit]:

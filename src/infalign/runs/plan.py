@@ -16,18 +16,18 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from infalign.core.display import counted, duration, heading, listed_names, plain_table, say
+from infalign.core.errors import ConfigError
+from infalign.core.http import api_key, within
+from infalign.core.progress import ProgressDisplay
 from infalign.data.examples import Example
 from infalign.data.sources import Source, read_examples
-from infalign.display import counted, duration, heading, listed_names, plain_table, say
-from infalign.errors import ConfigError
 from infalign.evaluation.benchmarks import check_benchmarks
-from infalign.http import api_key, within
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
-from infalign.progress import ProgressDisplay
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES

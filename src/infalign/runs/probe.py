@@ -18,7 +18,7 @@ from psutil import Process
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
-from infalign.http import within
+from infalign.core.http import within
 from infalign.models import guided, pooled  # noqa: F401 - so that transformers knows them
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.likely import Likely

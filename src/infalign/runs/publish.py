@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from infalign.display import say
-from infalign.errors import ConfigError, PartialError, first_line
-from infalign.http import passes
+from infalign.core.display import say
+from infalign.core.errors import ConfigError, PartialError, first_line
+from infalign.core.http import passes
 from infalign.models.pretrained import ADAPTER, MODEL_FILES
 from infalign.runs.card import base_of
 from infalign.runs.pending import pending

@@ -14,12 +14,12 @@ from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.settings import NOT_IN_TEXT, OneOf, shown
+from infalign.core.spelling import did_you_mean, nearest
 from infalign.recipes import find, meant
 from infalign.rewards.function import is_file
 from infalign.runs.recipe import Recipe
-from infalign.settings import NOT_IN_TEXT, OneOf, shown
-from infalign.spelling import did_you_mean, nearest
 
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes

@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from infalign.core.errors import DataError
+from infalign.core.settings import Name, Settings
 from infalign.data.sources import Data
-from infalign.errors import DataError
 from infalign.evaluation.settings import Benchmarks, Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, is_extreme, rewinds
 from infalign.models.gguf import place
 from infalign.models.settings import SAFE, SAFE_ADAPTER, Compute, Model, PolicyModel, RankModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
-from infalign.settings import Name, Settings
 from infalign.training.solvers import AnySolver
 from infalign.training.solvers.base import TRUNKS, Offline, Surroundings
 

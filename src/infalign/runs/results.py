@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from infalign.display import LOOKS, QUIET
-from infalign.errors import ConfigError, DataError, InfalignError
+from infalign.core.display import LOOKS, QUIET
+from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table, write_text
 from infalign.evaluation.benchmarks import by_metric
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
@@ -21,12 +23,10 @@ from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
-from infalign.progress import OnProgress
 from infalign.runs.calibrated import reference_rewards
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.one_kl import AtOneKL
-from infalign.storage import read_table, write_text
 from infalign.theory.explorer import explorer_page
 from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable

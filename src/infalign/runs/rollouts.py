@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from infalign.core.sequences import Lazy, chained, token_lists_on_disk
+from infalign.core.storage import listed, read_table
 from infalign.method.calibration import Array
 from infalign.runs.layout import Layout
 from infalign.sampling.prompts import Prompts, PromptTable
 from infalign.sampling.rollouts import Drawn, find_rollouts
-from infalign.sequences import Lazy, chained, token_lists_on_disk
-from infalign.storage import listed, read_table
 from infalign.training.solvers.base import States, Told
 
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from infalign.display import listed_names, plain_table, say
-from infalign.errors import ConfigError
+from infalign.core.display import listed_names, plain_table, say
+from infalign.core.errors import ConfigError
 from infalign.runs.findings import Finding, findings, sentences
 from infalign.runs.layout import records
 from infalign.runs.lock import describe, holder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infalign.progress import NOTHING, SoFar
+from infalign.core.progress import NOTHING, SoFar
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Pass, Texts
 

@@ -18,10 +18,10 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
-from infalign.errors import ConfigError, InfalignError, StoppedError
+from infalign.core.errors import ConfigError, InfalignError, StoppedError
+from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.signals import raise_outside
 from infalign.models.memory import out_of_memory, trim_heap
-from infalign.progress import OnProgress, ProgressDisplay
-from infalign.signals import raise_outside
 
 REPORT_EVERY = 0.2  # seconds between progress reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
@@ -49,7 +49,7 @@ def run_tasks(
 
     A task starts when all of its ``needs`` among ``tasks`` are done; ready tasks start in the order of ``tasks``.
     With one process everything runs in this process. An InfalignError of a task is raised here as one of the classes of
-    `infalign.errors`; any other failure, including a killed worker, becomes an InfalignError that names the task.
+    `infalign.core.errors`; any other failure, including a killed worker, becomes an InfalignError that names the task.
     The other workers are stopped first.
     """
     by_name = {task.name: task for task in tasks}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infalign.errors import ConfigError, first_line
+from infalign.core.errors import ConfigError, first_line
 from infalign.method.calibration import Array
 from infalign.models.attention import odd_layers
 from infalign.models.pretrained import eos_token_id

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from infalign.errors import ConfigError, DataError
-from infalign.settings import Kind
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.settings import Kind
 
 if TYPE_CHECKING:
     from torch import Tensor

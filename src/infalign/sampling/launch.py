@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 
-from infalign.errors import ConfigError, PartialError
+from infalign.core.errors import ConfigError, PartialError
 from infalign.models.memory import free_memory
 
 STARTS_WITHIN = 1800.0  # seconds; a large model takes minutes to load

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from infalign.core.progress import NOTHING, OnProgress, SoFar
+from infalign.core.sequences import Lazy, in_blocks, token_lists
+from infalign.core.storage import listed, read_table
 from infalign.data.examples import Message
 from infalign.models.settings import Compute
-from infalign.progress import NOTHING, OnProgress, SoFar
 from infalign.sampling.engine import EngineSettings, Opened, Prompt, Sampling
 from infalign.sampling.rollouts import draw
-from infalign.sequences import Lazy, in_blocks, token_lists
-from infalign.storage import listed, read_table
 
 
 @dataclass(frozen=True, slots=True)

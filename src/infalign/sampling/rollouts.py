@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from infalign.errors import DataError, PartialError, first_line
+from infalign.core.errors import DataError, PartialError, first_line
+from infalign.core.sequences import Lazy, in_blocks
+from infalign.core.storage import read_table, write_table
 from infalign.models.memory import free_memory, out_of_memory
 from infalign.sampling.engine import Asked, BatchEngine, ConcurrentEngine, Engine, Prompt, Response
-from infalign.sequences import Lazy, in_blocks
-from infalign.storage import read_table, write_table
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
 BATCH = 128  # responses that are drawn at once, of several prompts where one has fewer and the engine can

@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from infalign.errors import ConfigError, PartialError, first_line
-from infalign.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quoted, urls
+from infalign.core.errors import ConfigError, PartialError, first_line
+from infalign.core.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quoted, urls
+from infalign.core.settings import Count
 from infalign.models.pretrained import eos_token_id, load_tokenizer
 from infalign.sampling.engine import (
     Asked,
@@ -27,7 +28,6 @@ from infalign.sampling.engine import (
     stream_key,
 )
 from infalign.sampling.launch import serving
-from infalign.settings import Count
 
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from infalign.core.settings import Count, Draws, Settings, kinds_in, one_of
 from infalign.sampling.engine import EngineSettings
-from infalign.settings import Count, Draws, Settings, kinds_in, one_of
 
 ENGINES = (
     "shared_prefix",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from infalign.errors import ConfigError, first_line
+from infalign.core.errors import ConfigError, first_line
 from infalign.models.attention import check_plain, odd_layers
 from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (

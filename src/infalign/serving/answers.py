@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id
-from infalign.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.models.pretrained import conversation_ids

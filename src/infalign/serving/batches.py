@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from infalign.errors import ConfigError, PartialError
+from infalign.core.errors import ConfigError, PartialError
 
 Row = TypeVar("Row")
 Found = TypeVar("Found")

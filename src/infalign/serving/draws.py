@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from infalign.errors import DataError
-from infalign.http import abandon_names
+from infalign.core.errors import DataError
+from infalign.core.http import abandon_names
 from infalign.sampling.continuous import ContinuousBatch, Row
 from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt, context_of
 from infalign.sampling.server import ServerEngine

@@ -22,13 +22,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from infalign.core.display import listed_names
+from infalign.core.errors import ConfigError, DataError, InfalignError, PartialError
+from infalign.core.settings import shown
 from infalign.data.examples import parse_prompt
-from infalign.display import listed_names
-from infalign.errors import ConfigError, DataError, InfalignError, PartialError
 from infalign.method.procedures import Served, parse_procedure
 from infalign.serving.answers import Answer, Asked, RefusedError, ServedPolicy
 from infalign.serving.web import TooLargeError, allowed, body_of, prometheus
-from infalign.settings import shown
 
 if TYPE_CHECKING:
     from starlette.requests import Request

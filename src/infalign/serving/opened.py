@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from infalign.core.errors import ConfigError
+from infalign.core.http import checked_url
 from infalign.data.examples import Message
-from infalign.errors import ConfigError
-from infalign.http import checked_url
 from infalign.method.procedures import parse_procedure
 from infalign.models.pretrained import adapted, conversation_ids, load_policy, load_tokenizer
 from infalign.rewards.base import RewardFunction, score

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from infalign.errors import ConfigError, InfalignError, StoppedError
-from infalign.http import api_key
+from infalign.core.errors import ConfigError, InfalignError, StoppedError
+from infalign.core.http import api_key
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

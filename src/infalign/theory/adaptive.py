@@ -9,7 +9,7 @@ policy against one plain draw it is 1 − √(2·price), which ``adaptive:PRICE:
 import numpy as np
 from scipy.optimize import brentq
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.procedures import RankProcedure, RewindAndRepeat
 from infalign.method.quadrature import graded
 from infalign.theory.certificate import Optimum

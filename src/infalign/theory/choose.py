@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, rewinds

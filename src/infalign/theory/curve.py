@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.procedures import Served, Standard, is_extreme, rewinds
 from infalign.method.transforms import Transformation, normalised_beta, parse_transform
 from infalign.theory.knowledge import knowing_law

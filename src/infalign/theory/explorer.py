@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from infalign.display import COLOURS, QUIET
-from infalign.errors import ConfigError
+from infalign.core.display import COLOURS, QUIET
+from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RankProcedure, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Identity, Transformation
 from infalign.theory.figures import OWN

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from infalign.display import COLOURS, INK, QUIET, panels, save, style
+from infalign.core.display import COLOURS, INK, QUIET, panels, save, style
 from infalign.method.procedures import parse_procedure
 from infalign.theory.curve import Point, parse_aim, sweep
 

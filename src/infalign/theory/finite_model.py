@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import xlogy
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Distortion, RewindAndRepeat, Served, Standard, rewinds
 

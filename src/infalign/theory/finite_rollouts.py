@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import Judge
 from infalign.method.procedures import RankProcedure, rewinds

@@ -12,7 +12,7 @@ from scipy.integrate import solve_bvp
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.judge import Judge, normal_density
 from infalign.method.procedures import RankProcedure, Served, rewinds

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import normal_density
 from infalign.method.procedures import Served

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import Judge, normal_scores
 from infalign.method.procedures import RewindAndRepeat, Served, Standard, distortion

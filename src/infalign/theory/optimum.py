@@ -9,7 +9,7 @@ threshold (optimum of Rewind-and-Repeat).
 
 import numpy as np
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RankProcedure, Served, Standard, WorstOfN, is_extreme, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.certificate import Optimum, certified

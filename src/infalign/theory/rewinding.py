@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Distortion, RewindAndRepeat, Served, distortion
 from infalign.method.quadrature import Panels, graded

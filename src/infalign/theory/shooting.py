@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Distortion, RankProcedure, Served, distortion, rewinds
 from infalign.theory.certificate import INSIDE, Optimum, as_table, certified

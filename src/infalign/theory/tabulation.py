@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.transforms import (
     Exponential,

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from infalign.errors import InfalignError
+from infalign.core.errors import InfalignError
+from infalign.core.progress import OnProgress
 from infalign.models.memory import trim_heap
-from infalign.progress import OnProgress
 
 
 class ProgressReporter(TrainerCallback):

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from infalign.storage import flaws, inventory, write_text
+from infalign.core.storage import flaws, inventory, write_text
 
 SEAL = "complete.json"
 STATE = "trainer_state.json"

@@ -21,14 +21,14 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from infalign.distributed import processes
-from infalign.errors import ConfigError, InfalignError
+from infalign.core.distributed import processes
+from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import settle, unwritable, writing
 from infalign.models.above import layers_below
 from infalign.models.memory import PeakMemory
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
-from infalign.progress import OnProgress
-from infalign.storage import settle, unwritable, writing
 from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimsHeap
 from infalign.training.checkpoints import Seals, newest_whole, unsealed
 

@@ -11,14 +11,14 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 from torch import Tensor
 
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
 from infalign.data.examples import Message, prompt_id, reply
-from infalign.errors import DataError
 from infalign.method.calibration import Array
 from infalign.models.logprobs import TokenIds, padded_batches
 from infalign.models.packed import Packed, packed_batches, packing, packs
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids
-from infalign.progress import OnProgress
 
 DEPTHS = 6  # layers to choose from, evenly spaced
 PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

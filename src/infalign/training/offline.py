@@ -20,7 +20,9 @@ from datasets import Dataset, concatenate_datasets
 from peft import TaskType, get_peft_model
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
+from infalign.core.sequences import Lazy
 from infalign.method.calibration import Array
 from infalign.method.values import token_targets
 from infalign.models.above import above
@@ -30,8 +32,6 @@ from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.settings import Fit
 from infalign.models.vocabulary import kl_from, logprob_of
-from infalign.progress import OnProgress
-from infalign.sequences import Lazy
 from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device
 from infalign.training.scale import scale_to_kl
 from infalign.training.solvers.base import OFF, Objective, Valued

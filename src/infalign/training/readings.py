@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtri
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
 from infalign.method.calibration import Array, calibrate
-from infalign.progress import OnProgress
 
 FOLDS = 4
 PENALTIES = (0.1, 0.3, 1.0, 3.0)  # of a standardised regressor, as parts of the number of tokens

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infalign.core.distributed import is_first
+from infalign.core.progress import NOTHING, OnProgress, SoFar
+from infalign.core.storage import fsync, remove, writing
 from infalign.data.examples import reply
-from infalign.distributed import is_first
 from infalign.models.memory import free_memory
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
-from infalign.progress import NOTHING, OnProgress, SoFar
-from infalign.storage import fsync, remove, writing
 
 if TYPE_CHECKING:
     from infalign.training.common import Job

@@ -8,7 +8,8 @@ A family is a module with a function ``parse``, and a line in `FAMILIES`.
 
 from importlib import import_module
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean
 from infalign.method.procedures.base import (
     BaseQuantile,
     Distortion,
@@ -26,7 +27,6 @@ from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
 from infalign.method.procedures.soft import SoftBestOfN
 from infalign.method.procedures.standard import Standard
-from infalign.spelling import did_you_mean
 
 __all__ = [
     "BaseQuantile",

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.procedures.rewind import RewindAndRepeat
 
 SPELLINGS = ("adaptive:PRICE:N",)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln
 from typing_extensions import TypeIs
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, places
 
 

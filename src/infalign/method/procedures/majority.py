@@ -9,7 +9,7 @@ from math import comb, factorial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import check_n
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import RankProcedure, Serving, check_probabilities
 from infalign.method.procedures.rewind import Served, rewinds

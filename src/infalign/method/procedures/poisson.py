@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import gammaln, pdtr, pdtrc, xlogy
 
-from infalign.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import Draws, Serving, checked_samples, subsets_within, weights_from_counts
 from infalign.method.procedures.order_statistics import MOST_DRAWS

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import Serving, checked_samples, weights_from_counts
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded

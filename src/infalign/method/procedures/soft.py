@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import Serving, check_n
 from infalign.method.procedures.order_statistics import MOST_DRAWS, OrderStatistics

@@ -5,8 +5,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from infalign.display import amount, gain, number, ratio, share
-from infalign.errors import ConfigError
+from infalign.core.display import amount, gain, number, ratio, share
+from infalign.core.errors import ConfigError
 
 CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infalign.core.storage import read_table, write_text
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
@@ -34,7 +35,6 @@ from infalign.runs.report.pictures import (
 from infalign.runs.report.tables import comparison_rows
 from infalign.runs.report.words import SPOKEN, Numbers, elsewhere, judged_in_words, verdict
 from infalign.runs.results import explored, policy_looks, read_results
-from infalign.storage import read_table, write_text
 
 SHOWN_EXAMPLES = 4
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from infalign.display import COLOURS, INK, PAPER, QUIET, amount, number, panels, save, share
-from infalign.display import STYLE as ANY_STYLE
+from infalign.core.display import COLOURS, INK, PAPER, QUIET, amount, number, panels, save, share
+from infalign.core.display import STYLE as ANY_STYLE
 from infalign.evaluation.diagnostics import uniformity
 from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import Array, calibrate

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from infalign.display import amount, gain, heading, in_points, plain_table, say, share
+from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
 from infalign.runs.report.words import Numbers, knowledge, verdict
 from infalign.runs.results import read_results
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infalign.display import Estimate, amount, gain, ratio, share
+from infalign.core.display import Estimate, amount, gain, ratio, share
 from infalign.runs.results import unseen
 from infalign.training.solvers.base import OFF
 

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table, write_table
 from infalign.evaluation.benchmarks import by_metric, harness, held_out
 from infalign.evaluation.settings import HELD_OUT, task_label
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import Compute, Fit
-from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.run import Confidence, Run, confidence
 from infalign.runs.units import Unit, no_passes
-from infalign.storage import read_table, write_table
 
 
 def units(run: Run) -> Iterator[Unit]:

@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from infalign.progress import OnProgress
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table, write_table
 from infalign.runs.calibrated import MANIFEST
 from infalign.runs.layout import Summary
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
 from infalign.runs.stages import ceiling, judged, rank_model
 from infalign.runs.units import Unit
-from infalign.storage import read_table, write_table
 
 
 def units(run: Run) -> Iterator[Unit]:

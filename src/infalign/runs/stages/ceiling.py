@@ -7,16 +7,16 @@ from math import ceil
 
 import numpy as np
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import write_text
 from infalign.method.calibration import Array
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Confidence, Run, confidence
 from infalign.runs.units import Unit
-from infalign.storage import write_text
 
 PROMPTS, SAMPLES = 384, 16  # read at most
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a response, after which the rank is read

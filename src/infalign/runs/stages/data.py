@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import remove, write_table, write_text, writing
 from infalign.data.examples import MESSAGES, Example, Message
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import split_by_group, without_groups_of
-from infalign.errors import DataError
 from infalign.models.pretrained import check_ends, conversation_ids, load_tokenizer
 from infalign.models.settings import PolicyModel
-from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
-from infalign.storage import remove, write_table, write_text, writing
 
 HELD_OUT_PAIRS = 512
 LEAST_PROMPTS = 4  # in each split

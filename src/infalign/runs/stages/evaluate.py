@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infalign.core.progress import OnProgress, SoFar
+from infalign.core.sequences import Lazy, token_lists_on_disk
+from infalign.core.storage import read_table, write_table
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer, loaded
 from infalign.runs.calibrated import resolved
@@ -29,8 +31,6 @@ from infalign.runs.trackers import track
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
 from infalign.sampling.rollouts import Drawn, find_rollouts, prompts_together
-from infalign.sequences import Lazy, token_lists_on_disk
-from infalign.storage import read_table, write_table
 from infalign.training.solvers.base import Offline, Solver
 
 BATCH_TOKENS = 16384  # tokens per forward pass

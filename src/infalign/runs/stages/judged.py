@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from infalign.core.progress import OnProgress, SoFar
+from infalign.core.sequences import Lazy
+from infalign.core.storage import write_table, write_text
 from infalign.method.procedures import Served
-from infalign.progress import OnProgress, SoFar
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
 from infalign.runs.calibrated import asking
@@ -21,8 +23,6 @@ from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import numbered
-from infalign.sequences import Lazy
-from infalign.storage import write_table, write_text
 
 PROMPTS, SAMPLES = 128, 32  # judged at most; they lie in the first part of the rollouts
 PART = 0

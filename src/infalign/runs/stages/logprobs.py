@@ -11,16 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import write_table
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Architecture, Aside, Last, Pass, Read, Texts
 from infalign.runs.run import Run
 from infalign.runs.stages.material import Material
 from infalign.runs.units import Unit
-from infalign.storage import write_table
 from infalign.training.solvers.base import Offline, Solver
 
 BATCH_TOKENS = 16384  # tokens per forward pass

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from infalign.core.sequences import Lazy
+from infalign.core.storage import read_table
 from infalign.method.procedures import Served
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.rehearsal import check_harmless
@@ -16,8 +18,6 @@ from infalign.runs.layout import Layout
 from infalign.runs.passes import Architecture, Aside, Last
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
-from infalign.sequences import Lazy
-from infalign.storage import read_table
 from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, States
 
 

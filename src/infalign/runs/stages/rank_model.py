@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.method.calibration import calibrate
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.settings import Fit, Scratch
-from infalign.progress import OnProgress
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from infalign.core.progress import OnProgress
+from infalign.core.storage import write_table
 from infalign.method.calibration import Array
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
-from infalign.progress import OnProgress
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
 from infalign.runs.stages.material import networks
 from infalign.runs.units import Unit
-from infalign.storage import write_table
 from infalign.training.solvers.base import Solver, States, Told
 
 BATCH_TOKENS = 16384  # tokens per forward pass

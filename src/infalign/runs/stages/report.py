@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from infalign.progress import OnProgress
+from infalign.core.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import write

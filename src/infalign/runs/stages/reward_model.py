@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table
 from infalign.data.examples import Message
-from infalign.errors import DataError
 from infalign.evaluation.garbage import GARBAGE
 from infalign.method.calibration import win
 from infalign.models.pretrained import load_states, load_tokenizer
 from infalign.models.settings import Fit
-from infalign.progress import OnProgress
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
@@ -22,7 +23,6 @@ from infalign.runs.layout import Layout, Summary
 from infalign.runs.passes import Pass, Read, Texts, trained
 from infalign.runs.run import Confidence, Run, confidence
 from infalign.runs.units import Unit
-from infalign.storage import read_table
 from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from infalign.progress import OnProgress, SoFar
+from infalign.core.progress import OnProgress, SoFar
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Draw, Pass, Texts
 from infalign.runs.run import Run

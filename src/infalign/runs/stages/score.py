@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from infalign.progress import OnProgress, SoFar
+from infalign.core.progress import OnProgress, SoFar
+from infalign.core.sequences import Lazy
+from infalign.core.storage import write_table
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
 from infalign.runs.layout import Summary
@@ -16,8 +18,6 @@ from infalign.runs.run import Run
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import PromptTable, numbered
 from infalign.sampling.rollouts import find_rollouts
-from infalign.sequences import Lazy
-from infalign.storage import write_table
 
 
 def units(run: Run) -> Iterator[Unit]:

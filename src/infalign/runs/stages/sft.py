@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from infalign.errors import DataError
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import PolicyModel
-from infalign.progress import OnProgress
 from infalign.runs.layout import Layout, Summary
 from infalign.runs.passes import Pass, Texts, trained
 from infalign.runs.run import Run
 from infalign.runs.units import Unit
-from infalign.storage import read_table
 from infalign.training.target import Target, fitting
 
 

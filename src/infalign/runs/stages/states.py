@@ -6,9 +6,9 @@ The units are of the stage train.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
-from infalign.progress import NOTHING, OnProgress, SoFar
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Pass, Read, Texts
 from infalign.runs.rollouts import StoredRollouts

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from infalign.distributed import is_first
-from infalign.errors import ConfigError
+from infalign.core.distributed import is_first
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
+from infalign.core.sequences import Lazy
+from infalign.core.storage import read_table
 from infalign.method.procedures import rewinds
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import TRANSFORMATION, load_policy, load_tokenizer
 from infalign.models.settings import Lora
-from infalign.progress import OnProgress
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
 from infalign.runs.layout import Summary
@@ -26,8 +28,6 @@ from infalign.runs.run import Run
 from infalign.runs.stages import judged, logprobs, readings, states
 from infalign.runs.stages.material import Material, networks
 from infalign.runs.units import Unit
-from infalign.sequences import Lazy
-from infalign.storage import read_table
 from infalign.theory.finite_rollouts import finite_rollouts
 from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver, Told
 from infalign.training.solvers.distil import Settings as Distil

@@ -19,8 +19,8 @@ from safetensors.torch import load_model, save_model
 from transformers import AutoConfig, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
+from infalign.core.errors import ConfigError
 from infalign.data.examples import Message, prompt_id
-from infalign.errors import ConfigError
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from infalign.settings import kinds_in, one_of
+from infalign.core.settings import kinds_in, one_of
 from infalign.training.solvers.base import Solver
 
 SOLVERS = (

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from infalign.display import INK
-from infalign.errors import ConfigError
+from infalign.core.display import INK
+from infalign.core.errors import ConfigError
+from infalign.core.settings import Count, Draws, Kind, Positive, Settings, spelled
 from infalign.method.calibration import Array
 from infalign.method.judge import FEWEST
 from infalign.method.procedures import Served, rewinds
@@ -24,7 +25,6 @@ from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.gguf import is_gguf
 from infalign.models.settings import Adapter, Fit
-from infalign.settings import Count, Draws, Kind, Positive, Settings, spelled
 from infalign.theory.law import Law, aligned_law, law_at_kl
 
 if TYPE_CHECKING:

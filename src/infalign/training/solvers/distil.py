@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from infalign.display import COLOURS
+from infalign.core.display import COLOURS
+from infalign.core.settings import Name
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.shapings import Shaping
-from infalign.settings import Name
 from infalign.theory.law import Law
 from infalign.training.solvers.base import Offline, Solver, States, states_below
 

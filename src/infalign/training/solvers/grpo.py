@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from infalign.display import COLOURS
+from infalign.core.display import COLOURS
 from infalign.training.solvers.base import OnRanks, Surroundings
 
 

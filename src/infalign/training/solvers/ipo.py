@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from infalign.display import COLOURS
+from infalign.core.display import COLOURS
 from infalign.method.calibration import Array, win
 from infalign.method.shapings import Ranked, Shaping
 from infalign.method.transforms import Identity

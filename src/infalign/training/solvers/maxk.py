@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from infalign.display import COLOURS
-from infalign.errors import ConfigError
+from infalign.core.display import COLOURS
+from infalign.core.errors import ConfigError
 from infalign.method.credit import credit, served_win_rate
 from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import Ranked, Shaping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from infalign.display import COLOURS
+from infalign.core.display import COLOURS
 from infalign.method.procedures import Served
 from infalign.training.advantages import Advantages, Batch, Loop
 from infalign.training.solvers.base import OnRanks

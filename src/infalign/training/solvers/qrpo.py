@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from infalign.display import COLOURS
+from infalign.core.display import COLOURS
+from infalign.core.settings import Name
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.settings import Name
 from infalign.training.solvers.base import Examples, Offline, Shaped, Solver, Told, singles
 
 if TYPE_CHECKING:

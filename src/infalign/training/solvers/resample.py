@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from infalign.display import QUIET
+from infalign.core.display import QUIET
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, optimal_log_ratios
 from infalign.method.transforms import Transformation

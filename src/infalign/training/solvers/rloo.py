@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from infalign.display import COLOURS
+from infalign.core.display import COLOURS
 from infalign.training.solvers.base import OnRanks
 
 

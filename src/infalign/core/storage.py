@@ -16,7 +16,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infalign.errors import DataError, InfalignError
+from infalign.core.errors import DataError, InfalignError
 
 UNWRITABLE = {  # what the disk or who owns it refuses
     *(errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO),

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from infalign.storage import writing
+from infalign.core.storage import writing
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl

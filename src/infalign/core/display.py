@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from infalign.errors import ConfigError
+from infalign.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -164,7 +164,7 @@ def save(figure: Any, path: Path, *, salt: str = "infalign", stamped: bool = Fal
     """
     import matplotlib
 
-    from infalign.storage import atomic_path  # which imports NumPy
+    from infalign.core.storage import atomic_path  # which imports NumPy
 
     absent = {
         ".png": ["Software"],

@@ -1,0 +1,1 @@
+"""What every room uses and no room owns: errors, settings, storage, HTTP, and what a terminal shows."""
