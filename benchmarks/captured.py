@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from infalign.experiments.compare import compare_methods
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 
 METHODS, BUDGET = ["qrpo", "qrpo-identity"], 1.0
 WHOLE = ["fit.lora=null", "fit.learning_rate=0.0001"]  # instead of an adapter

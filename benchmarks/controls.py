@@ -22,8 +22,8 @@ from seeded import interval, seeds_and_settings
 from seeds import share
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from infalign.recipe.reading import load_recipe
 from infalign.runs import pipeline
-from infalign.runs.reading import load_recipe
 from infalign.runs.results import read_results
 
 RATES = (2e-4, 4e-4, 1e-3)

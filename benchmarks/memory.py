@@ -81,7 +81,7 @@ def write_rows(folder: Path, prompts: int) -> None:
 
 def run(folder: Path, prompts: int, k: int) -> Any:
     """Return a run on the rows in ``folder``."""
-    from infalign.runs.reading import load_recipe
+    from infalign.recipe.reading import load_recipe
     from infalign.runs.run import Run
 
     settings = {

@@ -20,7 +20,7 @@ from rich.console import Console
 from seeded import interval, seeds_and_settings
 
 from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
-from infalign.runs.reading import load_recipe
+from infalign.recipe.reading import load_recipe
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
 GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]

@@ -30,7 +30,7 @@ def public_names() -> list[str]:
 
 def linked(text: str) -> str:
     """Return a page of the repository's root or of docs with the links of the site."""
-    text = text.replace("](docs/", "](").replace("](src/infalign/recipes/", "](recipes/")
+    text = text.replace("](docs/", "](").replace("](src/infalign/recipe/built_in/", "](recipes/")
     return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", text)
 
 
@@ -39,7 +39,7 @@ def gather(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.ipynb"))
     shutil.copytree(
-        ROOT / "src/infalign/recipes", folder / "recipes", ignore=shutil.ignore_patterns("*.py", "__pycache__")
+        ROOT / "src/infalign/recipe/built_in", folder / "recipes", ignore=shutil.ignore_patterns("*.py", "__pycache__")
     )
     for name in ("CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile"):
         shutil.copy(ROOT / name, folder)

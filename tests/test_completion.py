@@ -11,7 +11,7 @@ import pytest
 
 from infalign import cli
 from infalign.data.sets import SETS
-from infalign.recipes import built_in
+from infalign.recipe.built_in import built_in
 
 NAMES = {recipe.name for recipe in built_in()}
 DRIVER = """\

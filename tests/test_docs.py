@@ -13,7 +13,7 @@ from gather import gather
 import infalign
 from infalign import cli
 from infalign.method.procedures import parse_procedure
-from infalign.runs.reading import load_recipe
+from infalign.recipe.reading import load_recipe
 from infalign.theory.choose import rank
 
 ROOT = Path(__file__).parents[1]

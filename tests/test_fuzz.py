@@ -33,9 +33,9 @@ from infalign.method.procedures import parse_procedure
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
 from infalign.method.transforms import Identity, Tabulated, parse_transform
-from infalign.recipes import built_in
+from infalign.recipe.built_in import built_in
+from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.rewards.base import score
-from infalign.runs.reading import dump_recipe, load_recipe
 from infalign.theory.curve import parse_aim
 
 FEW = 25

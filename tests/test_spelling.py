@@ -9,7 +9,7 @@ from infalign.core.spelling import nearest
 from infalign.experiments.methods import METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.method.shapings import parse_shaping
-from infalign.recipes import built_in
+from infalign.recipe.built_in import built_in
 from infalign.training.solvers import KINDS
 
 EXP = "exp:T (for example exp:10 or exp:-10)"

@@ -15,7 +15,7 @@ import pytest
 from micro import given, write
 
 from infalign.method.transforms import parse_transform
-from infalign.runs.reading import load_recipe
+from infalign.recipe.reading import load_recipe
 from infalign.theory.law import law_at_kl
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infalign.recipes import built_in
+from infalign.recipe.built_in import built_in
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,8 +19,8 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.files import read_rows
 from infalign.data.sets import SETS, fetch, part_file
 from infalign.data.sources import Source, read_examples
-from infalign.recipes import built_in
-from infalign.runs.reading import load_recipe
+from infalign.recipe.built_in import built_in
+from infalign.recipe.reading import load_recipe
 from infalign.runs.run import Run
 
 UNUSABLE = {"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: Yes"}

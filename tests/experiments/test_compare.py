@@ -30,12 +30,12 @@ from infalign.experiments.methods import (
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Identity, Log, parse_transform
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.pending import pending
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl

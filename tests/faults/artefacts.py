@@ -21,9 +21,9 @@ from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
 from infalign.data.hub import hub_rows
 from infalign.models.pretrained import classifier_from, conversation_ids, load_policy, load_tokenizer
+from infalign.recipe.reading import load_recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.layout import Layout
-from infalign.runs.reading import load_recipe
 from infalign.runs.report.page import write
 from infalign.runs.report.tables import print_table
 from infalign.training.checkpoints import SEAL, Seals, seal

@@ -11,9 +11,9 @@ from faults.data import infalign
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, death, everywhere, refused, undo
 from infalign.core.storage import read_record, remove, write_record
+from infalign.recipe.reading import load_recipe
 from infalign.runs import pipeline
 from infalign.runs.ownership import MARKER, write_recipe
-from infalign.runs.reading import load_recipe
 
 
 def content(root: Path) -> dict[str, bytes]:

@@ -25,11 +25,11 @@ from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, refused, undo
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import remove
+from infalign.recipe.reading import load_recipe
 from infalign.runs import STAGES
 from infalign.runs.layout import records
 from infalign.runs.lock import HOLDER, held, holder
 from infalign.runs.ownership import MARKER
-from infalign.runs.reading import load_recipe
 from infalign.runs.status import status
 from infalign.runs.workers import Task, run_tasks
 

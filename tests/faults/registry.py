@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from infalign.recipe.reading import load_recipe
 from infalign.runs import pipeline
-from infalign.runs.reading import load_recipe
 
 
 @dataclass(frozen=True)

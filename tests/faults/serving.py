@@ -12,7 +12,7 @@ from faults.data import infalign
 from faults.registry import Lab, Seen, fault
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.runs.reading import dump_recipe, load_recipe
+from infalign.recipe.reading import dump_recipe, load_recipe
 
 
 @fault("the policy that is to be served is not trained", brief=True)

@@ -21,11 +21,11 @@ from faults.registry import Lab, Seen, again, fault, tables
 from infalign.core.errors import InfalignError
 from infalign.core.storage import hash_file, read_record, read_table, remove, write_record, write_table
 from infalign.models.pretrained import load_policy
+from infalign.recipe.fingerprints import Digests
+from infalign.recipe.reading import load_recipe
 from infalign.runs import pipeline
-from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import FORMAT, records
 from infalign.runs.pending import pending, reasons
-from infalign.runs.reading import load_recipe
 from infalign.runs.run import Run
 from infalign.runs.status import status
 from infalign.training.checkpoints import SEAL

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
-from infalign.runs.recipe import Recipe
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,9 @@ from infalign.integrations import trl as adapter
 from infalign.integrations.configured import score
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.reading import dump_recipe
+from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
-from infalign.runs.reading import dump_recipe
-from infalign.runs.recipe import Recipe
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]

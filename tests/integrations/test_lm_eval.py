@@ -18,8 +18,8 @@ from infalign.evaluation.settings import Benchmarks
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
-from infalign.runs.recipe import Recipe
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 

@@ -23,9 +23,9 @@ from rich.console import Console
 
 from infalign.core.errors import ConfigError
 from infalign.integrations.ray import Actor, Part, on_cluster, work_of
+from infalign.recipe.reading import load_recipe
 from infalign.rewards.scores import score_shard
 from infalign.runs import pipeline
-from infalign.runs.reading import load_recipe
 from infalign.runs.run import Run
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable

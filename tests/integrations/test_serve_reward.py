@@ -24,8 +24,8 @@ from infalign.integrations.server import MOST_BYTES, Batches
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.runs.reading import dump_recipe
-from infalign.runs.recipe import Recipe
+from infalign.recipe.reading import dump_recipe
+from infalign.recipe.settings import Recipe
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]

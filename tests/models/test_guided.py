@@ -16,8 +16,8 @@ from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import guided_by, load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.runs.fingerprints import Digests, settings_of
-from infalign.runs.recipe import Recipe
+from infalign.recipe.fingerprints import Digests, settings_of
+from infalign.recipe.settings import Recipe
 from infalign.sampling.continuous import ContinuousBatch
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine

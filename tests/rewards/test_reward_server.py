@@ -24,13 +24,13 @@ from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.data.examples import prompt_id
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.rewards.base import score
 from infalign.rewards.scores import check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
 from infalign.runs import pipeline
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.sampling.engine import Sampling
 from infalign.sampling.server import ServerEngine

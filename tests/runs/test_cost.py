@@ -17,12 +17,12 @@ from infalign.data.sources import read_examples
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
+from infalign.recipe.settings import Recipe
 from infalign.runs.cost import cost, makespan, stand_in, texts_of
 from infalign.runs.passes import Aside, Draw, Last, Read, Texts, Train, UnknownSizeError
 from infalign.runs.pipeline import units
 from infalign.runs.plan import print_plan
 from infalign.runs.probe import H100, Probe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.data import prepare_data
 from infalign.runs.units import Unit, follows, keys

@@ -8,9 +8,9 @@ import micro
 import pytest
 
 from infalign.core.errors import InfalignError
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs.findings import FEW_STEPS, Finding, check_worth, findings, sentences
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from infalign.evaluation.judge import estimated_judge
 from infalign.evaluation.tables import judged_samples
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
-from infalign.runs.recipe import Recipe
+from infalign.recipe.settings import Recipe
 from infalign.theory.judged import optimal_by
 from infalign.theory.law import judged_win_rate, law_at_kl
 

@@ -13,9 +13,9 @@ from infalign.core.errors import ConfigError
 from infalign.models.pretrained import conversation_ids, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.reading import dump_recipe, load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.rewards.function import function_reward
-from infalign.runs.reading import dump_recipe, load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.world import dialogues
 

@@ -24,13 +24,13 @@ from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.models.pretrained import load_policy
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs import pipeline
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.plan import print_plan
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.results import write_results
 from infalign.runs.run import Run, confidence, rollout_parts
 from infalign.runs.stages import train

@@ -18,11 +18,11 @@ from infalign.evaluation.diagnostics import rank_correlations
 from infalign.method.calibration import calibrate
 from infalign.method.reward import PredictedRankReward
 from infalign.method.transforms import Exponential, Function, Log
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout, records
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run, rollout_parts
 from infalign.runs.stages.rank_model import rank_model_start
 from infalign.runs.units import Unit

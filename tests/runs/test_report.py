@@ -20,9 +20,9 @@ from infalign.core.storage import read_record, write_record, write_table
 from infalign.data.examples import MESSAGES, prompt_id
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
+from infalign.recipe.settings import Recipe
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import FORMAT, Layout
-from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import examples, saturated, write
 from infalign.runs.report.pictures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.tables import comparison_rows, print_table

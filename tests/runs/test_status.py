@@ -15,12 +15,12 @@ from rich.console import Console
 from infalign.core.storage import read_record, write_record
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.fingerprints import Digests, changes, settings_of
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
-from infalign.runs.fingerprints import Digests, changes, settings_of
 from infalign.runs.layout import records
 from infalign.runs.pending import Pending, pending, reasons
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.status import UnitStatus, status
 from infalign.runs.units import bases, keys

@@ -25,12 +25,12 @@ from infalign.method.calibration import Array
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
 from infalign.models.settings import Fit
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
 from infalign.runs.calibrated import check_calibrated
 from infalign.runs.layout import Layout
 from infalign.runs.plan import print_plan
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.train import coarse_ranks
 from infalign.training.common import Job, arguments, fit_and_save

@@ -18,7 +18,7 @@ from infalign.method.transforms import Identity
 from infalign.method.values import token_targets
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
-from infalign.runs.recipe import Recipe
+from infalign.recipe.settings import Recipe
 from infalign.training.common import Job
 from infalign.training.offline import fit_offline
 from infalign.training.solvers.qrpo import QRPO, ByToken, regression_targets, squared

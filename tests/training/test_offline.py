@@ -19,7 +19,7 @@ from infalign.method.transforms import Exponential, Identity
 from infalign.models.packed import packed_logprobs, packing
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
-from infalign.runs.reading import load_recipe
+from infalign.recipe.reading import load_recipe
 from infalign.theory.law import law_at_kl
 from infalign.training.common import Job, arguments, lora, on_one_device
 from infalign.training.offline import _Packer, _ToTargets

@@ -16,7 +16,7 @@ from infalign.data.examples import prompt_id
 from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
-from infalign.runs.reading import load_recipe
+from infalign.recipe.reading import load_recipe
 from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy, on_policy_trainer
 from infalign.training.common import Job
 from infalign.training.solvers import read_solver

@@ -19,10 +19,10 @@ from infalign.method.procedures import BestOfN
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
+from infalign.recipe.reading import load_recipe
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout
 from infalign.runs.pending import pending
-from infalign.runs.reading import load_recipe
 from infalign.runs.run import Run
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine

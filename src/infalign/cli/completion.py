@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cyclopts.completion import CompletionContext
 
-from infalign.recipes import ENDINGS, built_in
+from infalign.recipe.built_in import ENDINGS, built_in
 
 
 def names(_: CompletionContext) -> dict[str, str]:
@@ -31,7 +31,7 @@ def recipes_and_runs(typed: CompletionContext) -> dict[str, str]:
 
 def keys(_: CompletionContext) -> dict[str, str]:
     """Return every key of a recipe, and what it means."""
-    from infalign.runs.keys import all_keys
+    from infalign.recipe.keys import all_keys
 
     return {key.name: key.meaning for key in all_keys()}
 

@@ -10,7 +10,7 @@ from infalign.cli import completion
 from infalign.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infalign.runs.recipe import Recipe
+    from infalign.recipe.settings import Recipe
 
 RecipePath = Annotated[
     str,
@@ -58,7 +58,7 @@ def read_budgets(text: str | None) -> list[float] | None:
 
 def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
     """Return the recipe with the changes of ``--set`` and ``--skip-invalid``."""
-    from infalign.runs.reading import load_recipe
+    from infalign.recipe.reading import load_recipe
 
     return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
 

@@ -13,10 +13,10 @@ from infalign.cli import completion
 from infalign.cli.output import open_console
 from infalign.core.display import say
 from infalign.core.errors import ConfigError, InfalignError
-from infalign.recipes import built_in, named
+from infalign.recipe.built_in import built_in, named
 
 if TYPE_CHECKING:
-    from infalign.runs.first_recipe import Answers
+    from infalign.recipe.template import Answers
 
 DEFAULTS = {"data": "world", "policy": "scratch", "reward": None, "procedure": "best-of-4", "kl_budget": 0.6}
 LEARNT = "learn it from the pairs"  # what is asked for as a reward
@@ -75,7 +75,7 @@ def recipe(
     ] = "",
 ) -> None:
     """Say what a key of a recipe means, its type and its default."""
-    from infalign.runs.keys import explained
+    from infalign.recipe.keys import explained
 
     for key in explained(explain):
         print(f"{key.name}\n  {key.facts}\n  {key.meaning}")
@@ -113,7 +113,7 @@ def init(
     ask = sys.stdin.isatty() and sys.stdout.isatty()
     if not ask and (data is None or policy is None):
         raise ConfigError("give --data and --policy; on a terminal, `infalign init` asks for them")
-    from infalign.runs.first_recipe import Answers, write_first_recipe
+    from infalign.recipe.template import Answers, write_first_recipe
 
     options = {"data": data, "policy": policy, "reward": reward, "procedure": procedure, "kl_budget": kl_budget}
     given: dict[str, Any] = {name: answer for name, answer in options.items() if answer is not None}
@@ -131,7 +131,7 @@ def _asked(answers: "Answers", names: Sequence[str], out: Path) -> "Answers":
     """
     from rich.prompt import FloatPrompt, Prompt
 
-    from infalign.runs.first_recipe import checked
+    from infalign.recipe.template import checked
 
     questions: dict[str, Callable[[], Any]] = {
         "data": partial(

@@ -14,10 +14,10 @@ from infalign.cli.output import open_console, print_json
 from infalign.core.display import counted, say
 from infalign.core.errors import ConfigError, PartialError
 from infalign.core.spelling import nearest
-from infalign.recipes import ENDINGS, built_in
+from infalign.recipe.built_in import ENDINGS, built_in
 
 if TYPE_CHECKING:
-    from infalign.runs.recipe import Recipe
+    from infalign.recipe.settings import Recipe
 
 STATUS_EPILOGUE = """\
 Examples:

@@ -29,13 +29,13 @@ from infalign.experiments.methods import (
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, is_extreme, of_best
 from infalign.method.transforms import Identity, Log
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
 from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout, records
 from infalign.runs.one_kl import AtOneKL
 from infalign.runs.plan import print_plan
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run, rollout_parts
 from infalign.runs.stages.evaluate import evaluations_on
 from infalign.runs.units import Unit

@@ -25,9 +25,9 @@ from infalign.core.storage import listed, read_table, write_table, write_text
 from infalign.data.examples import MESSAGES, Message, prompt_id
 from infalign.method.calibration import Array, calibrate, win
 from infalign.models.settings import Fit
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
 from infalign.runs.layout import Layout, Summary, records
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run, confidence, target
 from infalign.runs.stages.reward_model import reward_start
 from infalign.runs.workers import Task, run_tasks

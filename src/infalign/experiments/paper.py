@@ -28,10 +28,10 @@ from infalign.experiments.methods import ITSELF, extreme_procedure
 from infalign.experiments.seeds import Measurement, Quantity, RawReward, RewindDraws, Seed, WinRate, lead
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import Served, Standard
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
 from infalign.runs.calibrated import reference_rewards
 from infalign.runs.layout import records
-from infalign.runs.recipe import Recipe
 from infalign.theory.curve import Point
 from infalign.theory.figures import analytic_points
 

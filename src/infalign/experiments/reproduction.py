@@ -20,12 +20,12 @@ from infalign.experiments.compare import ROUNDS, checked_budgets, train_methods,
 from infalign.experiments.methods import Compared, extreme_procedure, possible_methods
 from infalign.experiments.paper import BY_NUMBER, FIGURES, Claim, Figure
 from infalign.experiments.seeds import Seed
+from infalign.recipe.reading import dump_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs.claims import claim as claimed
 from infalign.runs.layout import records
 from infalign.runs.lock import held
 from infalign.runs.pending import pending
-from infalign.runs.reading import dump_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.report.html import check_drawable, embedded, template
 from infalign.runs.report.pictures import STYLE, Picture, save_picture
 from infalign.runs.run import Run

@@ -18,10 +18,10 @@ from infalign.experiments.compare import at_one_kl, served_itself
 from infalign.experiments.methods import Compared
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
+from infalign.recipe.settings import Recipe
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.one_kl import AtOneKL
-from infalign.runs.recipe import Recipe
 from infalign.runs.report.words import SPOKEN
 
 

@@ -24,12 +24,12 @@ from infalign.core.display import listed_names, say
 from infalign.core.errors import ConfigError, InfalignError, first_line
 from infalign.core.progress import ProgressDisplay
 from infalign.core.storage import listed, read_table
+from infalign.recipe.settings import Recipe
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.scores import score_shard
 from infalign.rewards.sources import Scorer
 from infalign.runs.pending import pending
 from infalign.runs.pipeline import begin, do, opened, units
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import bases
 from infalign.runs.workers import Task, call

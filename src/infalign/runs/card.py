@@ -7,9 +7,9 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
 from infalign.models.pretrained import TRANSFORMATION
 from infalign.models.settings import is_hub_id
+from infalign.recipe.settings import Recipe
 from infalign.rewards.settings import RewardSource
 from infalign.runs.layout import Layout, Summary, records
-from infalign.runs.recipe import Recipe
 from infalign.runs.report.words import elsewhere
 from infalign.runs.results import read_results
 from infalign.training.solvers.base import JUDGED

@@ -11,8 +11,8 @@ from infalign.evaluation.settings import task_label
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
+from infalign.recipe.settings import Recipe
 from infalign.runs.layout import Layout
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Confidence, confidence
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from infalign.core.display import counted, listed_names, number
 from infalign.core.errors import InfalignError
+from infalign.recipe.settings import Recipe
 from infalign.runs.layout import Summary
-from infalign.runs.recipe import Recipe
 from infalign.training.solvers.base import OFF
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of

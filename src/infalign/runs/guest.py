@@ -14,10 +14,10 @@ from infalign.core.storage import write_text
 from infalign.models.pretrained import load_tokenizer, model_digest
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
+from infalign.recipe.settings import Recipe
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.pending import pending
 from infalign.runs.pipeline import do, opened, units
-from infalign.runs.recipe import Recipe
 from infalign.runs.results import sample_numbers
 from infalign.runs.run import Run
 from infalign.runs.stages.evaluate import guest_evaluation

@@ -8,9 +8,9 @@ import yaml
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import is_temporary, read_record, write_text
+from infalign.recipe.reading import YAML_ERRORS, dump_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs.layout import Layout
-from infalign.runs.reading import YAML_ERRORS, dump_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.units import Unit
 
 MARKER = ".infalign"

@@ -9,7 +9,7 @@ from infalign.core.display import listed_names
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING
 from infalign.core.storage import flaws
-from infalign.runs.fingerprints import changes
+from infalign.recipe.fingerprints import changes
 from infalign.runs.layout import Layout, records
 from infalign.runs.units import Unit, bases, keys, needs
 

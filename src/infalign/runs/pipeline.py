@@ -18,14 +18,14 @@ from infalign.core.storage import inventory, remove, write_record, write_text, w
 from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.models.gguf import converted, folder_of, is_gguf
 from infalign.models.rehearsal import check_harmless
+from infalign.recipe.fingerprints import Digests
+from infalign.recipe.settings import Recipe
 from infalign.runs import STAGES
 from infalign.runs.findings import check_worth, findings, sentences
-from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import FORMAT, Layout, Summary, records
 from infalign.runs.lock import held
 from infalign.runs.ownership import check_inputs, check_outputs_free, write_recipe
 from infalign.runs.pending import check_outputs, holds, pending, reasons
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import Unit, bases, follows, keys, needs
 from infalign.runs.workers import Task, run_tasks

@@ -28,18 +28,18 @@ from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
 from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
+from infalign.recipe.fingerprints import Digests
+from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
 from infalign.runs import STAGES
 from infalign.runs.cost import Cost, cost, makespan, stand_in, texts_of
 from infalign.runs.findings import fewer_prompts
-from infalign.runs.fingerprints import Digests
 from infalign.runs.layout import Layout, records
 from infalign.runs.ownership import check_inputs, check_run_dir
 from infalign.runs.passes import Architecture, Aside, Texts, UnknownSizeError
 from infalign.runs.pending import pending, reasons
 from infalign.runs.pipeline import units
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.stages.material import networks
 from infalign.runs.stages.rank_model import rank_architecture

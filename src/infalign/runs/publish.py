@@ -10,10 +10,10 @@ from infalign.core.display import say
 from infalign.core.errors import ConfigError, PartialError, first_line
 from infalign.core.http import passes
 from infalign.models.pretrained import ADAPTER, MODEL_FILES
+from infalign.recipe.settings import Recipe
 from infalign.runs.card import base_of
 from infalign.runs.pending import pending
 from infalign.runs.pipeline import units
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.status import recorded_recipe
 from infalign.training.solvers.base import Offline

@@ -10,11 +10,11 @@ from infalign.evaluation.settings import Evaluate
 from infalign.models.gguf import folder_of, is_gguf
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Scratch
+from infalign.recipe.fingerprints import Digests, settings_of
+from infalign.recipe.settings import Recipe
 from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
-from infalign.runs.fingerprints import Digests, settings_of
 from infalign.runs.layout import Layout
-from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.training.solvers.base import Offline

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from infalign.core.display import listed_names, plain_table, say
 from infalign.core.errors import ConfigError
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs.findings import Finding, findings, sentences
 from infalign.runs.layout import records
 from infalign.runs.lock import describe, holder
 from infalign.runs.pending import pending
 from infalign.runs.pipeline import units, versions
-from infalign.runs.reading import load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 
 

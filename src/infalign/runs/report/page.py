@@ -12,13 +12,13 @@ from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.evaluation.matched import NEAR
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
+from infalign.recipe.reading import dump_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs.calibrated import policy_betas, reference_rewards, resolved
 from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.findings import findings, sentences
 from infalign.runs.layout import Layout, records
-from infalign.runs.reading import dump_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.report.html import check_drawable, embedded, script_hash, template
 from infalign.runs.report.pictures import (
     STYLE,

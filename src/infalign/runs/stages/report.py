@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from infalign.core.progress import OnProgress
+from infalign.recipe.settings import Recipe
 from infalign.runs.layout import Layout, Summary
-from infalign.runs.recipe import Recipe
 from infalign.runs.report.page import write
 from infalign.runs.run import Run
 from infalign.runs.units import Unit

@@ -18,11 +18,11 @@ from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import TRANSFORMATION, load_policy, load_tokenizer
 from infalign.models.settings import Lora
+from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
 from infalign.runs.layout import Summary
 from infalign.runs.passes import Aside, Draw, Pass, Read, Texts, Train
-from infalign.runs.recipe import Recipe
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
 from infalign.runs.stages import judged, logprobs, readings, states

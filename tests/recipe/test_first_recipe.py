@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.runs.reading import load_recipe
+from infalign.recipe.reading import load_recipe
 from infalign.theory.choose import rank
 from infalign.world import dialogues, preferences
 

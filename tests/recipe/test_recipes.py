@@ -18,8 +18,8 @@ from infalign.core.storage import read_table
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.recipes import BuiltIn, built_in
-from infalign.runs.reading import load_recipe
+from infalign.recipe.built_in import BuiltIn, built_in
+from infalign.recipe.reading import load_recipe
 from infalign.training.common import save_model
 
 RECIPES = built_in()

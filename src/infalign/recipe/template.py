@@ -20,8 +20,8 @@ from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, rewinds
 from infalign.models.gguf import is_gguf
 from infalign.models.settings import is_hub_id
+from infalign.recipe.reading import recipe_of
 from infalign.rewards.function import function_reward, is_file
-from infalign.runs.reading import recipe_of
 from infalign.theory.choose import rank
 
 LOOKED_AT = 1000  # rows of a file

@@ -1,6 +1,6 @@
 """Every key of a recipe with its type, default and meaning, as the settings themselves say it.
 
-``python -m infalign.runs.keys`` prints the page `docs/recipe.md`.
+``python -m infalign.recipe.keys`` prints the page `docs/recipe.md`.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from infalign.core.errors import ConfigError
 from infalign.core.settings import OneOf, Settings
 from infalign.core.spelling import nearest
-from infalign.runs.recipe import Recipe
+from infalign.recipe.settings import Recipe
 
 NAME, NUMBER = "NAME", "N"  # stand for the name of a policy, and for the place in a list
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -25,7 +25,7 @@ SIGNS = {Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<")}
 INTRODUCTION = """\
 # Keys of a recipe
 
-*Written by `python -m infalign.runs.keys` from the settings themselves; `infalign recipe --explain KEY` says the same.*
+*Written by `python -m infalign.recipe.keys` from the settings; `infalign recipe --explain KEY` says the same.*
 
 A recipe is YAML; `--set KEY=VALUE` changes any key. NAME is the name of a policy, N a place in a list, counted from 0.
 Keys whose default is *none* may be left out.

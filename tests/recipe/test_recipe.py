@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.core.errors import ConfigError
-from infalign.recipes import built_in
+from infalign.recipe.built_in import built_in
+from infalign.recipe.reading import dump_recipe, load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.runs import pipeline
-from infalign.runs.reading import dump_recipe, load_recipe
-from infalign.runs.recipe import Recipe
 from infalign.runs.run import Run
 from infalign.runs.units import keys
 

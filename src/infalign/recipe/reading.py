@@ -17,9 +17,9 @@ from yaml.constructor import ConstructorError
 from infalign.core.errors import ConfigError
 from infalign.core.settings import NOT_IN_TEXT, OneOf, shown
 from infalign.core.spelling import did_you_mean, nearest
-from infalign.recipes import find, meant
+from infalign.recipe.built_in import find, meant
+from infalign.recipe.settings import Recipe
 from infalign.rewards.function import is_file
-from infalign.runs.recipe import Recipe
 
 YAML_ERRORS = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 LONGEST_RECIPE = 100_000  # bytes

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import yaml
 
-from infalign.recipes import BuiltIn, built_in
-from infalign.runs.keys import all_keys, explained, reference
-from infalign.runs.reading import dump_recipe, load_recipe
-from infalign.runs.recipe import Recipe
+from infalign.recipe.built_in import BuiltIn, built_in
+from infalign.recipe.keys import all_keys, explained, reference
+from infalign.recipe.reading import dump_recipe, load_recipe
+from infalign.recipe.settings import Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 
 
 def test_the_page_is_what_the_settings_say() -> None:
-    """If this fails, run ``python -m infalign.runs.keys > docs/recipe.md``."""
+    """If this fails, run ``python -m infalign.recipe.keys > docs/recipe.md``."""
     assert PAGE.read_text(encoding="utf-8") == reference()
 
 

@@ -12,8 +12,8 @@ from infalign.data.sets import part_file
 from infalign.evaluation.settings import is_file_task, task_label
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import TEMPLATES, model_digest
+from infalign.recipe.settings import Recipe
 from infalign.rewards.function import is_file, source_file
-from infalign.runs.recipe import Recipe
 from infalign.training.solvers.base import TRUNKS
 
 
