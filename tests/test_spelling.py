@@ -22,7 +22,6 @@ EXP = "exp:T (for example exp:10 or exp:-10)"
         ("worst-of4", "worst-of-N"),
         ("standart", "standard"),
         ("rewind:0.85", "rewind:QUANTILE:N[:best]"),
-        ("soft-best:8", "soft-best-of-N:T"),
         ("top-2", "top-K-of-N"),
     ],
 )

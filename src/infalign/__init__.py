@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from infalign.method.calibration import calibrate, win
     from infalign.method.procedures import (
         BestOfN,
-        BestOfPoisson,
         Mixture,
         OrderStatistics,
         RankDensity,
         RewindAndRepeat,
-        SoftBestOfN,
         Standard,
         WorstOfN,
         kth_best,
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BestOfN",
-    "BestOfPoisson",
     "CalibratedReward",
     "ClassifierReward",
     "Exponential",
@@ -48,7 +45,6 @@ __all__ = [
     "Power",
     "RankDensity",
     "RewindAndRepeat",
-    "SoftBestOfN",
     "Standard",
     "Tabulated",
     "WorstOfN",

@@ -17,7 +17,6 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.method.procedures import (
     BaseQuantile,
     BestOfN,
-    BestOfPoisson,
     Draws,
     Mixture,
     OrderStatistics,
@@ -25,7 +24,6 @@ from infalign.method.procedures import (
     RankProcedure,
     RewindAndRepeat,
     Served,
-    SoftBestOfN,
     Standard,
     WorstOfN,
     kth_best,
@@ -50,9 +48,6 @@ def chances(procedure: Served) -> list[Fraction]:
             return [Fraction(int(i == 0)) for i in range(n)]
         case OrderStatistics(_, probabilities):
             return [Fraction(q).limit_denominator(10**6) for q in probabilities]
-        case SoftBestOfN(n, temperature):
-            odds = [Fraction(math.exp(i / (n - 1) / temperature)) for i in range(n)]
-            return [odd / sum(odds) for odd in odds]
     raise AssertionError(procedure)
 
 
@@ -68,11 +63,6 @@ def enumerated(procedure: Served, rewards: list[int], threshold: float = 0.0) ->
             for share, part in parts:
                 for i, weight in enumerate(enumerated(part, rewards)):
                     weights[i] += Fraction(share).limit_denominator(10**6) * weight
-        case BestOfPoisson(mu):
-            odds = [Fraction(mu) ** k / math.factorial(k) for k in samples]  # of 1 + k draws, given that 1 + k ≤ M
-            for k, odd in enumerate(odds):
-                for i, weight in enumerate(enumerated(BestOfN(k + 1), rewards)):
-                    weights[i] += odd / sum(odds) * weight
         case RewindAndRepeat(_, n, serve):
             orders = list(permutations(samples, n))
             for order in orders:
@@ -103,8 +93,6 @@ PROCEDURES = [
     kth_best(7, 7),
     top_k(2, 4),
     top_k(5, 5),
-    SoftBestOfN(4, 0.2),
-    SoftBestOfN(7, -0.7),
     Mixture(((0.25, BestOfN(5)), (0.5, WorstOfN(2)), (0.25, Standard()))),
     Mixture(((0.5, kth_best(2, 3)), (0.5, Mixture(((0.75, BestOfN(2)), (0.25, WorstOfN(7))))))),
 ]
@@ -118,19 +106,6 @@ def test_weights_are_those_of_all_possible_draws(procedure: RankProcedure, rewar
     """Each sample's weight is the share of all draws without replacement that serve it, ties shared evenly."""
     exact = [float(weight) for weight in enumerated(procedure, rewards)]
     assert procedure.weights([rewards])[0] == pytest.approx(exact, abs=1e-13)
-
-
-@pytest.mark.parametrize("temperature", [0.05, 0.5, -0.3])
-def test_soft_best_of_n_has_the_distortion_of_its_order_statistics(temperature: float) -> None:
-    """Its closed form is the sum over places; its ends are Best-of-N, Worst-of-N and one plain draw."""
-    soft = SoftBestOfN(5, temperature)
-    by_place = OrderStatistics("soft", tuple(float(chance) for chance in chances(soft)))
-    p = np.linspace(0.0, 1.0, 21)
-    assert soft.distortion(p) == pytest.approx(by_place.distortion(p), abs=1e-13)
-    assert soft.density(p) == pytest.approx(by_place.density(p), abs=1e-11)
-    assert SoftBestOfN(5, 0.01).distortion(p) == pytest.approx(BestOfN(5).distortion(p), abs=1e-8)
-    assert SoftBestOfN(5, -0.01).distortion(p) == pytest.approx(WorstOfN(5).distortion(p), abs=1e-8)
-    assert SoftBestOfN(5, 1e9).distortion(p) == pytest.approx(p, abs=1e-8)
 
 
 @pytest.mark.parametrize("procedure", REWINDS, ids=lambda procedure: procedure.name)
@@ -149,18 +124,9 @@ def test_rewind_weights_are_those_of_all_possible_orders(
     assert procedure.draws([rewards], [threshold]) == pytest.approx([np.mean(draws)], abs=1e-13)
 
 
-@pytest.mark.parametrize("mu", [0.01, 0.25, 0.5])
-def test_poisson_weights_are_those_of_all_possible_numbers_of_draws(mu: float) -> None:
-    """Best-of-Poisson weighs like Best-of-n averaged over n, given that n is at most the number of samples."""
-    for seed in range(3):
-        rewards = np.random.default_rng(seed).integers(0, 5, size=11).tolist()
-        exact = [float(weight) for weight in enumerated(BestOfPoisson(mu), rewards)]
-        assert BestOfPoisson(mu).weights([rewards])[0] == pytest.approx(exact, abs=1e-13)
-
-
 @pytest.mark.parametrize(
     "procedure",
-    [BestOfN(128), WorstOfN(128), kth_best(40, 128), top_k(3, 128), BestOfPoisson(100.0), RewindAndRepeat(0.9, 128)],
+    [BestOfN(128), WorstOfN(128), kth_best(40, 128), top_k(3, 128), RewindAndRepeat(0.9, 128)],
     ids=lambda procedure: procedure.name,
 )
 def test_weights_of_many_samples_are_exact(procedure: Served) -> None:
@@ -179,11 +145,6 @@ def test_weights_of_many_samples_are_exact(procedure: Served) -> None:
                     if q
                 )
                 for j in ranks
-            ]
-        case BestOfPoisson(mu):
-            odds = [math.exp(n * math.log(mu) - mu - math.lgamma(n + 1)) for n in range(400)]
-            exact = [
-                sum(odd * (math.comb(j - 1, n) / math.comb(m, n + 1)) for n, odd in enumerate(odds)) for j in ranks
             ]
         case RewindAndRepeat(_, n):  # of 900 samples that fail
             failing = Fraction(math.perm(899, n - 1), math.perm(999, n - 1) * m)
@@ -215,7 +176,7 @@ def test_weights_are_probabilities_that_follow_their_samples(
 @pytest.mark.parametrize(
     "procedure",
     [
-        *(Standard(), BestOfN(4), WorstOfN(8), kth_best(3, 8), top_k(3, 6), BestOfPoisson(0.8), SoftBestOfN(6, 0.3)),
+        *(Standard(), BestOfN(4), WorstOfN(8), kth_best(3, 8), top_k(3, 6)),
         Mixture(((0.5, BestOfN(12)), (0.5, WorstOfN(2)))),
         *(RewindAndRepeat(0.85, 8), RewindAndRepeat(0.6, 12, "best")),
     ],
@@ -295,8 +256,6 @@ def test_what_is_served_of_all_orders_of_draws_is_what_the_weights_say(
     "procedure",
     [
         top_k(2, 4),
-        BestOfPoisson(1.5),
-        SoftBestOfN(4, 0.3),
         parse_procedure("0.3*best-of-3+0.5*standard+0.2*worst-of-2"),
     ],
     ids=lambda procedure: procedure.name,
@@ -328,8 +287,6 @@ KNOWN = st.one_of(
     st.just(Standard()),
     st.integers(1, 300).map(BestOfN),
     st.integers(1, 300).map(WorstOfN),
-    st.floats(0.01, 100.0).map(BestOfPoisson),
-    st.builds(SoftBestOfN, st.integers(2, 40), st.one_of(st.floats(0.01, 9.0), st.floats(-9.0, -0.01))),
     st.integers(1, 40).flatmap(lambda n: st.integers(1, n).map(lambda k: kth_best(k, n))),
     st.integers(1, 40).flatmap(lambda n: st.integers(1, n).map(lambda k: top_k(k, n))),
 )
@@ -544,11 +501,6 @@ def bad_arguments() -> Iterator[tuple[str, Callable[[], object], str]]:
             message = f"k must lie between 1 and N = {n}, found k = {k}"
             yield f"{make.__name__}{k, n}", lambda make=make, k=k, n=n: make(k, n), message
         yield f"{make.__name__}(1, 0)", lambda make=make: make(1, 0), "found N = 0"
-    for n, temperature in ((1, 0.5), (4, 0.0), (4, math.nan), (4, 1e-3)):
-        message = f"soft Best-of-N has N of at least 2 .* found N = {n} and {temperature:g}"
-        yield f"soft {n, temperature}", lambda n=n, t=temperature: SoftBestOfN(n, t), message
-    for mu in (0.0, -1.0, math.nan, math.inf):
-        yield f"mu {mu}", lambda mu=mu: BestOfPoisson(mu), f"best-of-poisson needs a positive finite.*found {mu}"
     for odds in ((), (0.5, 0.6), (1.5, -0.5), (math.nan, 1.0), (0.5,)):
         message = "must be non-negative and sum to 1, found " + re.escape(str(odds))
         yield f"odds {odds}", lambda odds=odds: OrderStatistics("odd", odds), "the probabilities of odd " + message
@@ -563,9 +515,6 @@ def bad_arguments() -> Iterator[tuple[str, Callable[[], object], str]]:
     for name in (
         "rewind:0.5:4:worst",
         "top-2",
-        "best-of-poisson:x",
-        "soft-best-of-4",
-        "soft-best-of-4:x",
         "0.5*best-of-2+0.5*best",
         "best-of-2 ",
     ):
@@ -587,7 +536,6 @@ def test_bad_arguments_are_refused_with_their_value(call: Callable[[], object], 
         (lambda: BestOfN(2).weights([1.0, 2.0]), DataError, r"prompts × samples array, found shape \(2,\)"),
         (lambda: kth_best(2, 4).weights([[1.0, 2.0]]), DataError, "2nd-best-of-4 cannot be estimated from 2 samples"),
         (lambda: Mixture(((1.0, BestOfN(3)),)).weights([[1.0]]), DataError, "best-of-3 cannot be estimated from 1"),
-        (lambda: BestOfPoisson(4.0).weights(np.zeros((1, 8))), DataError, "draws more than 8 samples with probability"),
         (lambda: top_k(1, 1).weights([[1.0, np.inf]]), DataError, "prompt 0, sample 1 is inf"),
         (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]]), ConfigError, "needs the base policy's 0.5 quantile"),
         (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]], [np.nan]), DataError, "threshold of prompt 0 is nan"),

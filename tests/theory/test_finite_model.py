@@ -12,7 +12,7 @@ from infalign.method.transforms import Exponential, Identity, Log, Power, Transf
 from infalign.theory.finite_model import FiniteModel
 from infalign.theory.finite_rollouts import finite_rollouts
 
-RANKED = ["standard", "best-of-4", "worst-of-3", "2nd-best-of-5", "best-of-poisson:3", "soft-best-of-4:0.3"]
+RANKED = ["standard", "best-of-4", "worst-of-3", "2nd-best-of-5", "0.3*best-of-8+0.7*standard"]
 RANKED += ["0.5*best-of-2+0.5*worst-of-4"]
 REWIND = ["rewind:0.6:4", "rewind:0.6:4:best", "rewind:0.85:32", "rewind:0.01:3", "rewind:0.6:1", "rewind:0.6:2:best"]
 PAIRS = [(name, None) for name in RANKED + REWIND] + [("best-of-4", "standard"), ("rewind:0.6:4", "best-of-2")]

@@ -15,12 +15,10 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import (
     BestOfN,
-    BestOfPoisson,
     Mixture,
     RankDensity,
     RewindAndRepeat,
     Served,
-    SoftBestOfN,
     Standard,
     WorstOfN,
     distortion,
@@ -306,7 +304,7 @@ def check_that_the_budget_is_spent(procedure: Served, kl: float) -> None:
     assert again.kl == pytest.approx(kl, abs=1e-8)
 
 
-QUICK = [BestOfN(2), BestOfN(32), WorstOfN(4), BestOfPoisson(4.0), RewindAndRepeat(0.85, 32)]
+QUICK = [BestOfN(2), BestOfN(32), WorstOfN(4), RewindAndRepeat(0.85, 32)]
 SLOW = [
     *(kth_best(2, 8), kth_best(4, 4), top_k(2, 8), RewindAndRepeat(0.85, 4, "best")),
     *(Standard(), Mixture(((0.5, BestOfN(4)), (0.5, WorstOfN(2))))),
@@ -441,8 +439,6 @@ GAMES = [
     (BestOfN(4), None, 0.1, 0.0),
     (WorstOfN(4), None, 0.1, 0.0),
     (kth_best(2, 8), None, 0.1, 0.0),
-    (BestOfPoisson(4.0), None, 0.2, 0.0),
-    (SoftBestOfN(8, 0.2), None, 0.2, 0.0),
     (Mixture(((0.5, BestOfN(4)), (0.5, Standard()))), None, 0.1, 0.0),
     (BestOfN(8), Standard(), 0.1, 0.0),
     (WorstOfN(8), BestOfN(8), 0.2, 0.0),

@@ -15,7 +15,6 @@ from cyclopts import App, CycloptsError, Group
 from infalign.cli import (
     cluster,
     data,
-    explorer,
     methods,
     paper,
     publish,
@@ -96,7 +95,6 @@ app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGU
 _group = Group("Before a run: what theory says", sort_key=5)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
-app.command(explorer.explore, group=_group, sort_key=2, help_epilogue=explorer.EXPLORE_EPILOGUE)
 
 _group = Group("Anybody's samples", sort_key=6)
 app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)

@@ -34,7 +34,8 @@ won_fp, the paper's names, are the same for best-of-N and worst-of-N.
 --rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
 report of a run measures it; its KL buys less.
 --plot draws win rates against KL with --sweep, otherwise density and CDF of
-the calibrated reward. --json has all digits and `error`, which bounds them.
+the calibrated reward. --page writes a page, without network, on which to move
+N, KL, K, ρ and the price of a draw. --json has all digits and `error`, which bounds them.
 """
 CHOOSE_EPILOGUE = """\
 Example:
@@ -94,9 +95,11 @@ def curve(
         ),
     ] = None,
     plot: Annotated[Path | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
+    page: Annotated[Path | None, Parameter(help="Write an interactive page, FILE.html.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
+    from infalign.core.storage import write_text
     from infalign.method.procedures import parse_procedure
     from infalign.theory import curve as theory
 
@@ -104,6 +107,7 @@ def curve(
         raise ConfigError("a curve needs either --kl or --beta or --sweep")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
+    interactive = new_file(page, ".html") if page else None
     points: list[Point] = []
     failures: list[InfalignError] = []
     budgets = [{"kl": one} for one in dict.fromkeys(kl or [])] + [{"beta": one} for one in dict.fromkeys(beta or [])]
@@ -127,6 +131,10 @@ def curve(
         from infalign.theory import figures
 
         (figures.write_curves if sweep else figures.write_laws)(picture, points)
+    if interactive:
+        from infalign.runs.report.explorer import explorer_page
+
+        write_text(interactive, explorer_page(served=served.name))
     if as_json:
         records = [point.as_dict() for point in points]
         print_json(records if sweep or len(records) > 1 else records[0])

@@ -27,7 +27,6 @@ from infalign.runs.calibrated import reference_rewards
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.one_kl import AtOneKL
-from infalign.theory.explorer import explorer_page
 from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
@@ -88,17 +87,6 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         results["benchmarks"] = _benchmarks(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
-
-
-def explored(results: Mapping[str, Any]) -> str:
-    """Return the explorer's page with the policies of a run as points, in the colours that its report gives them."""
-    points = [
-        {"name": name, "colour": colour, "transform": policy["transform"], "kl": policy["kl"]["mean"]}
-        | {"win_rates": policy["win_rates"]["reward"]}
-        for (name, policy), (colour, _) in zip(results["policies"].items(), policy_looks(results).values(), strict=True)
-    ]
-    known = [found["rho"]["mean"] for found in results["knowledge"].values()]
-    return explorer_page(points, results["procedure"], max(known, default=1.0))
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -22,16 +22,13 @@ from infalign.method.procedures.base import (
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
 from infalign.method.procedures.mixture import Mixture, ranked
 from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, of_best, top_k
-from infalign.method.procedures.poisson import BestOfPoisson
 from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
-from infalign.method.procedures.soft import SoftBestOfN
 from infalign.method.procedures.standard import Standard
 
 __all__ = [
     "BaseQuantile",
     "BestOfN",
-    "BestOfPoisson",
     "Distortion",
     "Draws",
     "Extreme",
@@ -44,7 +41,6 @@ __all__ = [
     "Rewound",
     "Served",
     "Serving",
-    "SoftBestOfN",
     "Standard",
     "WorstOfN",
     "distortion",
@@ -57,24 +53,15 @@ __all__ = [
     "top_k",
 ]
 
-FAMILIES = (
-    "standard",
-    "extremes",
-    "order_statistics",
-    "poisson",
-    "rewind",
-    "adaptive",
-    "soft",
-)
+FAMILIES = ("standard", "extremes", "order_statistics", "rewind")
 _MODULES = [import_module(f"{__name__}.{family}") for family in FAMILIES]
 
 
 def parse_procedure(name: str) -> Served:
     """Return the procedure that ``name`` spells.
 
-    ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``best-of-poisson:4``,
-    ``soft-best-of-8:0.2``, ``rewind:0.85:32``, ``rewind:0.85:32:best``, ``adaptive:0.02:16`` (a price a draw), and
-    mixtures like ``0.5*best-of-2+0.5*standard``.
+    ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``rewind:0.85:32``,
+    ``rewind:0.85:32:best``, and mixtures like ``0.5*best-of-2+0.5*standard``.
     """
     try:
         if "*" in name:

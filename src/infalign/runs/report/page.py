@@ -19,6 +19,7 @@ from infalign.runs.claims import claim
 from infalign.runs.evaluated import Evaluated
 from infalign.runs.findings import findings, sentences
 from infalign.runs.layout import Layout, records
+from infalign.runs.report.explorer import explorer_of_run
 from infalign.runs.report.html import check_drawable, embedded, script_hash, template
 from infalign.runs.report.pictures import (
     STYLE,
@@ -34,7 +35,7 @@ from infalign.runs.report.pictures import (
 )
 from infalign.runs.report.tables import comparison_rows
 from infalign.runs.report.words import SPOKEN, Numbers, elsewhere, judged_in_words, verdict
-from infalign.runs.results import explored, policy_looks, read_results
+from infalign.runs.results import policy_looks, read_results
 
 SHOWN_EXAMPLES = 4
 
@@ -63,7 +64,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
             ]
             for section, found in pictures.items()
         }
-    explorer = explored(results)
+    explorer = explorer_of_run(results)
     html = template("infalign.runs.report", "report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),

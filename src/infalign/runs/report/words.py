@@ -195,7 +195,7 @@ def _win_rates_by_n(results: Numbers, name: str, judge: str) -> dict[int, Estima
 def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
     """Return the procedures ``kind``-of-N by N, with one plain sample as the first.
 
-    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "best-of-poisson:2"], "best")
+    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "2nd-best-of-4"], "best")
     {1: 'standard', 2: 'best-of-2'}
     """
     numbers = {procedure: procedure.removeprefix(f"{kind}-of-") for procedure in procedures}

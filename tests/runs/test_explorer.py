@@ -1,7 +1,6 @@
 """The explorer: its numbers are the laws', and a browser shows them by keyboard, at every width, without a network."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from pages import show
 
 from infalign.method.procedures import BestOfN, Standard, WorstOfN
 from infalign.method.transforms import parse_transform
-from infalign.theory import explorer
+from infalign.runs.report import explorer
 from infalign.theory.curve import analyse, parse_aim
 from infalign.theory.knowledge import knowing_law
 from infalign.theory.tabulation import smoothed
@@ -168,9 +167,9 @@ def test_the_page_scrolls_down_only_and_names_its_controls(browser, page, width)
     assert [one for one in (*controls, *charts) if not one.accessible_name] == []
 
 
-def test_explore_refuses_before_it_computes(main, tmp_path):
-    """A run without results and a page that is no .html are named at once."""
-    code, _, said = main("explore", tmp_path, "--output", tmp_path / "page.html")
-    assert code == 2
-    assert re.search(r"has no results\.json; finish it with `infalign run`", said)
-    assert main("explore", "--output", tmp_path / "page.txt")[0] == 2
+def test_curve_writes_the_page(main, tmp_path):
+    """`curve --page` writes it, opened at the procedure; a page that is not .html is refused before it computes."""
+    words = ("curve", "--procedure", "worst-of-8", "--transform", "identity", "--kl", "0.5")
+    assert main(*words, "--page", tmp_path / "page.html")[0] == 0
+    assert (tmp_path / "page.html").read_text() == explorer.explorer_page(served="worst-of-8")
+    assert main(*words, "--page", tmp_path / "page.txt")[0] == 2

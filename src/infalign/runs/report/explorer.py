@@ -2,7 +2,9 @@
 
 The page only looks numbers up. They are computed here by the exact laws: what each transformation wins at a KL when it
 trains a policy of knowledge ρ (`knowing_law`) that learns the mean of the ranks among K rollouts (`smoothed`).
-``python -m infalign.theory.explorer > src/infalign/theory/explorer.json`` computes them again, in half a minute.
+To compute them again, in half a minute:
+
+    python -m infalign.runs.report.explorer > src/infalign/runs/report/explorer.json
 """
 
 import json
@@ -16,6 +18,7 @@ from infalign.core.display import COLOURS, QUIET
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RankProcedure, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Identity, Transformation
+from infalign.runs.results import policy_looks
 from infalign.theory.figures import OWN
 from infalign.theory.knowledge import knowing_law
 from infalign.theory.law import Law
@@ -46,6 +49,17 @@ def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "bes
     return _own_file("explorer.html").replace("{{ data }}", _json(tables | data))
 
 
+def explorer_of_run(results: Mapping[str, Any]) -> str:
+    """Return the page with the policies of a run as points, in the colors that its report gives them."""
+    points = [
+        {"name": name, "colour": color, "transform": policy["transform"], "kl": policy["kl"]["mean"]}
+        | {"win_rates": policy["win_rates"]["reward"]}
+        for (name, policy), (color, _) in zip(results["policies"].items(), policy_looks(results).values(), strict=True)
+    ]
+    correlations = [found["rho"]["mean"] for found in results["knowledge"].values()]
+    return explorer_page(points, results["procedure"], max(correlations, default=1.0))
+
+
 def explorer_tables() -> dict[str, Any]:
     """Return all that the page looks up, and where each number stands."""
     places = {"kls": KLS, "ns": NS, "rhos": RHOS, "rollouts": ROLLOUTS, "ranks": RANKS.round(5).tolist()}
@@ -63,7 +77,7 @@ def _colours(measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _own_file(name: str) -> str:
-    return files("infalign.theory").joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _json(data: Any) -> str:
