@@ -150,7 +150,6 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         ),
         (["status", "dmo"], "there is no run directory dmo and no recipe of that name; did you mean demo?"),
         (["evaluate", "runs/nope", "--policy", "a"], "there is no run directory runs/nope and no recipe of that name"),
-        (["push", "absent", "--policy", "a", "--to", "me/a"], "absent is not the directory of a run"),
         (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not the directory of a"),
     ],
 )

@@ -1,15 +1,12 @@
 """Models that go out of a run, with their card, and models from elsewhere that are measured beside one."""
 
-import base64
-import http.server
 import json
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import micro
 import pytest
@@ -142,137 +139,6 @@ def test_a_finished_run_writes_no_card_again(run: Path, environment: dict[str, s
     again = infalign(environment, "evaluate", run.parent / "recipe.yaml")
     assert again.returncode == 0, again.stderr
     assert "✓" not in again.stdout
-
-
-class Hub:
-    """The part of the hub's HTTP interface that an upload asks, on 127.0.0.1; it keeps what is committed."""
-
-    def __init__(self, status: int = 200, *, private: bool = True) -> None:
-        self.private = private
-        self.files: dict[str, bytes] = {}
-        self.made: dict[str, Any] = {}
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.do_POST()
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                data = json.dumps(outer.answer(self.path, body) if status == 200 else {"error": "no rights"}).encode()
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def answer(self, path: str, body: bytes) -> Any:
-        """Return what the hub says; a commit is a line of JSON a file, with its content in base64."""
-        match path.removeprefix("/api/"):
-            case "repos/create":
-                self.made = json.loads(body)
-                return {"url": f"{self.url}/me/adapted"}
-            case "models/me/adapted":
-                siblings = [{"rfilename": name} for name in [".gitattributes", "LICENSE", *self.files]]
-                return {"id": "me/adapted", "private": self.private, "siblings": siblings}
-            case "validate-yaml":
-                return {"errors": [], "warnings": []}
-            case "models/me/adapted/preupload/main":
-                asked = [file["path"] for file in json.loads(body)["files"]]
-                return {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in asked]}
-            case "models/me/adapted/commit/main":
-                for line in map(json.loads, body.splitlines()):
-                    if line["key"] == "file":
-                        self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                    if line["key"] == "deletedFile":
-                        del self.files[line["value"]["path"]]
-                return {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.url}/me/adapted/commit/{COMMIT}"}
-        raise AssertionError(path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-
-
-def test_what_is_pushed_arrives(run: Path, environment: dict[str, str]) -> None:
-    """The real client of the hub uploads adapter and card to a private repository; a refusal is one sentence.
-
-    A repository that was there and public is not private because it was asked to be: it gets nothing. A whole model
-    that follows an adapter removes what is left of it, and nothing but files of models. A hub that is down refuses
-    nothing.
-    """
-    words = ("push", run, "--policy", "adapted", "--to", "me/adapted", "--private")
-    online = environment | {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
-    with Hub() as hub:
-        pushed = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
-    assert pushed.returncode == 0, pushed.stderr
-    assert pushed.stdout == f"{hub.url}/me/adapted: an adapter of {BASE}\n"
-    assert hub.made["visibility"] == "private"
-    assert hub.files.keys() == {
-        *("README.md", "adapter_config.json", "adapter_model.safetensors", "generation_config.json")
-    }
-    adapter = run / "models" / "adapted" / "adapter" / "adapter_model.safetensors"
-    assert hub.files["adapter_model.safetensors"] == adapter.read_bytes()
-    assert ModelCard(hub.files["README.md"].decode()).data["library_name"] == "peft"
-    with Hub() as hub:
-        hub.files = {"adapter_config.json": b"", "examples.md": b""}
-        whole = infalign(online | {"HF_ENDPOINT": hub.url}, *words, "--merged")
-    assert whole.returncode == 0, whole.stderr
-    assert hub.files.keys() & {"adapter_config.json", "examples.md"} == {"examples.md"}
-    with Hub(private=False) as hub:
-        public = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
-    assert public.returncode == 2
-    assert "me/adapted is there already, and public" in public.stderr
-    assert not hub.files
-    with Hub(status=403) as hub:
-        refused = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("infalign: the hub refused me/adapted: ")
-    assert "hf_secret" not in refused.stderr
-    with Hub(status=503) as hub:
-        away = infalign(online | {"HF_ENDPOINT": hub.url}, *words)
-    assert away.returncode == 4
-    assert "the hub did not answer" in away.stderr
-    assert "run the same command again" in away.stderr
-
-
-def test_what_would_be_pushed_is_shown(run: Path, environment: dict[str, str]) -> None:
-    """LoRA on a model of the hub goes as its adapter, merged on request; the card goes along."""
-    push = ("push", run, "--policy", "adapted", "--to", "me/adapted", "--dry-run")
-    adapter = infalign(environment, *push)
-    assert adapter.returncode == 0, adapter.stderr
-    assert f"To me/adapted: an adapter of {BASE}" in adapter.stdout
-    assert "adapter_model.safetensors" in adapter.stdout
-    assert " model.safetensors" not in adapter.stdout
-    assert "library_name: peft" in adapter.stdout
-    merged = infalign(environment, *push, "--merged").stdout
-    assert "a whole model" in merged
-    assert " model.safetensors" in merged
-    assert "adapter_model.safetensors" not in merged
-    for shown in (adapter.stdout, merged):
-        assert "generation_config.json" in shown
-        assert "## What was measured" in shown
-
-
-def test_a_guide_is_not_pushed_but_its_student_is(run: Path, environment: dict[str, str]) -> None:
-    """The refusal names the student; a policy that is not there, or not evaluated, is refused too."""
-    refused = infalign(environment, "push", run, "--policy", "guided", "--to", "me/guided", "--dry-run")
-    assert refused.returncode == 2
-    assert "which only infalign loads; push its student: --policy student" in refused.stderr
-    student = infalign(environment, "push", run, "--policy", "student", "--to", "me/student", "--dry-run")
-    assert "model.safetensors" in student.stdout
-    unknown = infalign(environment, "push", run, "--policy", "other", "--to", "me/other", "--dry-run")
-    assert "has no policy other; it has adapted, guided, student" in unknown.stderr
 
 
 @pytest.mark.slow

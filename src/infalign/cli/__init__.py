@@ -17,7 +17,6 @@ from infalign.cli import (
     data,
     methods,
     paper,
-    publish,
     recipes,
     samples,
     serving,
@@ -102,8 +101,6 @@ app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILO
 _group = Group("Other trainers", sort_key=7)
 app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
 app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
-
-app.command(publish.push, group=Group("Models that go out", sort_key=6), help_epilogue=publish.PUSH_EPILOGUE)
 
 app.command(paper.reproduce)
 
