@@ -1,13 +1,10 @@
 """What is said when a run's policy cannot be served."""
 
-import os
 import shutil
-from unittest.mock import patch
 
 import micro
 
 from faults.artefacts import model
-from faults.bombs import MOST, configured, template
 from faults.data import infalign
 from faults.registry import Lab, Seen, fault
 from infalign.models.scratch import train_tokenizer
@@ -56,27 +53,4 @@ def other_tokenizer(lab: Lab) -> Seen:
     words.save_pretrained(folder)
     code, out, said = infalign("generate", lab.finished, "--prompt", "Hello", "--policy", folder)
     assert (code, out) == (2, "")
-    return Seen(code, said)
-
-
-@fault("a policy from elsewhere that is to be served is a bomb")
-def served_bomb(lab: Lab) -> Seen:
-    """It is refused before anything of it is used here."""
-    folder = model(lab, "aware")
-    template("{{ 'x' * 5000000000 }}")(folder)
-    with patch.dict(os.environ, MOST):
-        code, out, said = infalign("generate", lab.finished, "--prompt", "Hello", "--policy", folder)
-    assert (code, out) == (2, "")
-    return Seen(code, said)
-
-
-@fault("a policy from elsewhere that is to be measured is a bomb")
-def measured_bomb(lab: Lab) -> Seen:
-    """Nothing is drawn."""
-    folder, root = model(lab, "aware"), lab.copy()
-    configured(vocab_size=10**9)(folder)
-    with patch.dict(os.environ, MOST):
-        code, out, said = infalign("evaluate", root, "--policy", folder)
-    assert (code, out) == (2, "")
-    assert not list((root / "evaluation").glob("*.*"))
     return Seen(code, said)

@@ -6,7 +6,7 @@ from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.expansion import COMPRESSED, check_compressed
-from infalign.data.parquet import check_harmless
+from infalign.data.parquet import check_declared_size
 
 
 def hub_rows(
@@ -25,7 +25,7 @@ def hub_rows(
 
     for file in sorted(Path(name).rglob("*")) if Path(name).is_dir() else ():
         if file.suffix == ".parquet":
-            check_harmless(file)
+            check_declared_size(file)
         elif file.suffix in COMPRESSED:
             check_compressed(file)
     source = f"{name}/{data_dir}[{split}]" if data_dir else f"{name}[{split}]"

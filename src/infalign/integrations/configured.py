@@ -93,10 +93,10 @@ def _reward(source: str) -> RewardFunction:
         from infalign.rewards.function import function_reward
 
         return function_reward(source)
-    from infalign.models.rehearsal import check_harmless
+    from infalign.models.pretrained import check_reach
     from infalign.rewards.classifier import ClassifierReward
 
-    check_harmless(source)
+    check_reach(source)
     device = os.environ.get("INFALIGN_DEVICE", "auto")
     try:
         compute = Compute.model_validate({"device": device})
@@ -111,13 +111,10 @@ def tokenizer(source: str) -> Any:
     Raises ConfigError if there is none.
     """
     from infalign.models.pretrained import load_tokenizer
-    from infalign.models.rehearsal import check_harmless
 
     if not has_tokenizer(source):
         raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")
-    if named := os.environ.get("INFALIGN_TOKENIZER"):
-        check_harmless(named)
-    return load_tokenizer(named or Path(source) / "data" / "tokenizer")
+    return load_tokenizer(os.environ.get("INFALIGN_TOKENIZER") or Path(source) / "data" / "tokenizer")
 
 
 def has_tokenizer(source: str) -> bool:

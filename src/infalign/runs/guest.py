@@ -12,7 +12,6 @@ from infalign.core.display import amount, heading, plain_table, say, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.models.pretrained import load_tokenizer, model_digest
-from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
 from infalign.recipe.settings import Recipe
 from infalign.runs.evaluated import Evaluated
@@ -53,10 +52,7 @@ def evaluate_guest(recipe: Recipe, model: str, *, console: Console) -> dict[str,
 
 
 def check_fits(model: str, run: Run) -> None:
-    """Raise ConfigError that names what of ``model`` differs from the reference: tokenizer, EOS or vocabulary.
-
-    Also for a model that does harm, such as a bomb in its chat template.
-    """
+    """Raise ConfigError that names what of ``model`` differs from the reference: tokenizer, EOS or vocabulary."""
     from transformers import AutoConfig
 
     from infalign.models import guided  # noqa: F401 - so that transformers knows it
@@ -64,7 +60,6 @@ def check_fits(model: str, run: Run) -> None:
     folder = Path(model)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ConfigError(f"{model} is an adapter, not a whole model; merge it first (PEFT: merge_and_unload)")
-    check_harmless(model)
     ours, theirs = load_tokenizer(run.layout.tokenizer), load_tokenizer(model)
     known, its = ours.get_vocab(), theirs.get_vocab()
     if other := sorted(token for token in known.keys() | its.keys() if known.get(token) != its.get(token)):

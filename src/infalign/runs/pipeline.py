@@ -16,8 +16,8 @@ from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import inventory, remove, write_record, write_text, writing
 from infalign.evaluation.benchmarks import check_benchmarks
-from infalign.models.gguf import converted, folder_of, is_gguf
-from infalign.models.rehearsal import check_harmless
+from infalign.models.gguf import converted, is_gguf
+from infalign.models.pretrained import check_reach
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.settings import Recipe
 from infalign.runs import STAGES
@@ -65,8 +65,6 @@ def opened(recipe: Recipe) -> Iterator[Run]:
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         for model in filter(is_gguf, recipe.named_models.values()):
-            if not folder_of(model, digests).is_dir():
-                check_harmless(model)
             converted(model)
         if is_first():
             digests.save()
@@ -94,7 +92,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     if todo:
         run.recipe.compute.check()
         for model in {*run.recipe.named_models.values(), *run.recipe.named_trunks.values()}:
-            check_harmless(model)
+            check_reach(model)
         if run.recipe.benchmarks is not None:
             check_benchmarks(run.recipe.benchmarks)
         for warning in (*run.recipe.of_machine(), *(said for name in todo for said in by_name[name].warnings())):

@@ -26,7 +26,6 @@ from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
-from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import is_hub_id
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.settings import Recipe
@@ -162,7 +161,6 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
         if is_gguf(path):
             yield f"{key}: {gguf_file(path)}, which the run converts"
         elif Path(path).is_dir():
-            check_harmless(path)
             if key in models:
                 tokenizer = load_tokenizer(
                     path, template=recipe.policy.chat_template if key == "policy.model" else None

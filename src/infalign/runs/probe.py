@@ -24,7 +24,6 @@ from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.likely import Likely
 from infalign.models.logprobs import LOGITS
 from infalign.models.packed import Packed, packing, packs
-from infalign.models.rehearsal import check_harmless
 from infalign.models.scratch import new_policy
 from infalign.models.settings import Fit, Lora, Scratch, is_hub_id
 from infalign.runs.passes import Architecture, Aside, Draw, Last, Read, Taken, Train, UnknownSizeError
@@ -208,8 +207,6 @@ class Probe:
             if isinstance(size, str):
                 raise UnknownSizeError(size)
             return Shape(size, size, size, cached=0, width=0)
-        if not isinstance(model, Scratch) and model not in self.checked:
-            check_harmless(self.ggufs.get(model) or self._config(model)[0])
         with torch.device("meta"):
             found = self._new(model)
         config = found.config.get_text_config(decoder=True)

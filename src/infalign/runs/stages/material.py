@@ -12,7 +12,6 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import Served
 from infalign.models.pretrained import guided_by, load_policy
-from infalign.models.rehearsal import check_harmless
 from infalign.models.settings import Compute
 from infalign.runs.layout import Layout
 from infalign.runs.passes import Architecture, Aside, Last
@@ -106,8 +105,6 @@ class Material:
             shape = guide.side.model_dump(exclude={"stored"})
             return GuidedForCausalLM.reading(reference, **shape, likely=guide.likely)
         of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
-        if guide.trunk not in of_run:
-            check_harmless(guide.trunk)
         return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, likely=guide.likely)
 
 
