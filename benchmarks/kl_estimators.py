@@ -3,7 +3,7 @@
     python benchmarks/kl_estimators.py
 
 Spread: a random Llama with 12 tokens and copies near and far from it, on the same samples; the exact KL sums over all
-16,105 responses. Memory: `kl_from_logits` against log_softmax of everything at once in float32, 1,024 tokens of the
+16,105 responses. Memory: `token_kl` against log_softmax of everything at once in float32, 1,024 tokens of the
 GPT-2 vocabulary, each in a process of its own. Exits with 1 if a mean is more than 4 standard errors off, the
 Rao–Blackwellised estimate is not the one that varies least, or the memory is more than a fifth of the naive way's.
 One thread.
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infalign.evaluation.kl import kl_from_logits, rao_blackwell_kl
+from infalign.evaluation.kl import rao_blackwell_kl, token_kl
 from infalign.models.logprobs import token_logprobs
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
@@ -75,14 +75,14 @@ def spread(noise: float) -> bool:
     reference, policy = pair(noise)
     responses = every_response()
     log_q, log_p = (
-        token_logprobs(model.double(), [PROMPT] * len(responses), responses, pad_id=0, batch_tokens=16384)
+        token_logprobs(model.double(), [PROMPT] * len(responses), responses, batch_tokens=16384)
         for model in (reference, policy)
     )
     exact = np.exp(log_p) @ (log_p - log_q)
     engine = SharedPrefixEngine(policy.float(), Untold(), Sampling(LENGTH))
     drawn = [response.token_ids for response in engine.sample(PROMPT, "prompt", range(SAMPLES))]
-    kl = rao_blackwell_kl(policy, reference.float(), [PROMPT] * SAMPLES, drawn, pad_id=0, batch_tokens=16384)
-    print(f"weights moved by {noise}; {SAMPLES:,} samples of {kl.tokens.mean():.2f} tokens on average")
+    kl = rao_blackwell_kl(policy, reference.float(), [PROMPT] * SAMPLES, drawn, batch_tokens=16384)
+    print(f"weights moved by {noise}; {SAMPLES:,} samples of {np.mean([*map(len, drawn)]):.2f} tokens on average")
     print(f"{'':16}{'mean':>9}{'± s.e.':>9}{'s.d.':>9}   samples needed, of Rao–Blackwell's")
     print(f"{'exact':16}{exact:9.5f}")
     right = True
@@ -108,15 +108,15 @@ def measure(way: str) -> None:
     """Print the peak memory on top of the logits, in MiB, and the seconds of one way."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    policy = torch.randn(8, TOKENS // 8, WIDE_VOCABULARY)
+    policy = torch.randn(TOKENS, WIDE_VOCABULARY)
     reference = policy.clone()
     reference += 0.1
-    targets = torch.randint(WIDE_VOCABULARY, policy.shape[:2])
+    targets = torch.randint(WIDE_VOCABULARY, (TOKENS,))
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     if way == "naive":
         naive(policy, reference, targets)
     else:
-        kl_from_logits(policy, reference, targets)
+        token_kl(policy, reference, targets)
     seconds = time.perf_counter() - start
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, seconds)
 

@@ -22,12 +22,19 @@ from peft import TaskType, get_peft_model
 from transformers import GenerationConfig
 
 from infalign.data.examples import Message
-from infalign.evaluation.kl import kl_from_logits, rao_blackwell_kl
+from infalign.evaluation.kl import rao_blackwell_kl, token_kl
 from infalign.models.above import above
 from infalign.models.gguf import converted, is_gguf
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.likely import Likely
-from infalign.models.logprobs import completion_logprobs, evaluating, padded_batches, scored_logits, token_logprobs
+from infalign.models.logprobs import (
+    IGNORED,
+    completion_logprobs,
+    evaluating,
+    padded_batches,
+    scored_logits,
+    token_logprobs,
+)
 from infalign.models.packed import Packed, packed_logprobs, packing
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids, load_policy
@@ -113,16 +120,17 @@ def generating(material: Material) -> Work:
 def padded_kl(material: Material, policy: Any) -> None:
     """Measure the KL of a policy by a pass of each model."""
     with evaluating(policy):
-        batches = padded_batches(material.prompt_ids, material.response_ids, 0, BATCH_TOKENS, policy)
+        batches = padded_batches(material.prompt_ids, material.response_ids, BATCH_TOKENS, policy)
         for _, batch in batches:
             (own, targets), (base, _) = scored_logits(policy, *batch), scored_logits(material.model, *batch)
-            kl_from_logits(own, base, targets)
+            scored = targets != IGNORED
+            token_kl(own[scored], base[scored], targets[scored])
 
 
 def padded_training(material: Material) -> Work:
     """Return the gradients of an adapter on all layers, as any trainer finds them."""
     model = get_peft_model(material.model, lora(Fit(lora=Lora()), TaskType.CAUSAL_LM, material.model.config))
-    batches = list(padded_batches(material.prompt_ids, material.response_ids, 0, BATCH_TOKENS, model))
+    batches = list(padded_batches(material.prompt_ids, material.response_ids, BATCH_TOKENS, model))
 
     def work() -> None:
         for _, batch in batches:
@@ -191,16 +199,14 @@ def main() -> None:
         ("rollouts", generating(plain), drawing(ours), 2),
         (
             "log-probabilities",
-            lambda: token_logprobs(
-                plain.model, plain.prompt_ids, plain.response_ids, pad_id=0, batch_tokens=BATCH_TOKENS
-            ),
+            lambda: token_logprobs(plain.model, plain.prompt_ids, plain.response_ids, batch_tokens=BATCH_TOKENS),
             lambda: packed_logprobs(ours.model, *texts, BATCH_TOKENS),
             3,
         ),
         (
             "KL of a guide",
             lambda: padded_kl(plain, guides[0]),
-            lambda: rao_blackwell_kl(guides[1], ours.model, *texts, pad_id=0, batch_tokens=BATCH_TOKENS),
+            lambda: rao_blackwell_kl(guides[1], ours.model, *texts, batch_tokens=BATCH_TOKENS),
             3,
         ),
         (

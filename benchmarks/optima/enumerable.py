@@ -127,7 +127,7 @@ def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
 
 def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -> Array:
     prompts = [prompt for prompt in prompt_ids for _ in responses]
-    return token_logprobs(model, prompts, responses * len(prompt_ids), pad_id=0, batch_tokens=4096)
+    return token_logprobs(model, prompts, responses * len(prompt_ids), batch_tokens=4096)
 
 
 # What a method would learn if it could be any distribution

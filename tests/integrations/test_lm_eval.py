@@ -51,7 +51,7 @@ def test_a_question_is_right_where_the_answer_is_the_most_likely_choice(policy: 
     for row in QUESTIONS:
         asked = [tokenizer(row["question"])["input_ids"]] * 4
         said = [tokenizer(f"{row['question']} {choice}")["input_ids"][len(asked[0]) :] for choice in row["choices"]]
-        sums = token_logprobs(model, asked, said, pad_id=tokenizer.pad_token_id, batch_tokens=1024)
+        sums = token_logprobs(model, asked, said, batch_tokens=1024)
         right.append(float(np.argmax(sums) == row["answer"]))
     assert found.values.tolist() == right
     assert 0 < sum(right) < 24

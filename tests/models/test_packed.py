@@ -55,7 +55,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
     """Each response of a batch of several prompts has the log-probability it has alone."""
     assert packs(model)
-    expected = token_logprobs(model, [PROMPTS[p] for p in PROMPT_OF], RESPONSES, pad_id=0, batch_tokens=1)
+    expected = token_logprobs(model, [PROMPTS[p] for p in PROMPT_OF], RESPONSES, batch_tokens=1)
     with packing(model), torch.no_grad():
         assert PACKED.logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -63,7 +63,7 @@ def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
 @pytest.mark.parametrize("responses", [[[], [10, 11], []], [[], [], []]])
 def test_an_empty_response_has_a_log_probability_of_zero(model: Any, responses: list[list[int]]) -> None:
     """Between others, and where all are empty."""
-    expected = token_logprobs(model, PROMPTS, responses, pad_id=0, batch_tokens=99)
+    expected = token_logprobs(model, PROMPTS, responses, batch_tokens=99)
     with packing(model), torch.no_grad():
         assert Packed.of(PROMPTS, responses).logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 

@@ -130,7 +130,7 @@ def held_out(
             f"the data has {pairs.num_rows} test pairs, of which {len(said)} fit the model's context of {context}, and "
             f"{HELD_OUT} compares 2 or more; take it out of benchmarks.tasks"
         )
-    sums = token_logprobs(model, asked, said, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)
+    sums = token_logprobs(model, asked, said, batch_tokens=BATCH_TOKENS)
     return _table(HELD_OUT, "log-likelihood a token", True, map(str, range(len(said))), sums / list(map(len, said)))
 
 

@@ -280,16 +280,16 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         return guided.measured(logprob_of(batch.drawn)) - reference.measured(logprob_of(batch.drawn))
 
     @torch.no_grad()
-    def read_once(self, batch: Packed, *, classes: bool = True) -> Packed:
+    def read_once(self, batch: Packed) -> Packed:
         """Return a batch that brings what this policy and its reference need of a pass through the reference.
 
-        If this tells likely tokens apart, with ``classes`` of tokens instead of logits of all; inside `packing`.
+        If this tells likely tokens apart, with classes of tokens instead of logits of all; inside `packing`.
         """
         asked = {"input_ids": batch.tokens[None], "position_ids": batch.positions, "use_cache": False}
         with self.unguided():
             last, states = self._of_reference(None, packed=batch, **asked)
         batch = replace(batch, states=(last if states is None else states)[0])
-        if self.others is None or not classes:
+        if self.others is None:
             return batch
         return replace(batch, likely=Likely.of_parts(self.unguided_logits(batch), batch.targets, self.config.likely))
 

@@ -62,7 +62,7 @@ def completion_logprobs(
 
 
 def token_logprobs(
-    model: PreTrainedModel, prompt_ids: TokenIds, completion_ids: TokenIds, *, pad_id: int, batch_tokens: int
+    model: PreTrainedModel, prompt_ids: TokenIds, completion_ids: TokenIds, *, batch_tokens: int
 ) -> Array:
     """Return Σ_t log π(y_t | x, y_<t), in nats, for each prompt x and completion y given as token ids.
 
@@ -74,7 +74,7 @@ def token_logprobs(
     """
     result = np.empty(len(prompt_ids))
     with evaluating(model):
-        for rows, batch in padded_batches(prompt_ids, completion_ids, pad_id, batch_tokens, model):
+        for rows, batch in padded_batches(prompt_ids, completion_ids, batch_tokens, model):
             result[rows] = completion_logprobs(model, *batch).cpu().numpy()
     return result
 
@@ -118,7 +118,7 @@ def check_rows(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
 
 
 def padded_batches(
-    prompt_ids: TokenIds, completion_ids: TokenIds, pad_id: int, batch_tokens: int, model: PreTrainedModel
+    prompt_ids: TokenIds, completion_ids: TokenIds, batch_tokens: int, model: PreTrainedModel
 ) -> Iterator[tuple[list[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
     """Yield row numbers with their input ids, attention mask and labels."""
     check_rows(prompt_ids, completion_ids)
@@ -127,7 +127,7 @@ def padded_batches(
     device = model.device
     for rows in length_batches(lengths, batch_tokens):
         texts = [(prompt_ids[row], completion_ids[row]) for row in rows]
-        input_ids = right_padded([[*prompt, *completion] for prompt, completion in texts], pad_id, device)
+        input_ids = right_padded([[*prompt, *completion] for prompt, completion in texts], 0, device)  # any token
         attention_mask = right_padded([[1] * lengths[row] for row in rows], 0, device)
         labels = right_padded([[*[IGNORED] * len(p), *completion] for p, completion in texts], IGNORED, device)
         yield rows, (input_ids, attention_mask, labels)

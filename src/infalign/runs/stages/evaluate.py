@@ -169,14 +169,13 @@ def measure_kl(
     """Write the KL of a model to the reference, by each of its samples."""
     prompts, device = samples.prompts(), compute.torch_device()
     drawn = samples.drawn(prompts)
-    policy, tokenizer = load_policy(model, device=device, dtype=compute.dtype)
+    policy, _ = load_policy(model, device=device, dtype=compute.dtype)
     base, _ = load_policy(reference, device=device, dtype=compute.dtype)
     kl = rao_blackwell_kl(
         policy,
         base,
         Lazy(len(drawn), lambda i: prompts.token_ids[i // samples.each]),
         token_lists_on_disk((table["token_ids"] for table in drawn.tables(["token_ids"])), path.parent),
-        pad_id=tokenizer.pad_token_id,
         batch_tokens=BATCH_TOKENS,
         on_progress=lambda done, total: on_progress(done, total, "responses"),
     )

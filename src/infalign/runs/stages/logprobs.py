@@ -108,4 +108,4 @@ def _passed(policy: Offline, material: Material, compute: Compute, on_progress: 
             if together:
                 of = packed_logprobs if policy.told is None else packed_token_logprobs
                 return of(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
-            return token_logprobs(model, prompts, responses, pad_id=tokenizer.pad_token_id, batch_tokens=BATCH_TOKENS)
+            return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)

@@ -69,7 +69,7 @@ class JBOND(Advantages):
             [row[mask.bool()].tolist() for row, mask in zip(found[f"{kind}_ids"], found[f"{kind}_mask"], strict=True)]
             for kind in ("prompt", "completion")
         )
-        start_B = token_logprobs(self._start, *texts, pad_id=loop.pad_id, batch_tokens=BATCH_TOKENS)
+        start_B = token_logprobs(self._start, *texts, batch_tokens=BATCH_TOKENS)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
     def trained_on(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
