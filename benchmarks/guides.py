@@ -3,9 +3,9 @@
 Prints MiB of the weights, MiB in training (weights, gradients and AdamW's two moments), and tokens of responses a
 second in training (packed, 4 prompts × 8 responses) and in draws (shared prefix, 32 responses), on one thread, for a
 guide with a trunk of the reference's size, with an adapter of rank 16, and on the reference's states, computed or
-stored, for all tokens or the 128 likeliest, with attention of its own and without; for an adapter on the reference, and
-on its last third over stored states; each with its ratio to training the reference itself. Random weights of a Llama; a
-few minutes for the default of 100 M parameters.
+stored, for all tokens or the 128 likeliest; for an adapter on the reference, and on its last third over stored states;
+each with its ratio to training the reference itself. Random weights of a Llama; a few minutes for the default of 100 M
+parameters.
 """
 
 import sys
@@ -51,11 +51,6 @@ def on_states(base: LlamaForCausalLM, likely: int | None = None) -> GuidedForCau
     return GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3, likely=likely)
 
 
-def per_token(base: LlamaForCausalLM) -> GuidedForCausalLM:
-    """Return the same without attention."""
-    return GuidedForCausalLM.reading(base, hidden=512, layers=0, heads=4, reads=3, likely=LIKELY)
-
-
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
     """Return the reference with an adapter of rank 16 on all or its last layers."""
     config = lora(Fit(lora=Lora(rank=16, layers=layers)), TaskType.CAUSAL_LM, base.config)
@@ -76,7 +71,6 @@ FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
     "guide on states": lambda base: (on_states(base), 0, 0),
     "guide on stored states": lambda base: (on_states(base), 3, 0),
     "  for the likeliest 128": lambda base: (on_states(base, LIKELY), 3, 0),
-    "  without attention": lambda base: (per_token(base), 3, 0),
     "adapter": lambda base: (adapted(base), 0, 0),
     "adapter, last third": lambda base: (adapted(base, last(base)), 0, 0),
     "adapter, stored states": lambda base: (adapted(base, last(base)), 1, last(base)),

@@ -75,7 +75,7 @@ class Material:
 
     def guided(self) -> GuidedForCausalLM:
         """Return the model with a guide beside it."""
-        return GuidedForCausalLM.reading(self.model, hidden=512, layers=0, heads=4, reads=3, likely=LIKELY).eval()
+        return GuidedForCausalLM.reading(self.model, hidden=192, layers=2, heads=4, reads=3, likely=LIKELY).eval()
 
     def heads(self) -> list[ClassifierReward]:
         """Return two frozen heads on a layer half way up."""

@@ -41,7 +41,7 @@ from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import Guide, Side, Told
+from infalign.training.solvers.base import Guide, Side
 
 FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
 
@@ -394,27 +394,10 @@ def test_all_offline_methods_have_the_form_of_the_recipes_first(tmp_path: Path) 
 def test_methods_of_the_recipes_solver_have_its_loss(tmp_path: Path) -> None:
     """The guide and its loss belong together: without it the same network would learn another thing."""
     found = recipe(tmp_path)
-    by_token = {"guide": Guide(side=Side(layers=0)), "loss": "tokens"}
-    found.policies["aware"] = found.policies["aware"].model_copy(update=by_token)
+    squared = {"guide": Guide(side=Side()), "loss": "squared"}
+    found.policies["aware"] = found.policies["aware"].model_copy(update=squared)
     policies = Compared(found, ["qrpo", "qrpo-raw", "resample"], [0.2]).recipe.policies.values()
-    assert [getattr(policy, "loss", None) for policy in policies] == ["tokens", "tokens", None]
-
-
-def test_methods_are_told_of_ranks_by_the_recipes_reader(tmp_path: Path) -> None:
-    """It is trained for them, and is no method itself, nor may it have the name of one."""
-    found = recipe(tmp_path)
-    reader = found.policies["aware"].model_copy(update={"guide": Guide()})
-    told = reader.model_copy(update={"loss": "tokens", "reader": "first"})
-    read = found.model_copy(update={"policies": {"aware": told, "first": reader}})
-    compared = Compared(read, ["qrpo", "qrpo-raw", "ipo"], [0.2])
-    assert list(compared.recipe.policies) == ["first", "qrpo-0.2", "qrpo-raw-0.2", "ipo-0.2"]
-    assert compared.recipe.policies["first"] == reader
-    assert list(compared.by_method.values()) == [["qrpo-0.2"], ["qrpo-raw-0.2"], ["ipo-0.2"]]
-    assert [policy.told for policy in compared.recipe.policies.values()] == [None, *[Told(policy="first")] * 2, None]
-    named = told.model_copy(update={"reader": "qrpo"})
-    taken = found.model_copy(update={"policies": {"aware": named, "qrpo": reader}})
-    with pytest.raises(ConfigError, match="another policy of the name qrpo; rename it"):
-        Compared(taken, ["qrpo"], [0.2])
+    assert [getattr(policy, "loss", None) for policy in policies] == ["squared", "squared", None]
 
 
 def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path) -> None:

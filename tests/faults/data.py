@@ -321,14 +321,3 @@ def contradictory(lab: Lab) -> Seen:
     root, out = done(lab, lines(found))
     assert read_record(root / "stages" / "data.json")["summary"]["contradictory"] == 14
     return Seen(0, counts(out))
-
-
-@fault("a benchmark question whose answer is none of its choices", brief=True)
-def no_answer(lab: Lab) -> Seen:
-    """The line is named before anything is done."""
-    questions = [{"question": "Who?", "choices": ["me", "you"], "answer": answer} for answer in (0, 2)]
-    (lab.folder / "facts.jsonl").write_bytes(lines(questions))
-    path = recipe(lab, micro.settings(lab.folder / "run") | {"benchmarks": {"tasks": [f"{lab.folder}/facts.jsonl"]}})
-    code, out, said = infalign("run", path)
-    assert (code, out) == (3, ""), said
-    return Seen(code, said)

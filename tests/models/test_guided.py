@@ -27,7 +27,7 @@ PROMPT = [5, 6, 7, 8]
 SMALL = {"vocabulary": 300, "hidden": 16, "layers": 2, "heads": 2, "context": 64}
 
 
-FORMS = pytest.mark.parametrize("form", ["trunk", "trunk likely", "adapter", "side", "likely", "per token"])
+FORMS = pytest.mark.parametrize("form", ["trunk", "trunk likely", "adapter", "side", "likely"])
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausal
     torch.manual_seed(0)
     if form == "adapter":
         model = GuidedForCausalLM.beside(load_policy(folder)[0], None, {"rank": 4, "alpha": 8.0}).eval()
-    elif form in ("side", "likely", "per token"):
+    elif form in ("side", "likely"):
         likely = 20 if form == "likely" else None
-        shape = {"hidden": 8, "layers": 0 if form == "per token" else 1, "heads": 2, "reads": 2}
+        shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2}
         model = GuidedForCausalLM.reading(load_policy(folder)[0], **shape, likely=likely).eval()
     else:
         model = guided_by(
@@ -225,12 +225,6 @@ def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -
     [
         ({"guide": {}, "fit": micro.FIT | {"lora": {"rank": 2}}}, "a guide takes guide.lora: leave fit.lora out"),
         ({"guide": {"trunk": "reward", "lora": {}}}, "an adapter on the reference, found the trunk reward"),
-        ({"loss": "tokens"}, r"stored states: add guide: \{side: \{\}\}, or fit.lora with layers"),
-        ({"loss": "tokens", "guide": {"side": {"stored": False}}}, "loss: tokens reads the reference's stored states"),
-        ({"loss": "tokens", "fit": micro.FIT | {"lora": {"rank": 2}}}, "loss: tokens reads the reference's stored"),
-        ({"guide": {}, "reader": "guided"}, "reader is for loss: tokens, found loss: logistic"),
-        ({"guide": {}, "loss": "tokens", "reader": "guided"}, r"without a reader \(none\)"),
-        ({"guide": {}, "loss": "tokens", "reader": "nobody"}, "reader is nobody, which is no policy of this recipe"),
         ({"guide": {"trunk": "reward", "side": {}}}, "reads the reference's states, found the trunk reward"),
         ({"guide": {"lora": {}, "likely": 8}}, "tells all tokens apart: leave likely out"),
         ({"guide": {"lora": {}, "side": {}}}, r"an adapter \(lora\) or a small network \(side\), not both"),

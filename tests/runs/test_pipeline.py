@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError
 from infalign.evaluation.garbage import GARBAGE, SIGNS
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
@@ -28,10 +28,8 @@ from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs import pipeline
-from infalign.runs.evaluated import Evaluated
 from infalign.runs.layout import Layout
 from infalign.runs.plan import print_plan
-from infalign.runs.results import write_results
 from infalign.runs.run import Run, confidence, rollout_parts
 from infalign.runs.stages import train
 from infalign.runs.stages.reward_model import over_garbage
@@ -192,24 +190,19 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     assert again(root, f"policies.plain.transform={elsewhere}") == expected
 
 
-def test_benchmarks_add_their_own_numbers_and_redo_nothing_else(root: Path) -> None:
-    """Each model is asked once; a difference to the reference is paired, and of the same documents or an error."""
-    asked = [f"benchmark-{name}.held-out" for name in ("reference", *POLICIES)]
-    done = again(root, "benchmarks={}")
-    assert sorted(done[:4]) == sorted(asked)
-    assert done[4:] == ["results", "report", *CARDS]
-    assert again(root, "benchmarks={}") == []
-    found = json.loads((root / "results.json").read_text())["benchmarks"]["held-out"]["log-likelihood a token"]
-    own, base = (pq.read_table(root / "benchmarks" / name / "held-out.parquet") for name in ("plain", "reference"))
-    differences = own["value"].to_numpy() - base["value"].to_numpy()
+def test_the_held_out_likelihood_adds_its_numbers_and_redoes_nothing_else(root: Path) -> None:
+    """Each model is measured once, and the difference to the reference is paired by response."""
+    asked = [f"likelihood-{name}" for name in ("reference", *POLICIES)]
+    done = again(root, "evaluate.held_out_likelihood=true")
+    assert sorted(done[: len(asked)]) == sorted(asked)
+    assert done[len(asked) :] == ["results", "report", *CARDS]
+    assert again(root, "evaluate.held_out_likelihood=true") == []
+    found = json.loads((root / "results.json").read_text())["held_out_likelihood"]
+    own, base = (pq.read_table(root / "likelihood" / f"{name}.parquet") for name in ("plain", "reference"))
+    differences = own["logprob_per_token"].to_numpy() - base["logprob_per_token"].to_numpy()
     assert found["policies"]["plain"]["difference"]["mean"] == pytest.approx(differences.mean())
-    assert found["documents"] == len(differences) > 2
-    assert 'id="elsewhere"' in (root / "report.html").read_text()
-    pq.write_table(base.slice(1), root / "benchmarks" / "reference" / "held-out.parquet")
-    with pytest.raises(DataError, match="about other documents of held-out than the reference's"):
-        write_results(
-            Evaluated.of(load_recipe(root / "recipe.yaml"), Layout(root)), recipe_of(root).policies, on_progress=print
-        )
+    assert found["responses"] == len(differences) > 2
+    assert 'id="likelihood"' in (root / "report.html").read_text()
 
 
 def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:
@@ -331,19 +324,11 @@ def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: 
         assert order == [f"train-{name}" for name in ("aware", "aware-student", "raw", "identity")]
 
 
-def test_a_policy_comes_after_the_one_that_tells_it_of_ranks(tmp_path: Path) -> None:
-    """And its student after it; what it is told is read between the two trainings."""
-    recipe = load_recipe("hh-helpful-tiny", [f"run_dir={tmp_path}"])
-    order = [unit.name for unit in train.units(Run.of(recipe))]
-    told = ["train-identity", "readings-of-identity", "train-aware", "train-raw", "train-student"]
-    assert order == [*told, "train-online"]
-
-
 def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
     """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
     before = rollouts(root)
     done = again(root, "rollout.k=10", "rollout.prompts=16", until="calibrate")
-    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "ceiling", "calibrate"]
+    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "calibrate"]
     after = rollouts(root)
     assert len(after) == 160
     keys = {(row["prompt_id"], row["index"]) for row in before}

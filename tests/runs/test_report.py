@@ -4,7 +4,6 @@ import io
 import json
 import re
 from base64 import b64decode
-from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,22 +25,14 @@ from infalign.runs.layout import FORMAT, Layout
 from infalign.runs.report.page import examples, saturated, write
 from infalign.runs.report.pictures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.runs.report.tables import comparison_rows, print_table
-from infalign.runs.report.words import judged_in_words, knowledge, verdict
+from infalign.runs.report.words import judged_in_words, knowledge, likelihood_in_words, verdict
 from infalign.runs.results import read_results, write_results
-from infalign.runs.rollouts import StoredRollouts
-from infalign.runs.run import Confidence
-from infalign.runs.stages import ceiling
 from infalign.theory.knowledge import usable
 from infalign.theory.law import law_at_kl
 
 PROMPTS, SAMPLES, K = 24, 32, 16
 ATTACK = "<script>alert(1)</script>"
 QRPO = {"transform": "exp:10", "kl_budget": 0.5, "solver": "qrpo"}
-CEILING = {
-    "reads": "reward",
-    "rollouts": 2048,
-    "rho": {"25%": {"mean": 0.2, "low": 0.1, "high": 0.3}, "100%": {"mean": 0.6, "low": 0.5, "high": 0.7}},
-}
 RLOO = {"transform": "identity", "kl_budget": 0.5, "solver": "rloo"}
 
 
@@ -85,7 +76,6 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
 
     references = np.sort(rewards(rng.random((PROMPTS, K))), axis=1)
     write_table(layout.calibrated, pa.table({"reference_rewards": references.tolist()}))
-    layout.ceiling.write_text(json.dumps(CEILING))
     for name in ("reference", *recipe.policies):
         ranks = rng.random((PROMPTS, SAMPLES))
         if name != "reference":
@@ -138,7 +128,6 @@ def run(tmp_path_factory):
     record(root, "train-gone", "train", {"history": [{"step": 1, "loss": 1.0}]})
     for name in (*(f"{work}-{model}" for work in ("samples", "kl") for model in ("gone", "guest.ab")), "card-gone"):
         record(root, name, "evaluate", {})
-    record(root, "readings-of-gone", "train", {})
     record(root, "rank-model", "calibrate", {"rank_correlation": {"mean": 0.0, "low": -0.1, "high": 0.1}})
     write(recipe, Layout(root))
     return recipe, root
@@ -237,13 +226,6 @@ def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spen
     assert re.fullmatch(said, row["outside"])
     assert (row["wins"] != "–") == compared == ("exp:10 (qrpo) *" in shown) == ("is brought down to this KL" in shown)
     assert ("exp:10 (qrpo) is not compared" in shown) == (not compared)
-
-
-def test_what_can_be_read_of_a_rank_is_said_before_what_the_policies_know(run):
-    """With its interval, and whose states were read; where it was not measured the reason."""
-    page = unescape(re.sub("<[^>]+>", "", html_of(run[1])))
-    assert "From the reward model's states a linear reading tells the rank of responses to other prompts" in page
-    assert "ρ of 0.20 (0.10–0.30) after 25% of the text and 0.60 (0.50–0.70) at its end." in page
 
 
 def test_policies_that_follow_the_law_know_the_ranks(run):
@@ -484,21 +466,6 @@ def test_rewards_have_the_confidence_of_their_fitting(tmp_path):
     assert "on held-out pairs, with 80% intervals" in html_of(tmp_path)
 
 
-def test_a_report_says_why_nothing_is_known_of_ranks(tmp_path, monkeypatch):
-    """For example for too few prompts, whose reason is written in place of numbers."""
-    few = np.random.default_rng(0).normal(size=(4, 6, 8, 3))
-    monkeypatch.setattr(ceiling, "prefix_states", lambda *_: (few, few[0, :, :, 0]))
-    recipe = make_recipe(tmp_path, policies={"only": QRPO})
-    finish_run(tmp_path, recipe)
-    layout = Layout(tmp_path)
-    stored = StoredRollouts(layout, (), K)
-    ceiling.read_ranks("policy", "", recipe.compute, stored, Confidence(0.95, 0), on_progress=lambda *_: None)
-    write_results(Evaluated.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
-    write(recipe, layout)
-    assert "was not measured: reading ranks needs at least 8 prompts" in html_of(tmp_path)
-    assert "Of the final rank: the policies know it with" in " ".join(printed(tmp_path, 80).split())
-
-
 def test_figures_are_files_that_parse(run):
     """Each figure of the page is an SVG that parses as XML and a PNG; none is of a policy that left the recipe."""
     root = run[1]
@@ -639,19 +606,29 @@ def test_table_fits_the_terminal(run):
     assert path == f"Report: {run[1] / 'report.html'}"
 
 
-def test_the_terminal_says_what_can_be_known_of_ranks_and_what_is(run):
-    """Both, either or nothing, each with its interval."""
-    half, own = {"mean": 0.62, "low": 0.6, "high": 0.64}, {"mean": 0.5, "low": 0.4, "high": 0.6}
-    ceiling, known = {"reads": "reward", "rho": {"50%": half}}, {"aware": {"rho": own}}
-    can = "from the reward model's states it can be read with ρ = 0.62 (0.60–0.64) after 50% of a response"
-    does = "the policies know it with ρ = 0.50 (0.40–0.60) (aware)"
-    nothing = {"none": "…", "rho": {}}
-    assert knowledge({"ceiling": ceiling, "knowledge": known}) == [f"Of the final rank: {can}; {does}."]
-    assert knowledge({"ceiling": ceiling, "knowledge": {}}) == [f"Of the final rank: {can}."]
-    assert knowledge({"ceiling": nothing, "knowledge": known}) == [f"Of the final rank: {does}."]
-    assert knowledge({"ceiling": nothing, "knowledge": {}}) == []
+def test_the_terminal_says_how_well_policies_know_ranks(run):
+    """Each with its interval, or nothing."""
+    rho = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    said = ["The policies know the final rank with ρ = 0.50 (0.40–0.60) (aware)."]
+    assert knowledge({"knowledge": {"aware": {"rho": rho}}}) == said
+    assert knowledge({"knowledge": {}}) == []
     (said,) = knowledge(read_results(run[1]))
     assert said in " ".join(printed(run[1], 80).split())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-0.2, 0.1, "To no policy are"),
+        (0.1, 0.2, "To no policy are"),
+        (-0.2, -0.1, "to aware (−0.150 (−0.200 to −0.100))"),
+    ],
+)
+def test_only_a_policy_that_is_surely_worse_at_held_out_responses_is_called_so(low, high, said):
+    """The whole interval of its difference is below 0."""
+    change = {"mean": (low + high) / 2, "low": low, "high": high}
+    (found,) = likelihood_in_words({"held_out_likelihood": {"policies": {"aware": {"difference": change}}}})
+    assert said in found
 
 
 def test_missing_libraries_are_named(run, monkeypatch):

@@ -80,7 +80,7 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
     code, out, err = main("status", root)
     assert (code, err) == (0, "")
-    assert "20 of 20 done in" in out
+    assert "19 of 19 done in" in out
     left = ["evaluate-aware", "results", "card-aware", "report"]
     (root / "stages" / "evaluate-aware.json").unlink()
     code, out, _ = main("status", path, "--json")
@@ -105,7 +105,6 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
                 **{f"rollout-{i}": "rollout.k 6 → 8; 18 of 24 responses" for i in range(4)},
                 **{f"score-{i}": f"follows rollout-{i}; rollout.k 6 → 8" for i in range(4)},
                 "calibrate": "follows score-0, score-1, score-2 and 1 more",
-                "ceiling": "follows rollout-0, rollout-1, rollout-2 and 5 more",
                 "train-aware": "follows calibrate",
             },
         ),
@@ -242,9 +241,9 @@ def test_a_run_says_once_why_it_does_something_again(folder: Path) -> None:
         (folder / "run" / "scores" / f"part-{part}.parquet").unlink()
     said = run(recipe(folder), until="calibrate").splitlines()
     assert "again: score-0, score-1 (its output is missing)" in said
-    assert "again: calibrate, ceiling (follows score-0, score-1)" in said
+    assert "again: calibrate (follows score-0, score-1)" in said
     said = run(recipe(folder), until="calibrate").splitlines()
-    assert said == ["11 of 11 steps are done already"]
+    assert said == ["10 of 10 steps are done already"]
 
 
 def test_another_version_is_shown_and_undoes_nothing(main: Any, folder: Path) -> None:

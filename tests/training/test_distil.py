@@ -5,7 +5,6 @@ from pathlib import Path
 
 import enumerable
 import micro
-import numpy as np
 import pytest
 import torch
 from offline_solvers import TAU, quiet
@@ -15,13 +14,12 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
-from infalign.method.values import token_targets
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.recipe.settings import Recipe
 from infalign.training.common import Job
 from infalign.training.offline import fit_offline
-from infalign.training.solvers.qrpo import QRPO, ByToken, regression_targets, squared
+from infalign.training.solvers.qrpo import QRPO
 
 K = 6  # rollouts of a prompt in the micro world
 
@@ -46,37 +44,16 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
 
 
-def test_a_model_that_does_not_pack_has_no_targets_by_token(tmp_path: Path) -> None:
-    """They are of packed passes, and its layers do not attend to all earlier tokens."""
+def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
+    """Distillation is by packed passes, and its layers do not attend to all earlier tokens."""
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=3))
-    text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0, "read": np.zeros((2, 2))}
+    text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0}
     rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
     job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
-    with pytest.raises(
-        ConfigError, match="without full attention, which no guide, no distillation and no loss: tokens"
-    ):
-        fit_offline(model, None, ByToken(Identity(), TAU, squared), rows, Fit(), job, tmp_path / "saved")
-
-
-def squares_at_the_start(run: Path, name: str) -> float:
-    """Return a training's held-out loss at the start, where π is π_ref."""
-    return float(json.loads((run / "stages" / f"train-{name}.json").read_text())["summary"]["held_out_loss_start"])
-
-
-def squares_of_targets(run: Path, states: str) -> float:
-    """Return the mean of Σ_t target² over the rollouts of every tenth prompt, for the micro world's plain policy."""
-    read = read_table(run / "readings" / f"{states}.parquet", ["read", "rho"]).to_pydict()
-    rewards = [read_table(path, ["reward"])["reward"].to_numpy() for path in sorted((run / "scores").glob("*.parquet"))]
-    rewards_PK = np.concatenate(rewards).reshape(-1, K)
-    beta, squares = json.loads((run / "stages" / "train-tokens.json").read_text())["summary"]["beta"], []
-    for prompt in range(0, len(rewards_PK), 10):
-        targets_K = regression_targets(rewards_PK[[prompt]], Identity(), beta)[0]
-        for row in range(prompt * K, (prompt + 1) * K):
-            added = token_targets(np.array(read["read"][row]), np.array(read["rho"][row]), targets_K)
-            squares.append(np.square(added).sum())
-    return float(np.mean(squares))
+    with pytest.raises(ConfigError, match="without full attention, which no guide and no distillation"):
+        fit_offline(model, None, QRPO(Identity(), TAU), rows, Fit(), job, tmp_path / "saved", teacher=model)
 
 
 def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
@@ -88,12 +65,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
         "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
         "side": plain | {"guide": {"side": small} | likely, "fit": fit | {"bf16": True}},
-        "tokens": plain | {"guide": {"side": small} | likely, "loss": "tokens"},
-        "per-token": plain | {"guide": {"side": small | {"layers": 0}} | likely, "loss": "tokens"},
         "trunk-likely": plain | {"guide": {"trunk": "reward"} | likely, "fit": fit},
-        "trunk-tokens": plain | {"guide": {"trunk": "reward"} | likely, "loss": "tokens"},
-        "told": settings["policies"]["aware"] | {"guide": {"trunk": "reward"}, "loss": "tokens", "reader": "trunk"},
-        "told-aside": plain | {"guide": {"side": small} | likely, "loss": "tokens", "reader": "side"},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
@@ -101,27 +73,18 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         "trunk-student": {"solver": "distil", "teacher": "trunk-likely", "fit": fit},
         "last-student": {"solver": "distil", "teacher": "side"} | last,
     }
-    by_token = {
-        "last-tokens": plain | last | {"loss": "tokens"},
-        "told-whole": plain | {"loss": "tokens", "reader": "trunk"},
-    }
-    settings["policies"] = students | guides | {"last": plain | last} | by_token
+    settings["policies"] = students | guides | {"last": plain | last}
     ended = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}
-    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last", *by_token))
+    assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last"))
     assert (tmp_path / "run" / "models" / "last-student" / "adapter").is_dir()
     own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
     assert own == {
         "aware": (False, False),
         "trunk": (True, False),
         "side": (True, True),
-        "tokens": (True, True),
-        "per-token": (True, True),
         "trunk-likely": (True, False),
-        "trunk-tokens": (True, False),
-        "told": (True, False),
-        "told-aside": (True, True),
     }
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
     assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-likely-40", "below-1") for part in range(4)]
@@ -133,21 +96,8 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         assert rounded == pytest.approx(
             drawn, abs=1e-3 if "likely" in name else 0.5
         )  # stored as drawn, or passed again
-    of_tokens = read_table(tmp_path / "run" / "logprobs" / "below-1-by-token.parquet", ["logprob"])["logprob"]
-    assert [sum(row) for row in of_tokens.to_pylist()] == pytest.approx(drawn, abs=1e-4)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
-    assert results["tokens"]["method"].endswith("(qrpo guided tokens)")
-    assert results["told"]["method"] == "exp:10 (qrpo guided tokens by trunk)"
-    told_by = dict.fromkeys(("tokens", "per-token", "trunk-tokens"), "1-likely-40") | {"last-tokens": "below-1"}
-    for name, by in (told_by | {"told-aside": "of-side", "told-whole": "of-trunk"}).items():
-        assert squares_at_the_start(tmp_path / "run", name) == pytest.approx(
-            squares_of_targets(tmp_path / "run", by), rel=1e-5
-        )
-    lengths = [len(ids) for table in tables for ids in table["token_ids"].to_pylist()]
-    for by in ("1-likely-40", "below-1", "of-side", "of-trunk"):
-        read = read_table(tmp_path / "run" / "readings" / f"{by}.parquet", ["read"])["read"]
-        assert list(map(len, read.to_pylist())) == lengths
     for same in ("transform", "kl_budget", "beta"):
         assert results["student"][same] == results["aware"][same]
     again = micro.infalign("run", tmp_path / "recipe.yaml", "--set", "policies.aware.kl_budget=0.9", "--dry-run")

@@ -1,15 +1,11 @@
 """How policies are served and evaluated."""
 
-import re
-from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from infalign.core.errors import ConfigError
 from infalign.core.settings import MOST_DRAWS, Count, Settings, spelled
-from infalign.data.files import READERS
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import RewindAndRepeat, Served, parse_procedure, rewinds
 
@@ -52,6 +48,9 @@ class Evaluate(Settings):
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="of all intervals; a trained reward keeps those of its fitting"
     )
+    held_out_likelihood: bool = Field(
+        False, description="measure how likely the preferred responses of test pairs are to each model"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -71,49 +70,3 @@ class Evaluate(Settings):
         if needed > self.samples:
             raise ValueError(f"{self.rewind.name} needs {needed} samples, found {self.samples}")
         return self
-
-
-HELD_OUT = "held-out"
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # also of files
-
-
-class Benchmarks(Settings):
-    """What else alignment changed: the reference and every policy on other tasks, question by question."""
-
-    tasks: Annotated[list[str], Field(min_length=1)] = Field(
-        [HELD_OUT],
-        description="names of lm-evaluation-harness; files of multiple-choice questions; held-out, the preferred "
-        "responses of the test pairs",
-    )
-    documents: Annotated[int, Field(ge=2)] | None = Field(None, description="of each task, its first; default all")
-    chat: bool = Field(False, description="ask through the chat template instead of in plain text")
-
-    @field_validator("tasks", mode="after")
-    @classmethod
-    def _told_apart(cls, tasks: list[str]) -> list[str]:
-        names = Counter(map(task_label, tasks))
-        if wrong := [name for name in names if not LABEL.fullmatch(name)]:
-            raise ValueError(
-                f"no task can be called {wrong[0]!r}; files get its name, so take letters, digits, . _ + -"
-            )
-        if twice := [name for name, times in names.items() if times > 1]:
-            raise ValueError(f"two tasks are called {twice[0]}; rename a file, or leave one out")
-        return tasks
-
-
-def is_file_task(task: str) -> bool:
-    """Return whether a task is a file of questions, rather than a name.
-
-    >>> is_file_task("facts.jsonl"), is_file_task("arc_easy")
-    (True, False)
-    """
-    return task.endswith(tuple(READERS))
-
-
-def task_label(task: str) -> str:
-    """Return what a task is called in tables and files: its name, of a file that without folder and ending.
-
-    >>> task_label("questions/facts.jsonl"), task_label("arc_easy")
-    ('facts', 'arc_easy')
-    """
-    return Path(task).name.partition(".")[0] if is_file_task(task) else task

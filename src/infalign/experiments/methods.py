@@ -172,10 +172,7 @@ class Compared:
                 policies[name] = policy
                 if budget in budgets:
                     self.by_budget[budget].append(name)
-        told = {policy.told.policy for policy in policies.values() if policy.told is not None}
-        self.recipe = recipe.model_copy(
-            update={"policies": {name: own for name, own in recipe.policies.items() if name in told} | policies}
-        )
+        self.recipe = recipe.model_copy(update={"policies": policies})
 
 
 def bracketing_budgets(recipe: Recipe, compared: Compared, spent: Mapping[str, float]) -> dict[str, list[float]]:
@@ -274,13 +271,8 @@ def _checked(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str,
     if not methods:
         return {}
     settings = {name: method_of(name).settings(recipe, budget) for name in methods}
-    told = {policy.told.policy for policy in recipe.policies.values() if policy.told is not None}
-    readers = {name: own.model_dump() for name, own in recipe.policies.items() if name in told}
-    for name in readers.keys() & settings.keys():
-        raise _taken(name)
     try:
-        policies = Recipe.model_validate(recipe.model_dump() | {"policies": readers | settings}).policies
-        return {name: policies[name] for name in settings}
+        return dict(Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies)
     except ValidationError as error:
         reasons = (
             f"{'.'.join(map(str, untagged(e['loc'])))} {e['msg'].removeprefix('Value error, ')}".lstrip()
@@ -296,8 +288,8 @@ def _taken(name: str) -> ConfigError:
 def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     """Return how a method is trained, from the recipe's first policy of its kind.
 
-    All offline solvers share the form of the first one, with its guide if any, and those of its kind its loss and its
-    reader. What trains one language model takes the fit of a policy that is one, if there is such a policy.
+    All offline solvers share the form of the first one, with its guide if any, and those of its kind its loss. What
+    trains one language model takes the fit of a policy that is one, if there is such a policy.
     """
     policies = [policy for policy in recipe.policies.values() if policy.generates == method.generates]
     if method.generates and policies:
@@ -306,7 +298,7 @@ def _fit(recipe: Recipe, method: Method) -> dict[str, Any]:
     if not (method.generates or offline):
         raise ConfigError(f"{method.solver} takes its fit from an offline policy, and the recipe has none; add one")
     if method.solver is not None and issubclass(KINDS[method.solver], Offline):
-        shared = {"fit", "guide", "loss", "reader"} if offline[0].solver == method.solver else {"fit", "guide"}
+        shared = {"fit", "guide", "loss"} if offline[0].solver == method.solver else {"fit", "guide"}
         return offline[0].model_dump(include=shared)
     from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
     fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit

@@ -30,8 +30,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from infalign.models.likely import Likely, products
 from infalign.models.packed import Packed
-from infalign.models.per_token import PerTokenConfig
-from infalign.models.vocabulary import Logits, logprob_of
+from infalign.models.vocabulary import Logits
 
 
 class GuidedConfig(PreTrainedConfig):
@@ -166,7 +165,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
                 layer.reset_lora_parameters("default", True)
         for name, weight in reference.named_parameters():
             weight.requires_grad_(".lora_" in name)
-        if trunk is not None and reads and trunk.config.num_hidden_layers:
+        if trunk is not None and reads:
             trunk.get_input_embeddings().requires_grad_(False)  # it reads no tokens
         return model
 
@@ -174,25 +173,22 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     def reading(
         cls, reference: PreTrainedModel, *, hidden: int, layers: int, heads: int, reads: int, likely: int | None = None
     ) -> GuidedForCausalLM:
-        """Return the reference with an untrained guide that reads its states, a small Llama or a network per token.
+        """Return the reference with an untrained guide that reads its states, a small Llama.
 
-        ``reads`` of the reference's layers are read, evenly spaced, the last one among them; with no ``layers`` of its
-        own it sees those of the present token only. Of the vocabulary it tells the reference's ``likely`` tokens apart,
-        by default all.
+        ``reads`` of the reference's layers are read, evenly spaced, the last one among them. Of the vocabulary it tells
+        the reference's ``likely`` tokens apart, by default all.
         """
         config = reference.config
-        shape: PreTrainedConfig = PerTokenConfig(hidden)
-        if layers:
-            shape = LlamaConfig(
-                vocab_size=1,
-                hidden_size=hidden,
-                intermediate_size=2 * hidden,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                max_position_embeddings=config.max_position_embeddings,
-                **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # it reads no tokens
-                attn_implementation=config._attn_implementation,
-            )
+        shape = LlamaConfig(
+            vocab_size=1,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            max_position_embeddings=config.max_position_embeddings,
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # it reads no tokens
+            attn_implementation=config._attn_implementation,
+        )
         trunk = AutoModel.from_config(shape, dtype=reference.dtype)
         return cls.beside(reference, trunk, reads=layers_read(config.num_hidden_layers, reads), likely=likely)
 
@@ -231,10 +227,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             likely = self._brought(asked.get("packed"))
             apart = likely is None and not self._one_product
             logits = self.reference.get_output_embeddings()(last[:, kept]) if apart else None
-        if states is not None and reads_by_token(self):
-            hidden = self._of_guide(None, states[:, kept], input_ids=input_ids, **asked)
-        else:
-            hidden = self._of_guide(past_key_values, states, input_ids=input_ids, **asked)[:, kept]
+        hidden = self._of_guide(past_key_values, states, input_ids=input_ids, **asked)[:, kept]
         if likely is not None:
             assert self.others is not None
             q = products(self._narrowed(hidden[0]), likely.ids, self.reference.get_output_embeddings().weight)
@@ -272,12 +265,6 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             return Logits(last, self.reference.get_output_embeddings())
         with self.unguided():
             return batch.logits_in_parts(self.reference)
-
-    @torch.no_grad()
-    def token_log_ratios(self, batch: Packed) -> Tensor:
-        """Return log π/π_ref of each token of the responses, (T,); inside `packing`."""
-        guided, reference = batch.logits_in_parts(self), self.unguided_logits(batch)
-        return guided.measured(logprob_of(batch.drawn)) - reference.measured(logprob_of(batch.drawn))
 
     @torch.no_grad()
     def read_once(self, batch: Packed) -> Packed:
@@ -402,12 +389,6 @@ class GuideProcessor(LogitsProcessor):
             use_cache=True,
         )
         return self._policy.with_q(scores, hidden[:, -1])
-
-
-def reads_by_token(model: Any) -> bool:
-    """Return whether a model is a guide that sees the reference's states of the present token only."""
-    trunk = model.trunk if isinstance(model, GuidedForCausalLM) else None
-    return trunk is not None and trunk.config.num_hidden_layers == 0
 
 
 def read_states(found: Any, reads: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from infalign.models.attention import check_plain
 from infalign.models.likely import Likely
 from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
 from infalign.models.vocabulary import Logits, logits_of, logprob_of
-
-Each = TypeVar("Each")
 
 
 class Stored(NamedTuple):
@@ -155,24 +153,16 @@ class Packed:
         """Return the sum over each response of a number per token, (R,)."""
         return of_tokens.new_zeros(len(self.lengths)).index_add(0, self.response_of, of_tokens)
 
-    def split(self, of_tokens: Tensor) -> list[Array]:
-        """Return a number per token of the responses response by response, (tokens,) each."""
-        return [own.cpu().numpy() for own in torch.split(of_tokens, self.lengths.tolist())]
-
     def sums_before(self, of_tokens: Tensor) -> Tensor:
         """Return, for each token of a response, the sum over those before it in the response, (T,)."""
         _, of_responses = self.inside
         rows = of_tokens.new_zeros(of_responses.shape).masked_scatter(of_responses, of_tokens)
         return (rows.cumsum(1) - rows)[of_responses]
 
-    def token_logprobs(self, model: Any) -> Tensor:
-        """Return the log-probability of each token of the responses, (T,), as `logprobs`."""
-        found = self.logits_in_parts(model).measured(logprob_of(self.drawn))
-        return found if self.likely is None else found + self.likely.within
-
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
-        return self.sums(self.token_logprobs(model))
+        found = self.logits_in_parts(model).measured(logprob_of(self.drawn))
+        return self.sums(found if self.likely is None else found + self.likely.within)
 
 
 def packed_batches(
@@ -221,44 +211,13 @@ def packed_logprobs(
 
     ``on_progress(done, all)`` is called with numbers of responses.
     """
-    asked = (model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
-    return np.array(of_responses(lambda batch: batch.logprobs(model).tolist(), *asked))
-
-
-def packed_token_logprobs(
-    model: Any,
-    prompt_ids: TokenIds,
-    completion_ids: TokenIds,
-    batch_tokens: int,
-    *,
-    states: Sequence[Stored] = (),
-    on_progress: Callable[[int, int], None] | None = None,
-) -> list[Array]:
-    """Return the log-probability of each token of each response, otherwise as `packed_logprobs`."""
-
-    def of(batch: Packed) -> list[Array]:
-        return batch.split(batch.token_logprobs(model))
-
-    return of_responses(of, model, prompt_ids, completion_ids, batch_tokens, states, on_progress)
-
-
-def of_responses(
-    of: Callable[[Packed], list[Each]],
-    model: Any,
-    prompt_ids: TokenIds,
-    completion_ids: TokenIds,
-    batch_tokens: int,
-    states: Sequence[Stored] = (),
-    on_progress: Callable[[int, int], None] | None = None,
-) -> list[Each]:
-    """Return what ``of`` says of each response, batch by batch, with the model ready for them."""
-    found: list[Each] = []
+    found: list[float] = []
     with evaluating(model), packing(model):
         for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, states=states):
-            found += of(batch)
+            found += batch.logprobs(model).tolist()
             if on_progress is not None:
                 on_progress(rows.stop, len(completion_ids))
-    return found
+    return np.array(found)
 
 
 def _below(lengths: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 from infalign.core.errors import DataError
 from infalign.core.storage import hash_file, read_record, write_record
 from infalign.data.sets import part_file
-from infalign.evaluation.settings import is_file_task, task_label
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import TEMPLATES, model_digest
 from infalign.recipe.settings import Recipe
@@ -95,11 +94,6 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         guide = policy.get("guide") or {"trunk": "reference"}
         if guide["trunk"] not in TRUNKS and Path(guide["trunk"]).is_dir():
             guide["trunk"] = {"content": model_digest(guide["trunk"], digests)}
-    if recipe.benchmarks is not None:
-        settings["benchmarks"]["tasks"] = {
-            task_label(task): _content(Path(task), digests) if is_file_task(task) else task
-            for task in recipe.benchmarks.tasks
-        }
     return settings
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from infalign.core.errors import DataError
 from infalign.core.settings import Name, Settings
 from infalign.data.sources import Data
-from infalign.evaluation.settings import Benchmarks, Evaluate, ProcedureSetting
+from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, is_extreme, rewinds
 from infalign.models.gguf import place
 from infalign.models.settings import SAFE, SAFE_ADAPTER, Compute, Model, PolicyModel, RankModel
@@ -44,7 +44,6 @@ class Recipe(Settings):
         description="policies that are trained and compared, by names of yours"
     )
     evaluate: Evaluate = Evaluate()
-    benchmarks: Benchmarks | None = Field(None, description="what else alignment changed, on tasks of other kinds")
     compute: Compute = Compute()
     allow_worthless: bool = Field(
         False, description="go on where all rollouts of each prompt have one reward, or a policy is the reference"

@@ -10,7 +10,7 @@ from infalign.models.settings import is_hub_id
 from infalign.recipe.settings import Recipe
 from infalign.rewards.settings import RewardSource
 from infalign.runs.layout import Layout, Summary, records
-from infalign.runs.report.words import elsewhere
+from infalign.runs.report.words import likelihood_in_words
 from infalign.runs.results import read_results
 from infalign.training.solvers.base import JUDGED
 
@@ -88,7 +88,7 @@ def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, A
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
     roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
-    lost = " ".join(elsewhere(results)) or "What the policy may have lost elsewhere was not measured."
+    lost = " ".join(likelihood_in_words(results)) or "What the policy may have lost elsewhere was not measured."
     samples = f"{results['samples']} fresh samples to each of {results['prompts']} test prompts"
     return f"""\
 # {name}

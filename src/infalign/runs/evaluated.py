@@ -7,7 +7,6 @@ import numpy as np
 
 from infalign.core.storage import read_table
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.settings import task_label
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
@@ -27,7 +26,7 @@ class Evaluated:
     procedure: Served  # the procedure that policies are trained for
     rewind: RewindAndRepeat
     max_n: int
-    tasks: tuple[str, ...]  # the benchmarks
+    held_out_likelihood: bool
 
     @classmethod
     def of(cls, recipe: Recipe, layout: Layout) -> "Evaluated":
@@ -41,7 +40,7 @@ class Evaluated:
             recipe.procedure,
             evaluate.rewind,
             evaluate.max_n,
-            () if recipe.benchmarks is None else tuple(map(task_label, recipe.benchmarks.tasks)),
+            evaluate.held_out_likelihood,
         )
 
     def column(self, model: str, column: str, split: str = "test") -> Array:

@@ -53,18 +53,9 @@ class Layout:
         """Return the folder with the reference's states in one part of the rollouts; ``which`` names the layers."""
         return self.root / "states" / f"{which}-part-{part}"
 
-    @property
-    def ceiling(self) -> Path:
-        """How well ranks are read from the states of a network."""
-        return self.root / "ceiling.json"
-
     def logprobs(self, which: str) -> Path:
         """Return the table of the reference's log-probabilities of the rollouts, as a training computes them."""
         return self.root / "logprobs" / f"{which}.parquet"
-
-    def readings(self, which: str) -> Path:
-        """Return the table of what some states tell of the rollouts' ranks after each token."""
-        return self.root / "readings" / f"{which}.parquet"
 
     @property
     def judged(self) -> Path:
@@ -93,9 +84,9 @@ class Layout:
         """Return the folder of a model's samples, scores and KL on the prompts of a split."""
         return self.root / ("evaluation" if split == "test" else f"evaluation-{split}") / name
 
-    def benchmark(self, name: str, task: str) -> Path:
-        """Return the table of what a model achieves on each document of a task."""
-        return self.root / "benchmarks" / name / f"{task}.parquet"
+    def held_out_likelihood(self, name: str) -> Path:
+        """Return the table of a model's log-probabilities of the preferred responses of test pairs."""
+        return self.root / "likelihood" / f"{name}.parquet"
 
     @property
     def results(self) -> Path:

@@ -15,7 +15,6 @@ from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import inventory, remove, write_record, write_text, writing
-from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.models.gguf import converted, is_gguf
 from infalign.models.pretrained import check_reach
 from infalign.recipe.fingerprints import Digests
@@ -93,8 +92,6 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
         run.recipe.compute.check()
         for model in {*run.recipe.named_models.values(), *run.recipe.named_trunks.values()}:
             check_reach(model)
-        if run.recipe.benchmarks is not None:
-            check_benchmarks(run.recipe.benchmarks)
         for warning in (*run.recipe.of_machine(), *(said for name in todo for said in by_name[name].warnings())):
             console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
     key_of, said = keys(wanted), set[str]()
@@ -121,7 +118,7 @@ def do(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> Non
     stages = list(STAGES)
     tasks = [
         Task(name, partial(_work, layout, by_name[name], base_of[name]), first[name])
-        for name in sorted(todo, key=lambda name: (not by_name[name].early, -stages.index(by_name[name].stage)))
+        for name in sorted(todo, key=lambda name: -stages.index(by_name[name].stage))
     ]
     with ProgressDisplay(console) as display:
         compute = run.recipe.compute

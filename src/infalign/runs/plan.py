@@ -22,7 +22,6 @@ from infalign.core.http import api_key, within
 from infalign.core.progress import ProgressDisplay
 from infalign.data.examples import Example
 from infalign.data.sources import Source, read_examples
-from infalign.evaluation.benchmarks import check_benchmarks
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
@@ -90,8 +89,6 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
             function_reward(source.function)
         _check_servers(source.url or (), source.api_key_env, console)
     _check_servers(*recipe.rollout.engine.asks, console)
-    if recipe.benchmarks is not None:
-        check_benchmarks(recipe.benchmarks)
     for name in unchecked:
         say(console, f"not checked: {name}")
     asked = wanted(run)

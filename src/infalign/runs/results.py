@@ -12,7 +12,6 @@ from infalign.core.display import LOOKS, QUIET
 from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_text
-from infalign.evaluation.benchmarks import by_metric
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
@@ -64,7 +63,6 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
         "judges": list(sources),
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
-        "ceiling": json.loads(evaluated.layout.ceiling.read_text()),
         "knowledge": _knowledge(evaluated, solvers, aimed),
         "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
         "pareto": {
@@ -83,8 +81,8 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
             },
         },
     }
-    if evaluated.tasks:
-        results["benchmarks"] = _benchmarks(evaluated, solvers)
+    if evaluated.held_out_likelihood:
+        results["held_out_likelihood"] = _held_out_likelihood(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
@@ -247,33 +245,20 @@ def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
 
 
-def _benchmarks(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, Any]:
-    """Return by task and metric what the reference achieves, and each policy's difference, paired by document."""
-    found: dict[str, Any] = {}
-    for label in evaluated.tasks:
-        base = by_metric(read_table(evaluated.layout.benchmark("reference", label)))
-        for (task, metric), of_reference in base.items():
-            found.setdefault(task, {})[metric] = {
-                "documents": len(of_reference.values),
-                "higher_is_better": of_reference.higher_is_better,
-                "reference": evaluated.estimated(of_reference.values),
-                "policies": {},
-            }
-        for name in policies:
-            path = evaluated.layout.benchmark(name, label)
-            own = by_metric(read_table(path))
-            for (task, metric), of_reference in base.items():
-                of_policy = own.get((task, metric))
-                if of_policy is None or of_policy.documents != of_reference.documents:
-                    raise DataError(
-                        f"{path} is about other documents of {task} than the reference's: the task changed between "
-                        f"them; delete {path.parent.parent} and run the same command again"
-                    )
-                found[task][metric]["policies"][name] = {
-                    "value": evaluated.estimated(of_policy.values),
-                    "difference": evaluated.estimated(of_policy.values - of_reference.values),
-                }
-    return found
+def _held_out_likelihood(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, Any]:
+    """Return log π per token of the reference, and each policy's with its paired difference to the reference's."""
+    base, *own = (
+        read_table(evaluated.layout.held_out_likelihood(name))["logprob_per_token"].to_numpy()
+        for name in ("reference", *policies)
+    )
+    return {
+        "responses": len(base),
+        "reference": evaluated.estimated(base),
+        "policies": {
+            name: {"value": evaluated.estimated(found), "difference": evaluated.estimated(found - base)}
+            for name, found in zip(policies, own, strict=True)
+        },
+    }
 
 
 def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:

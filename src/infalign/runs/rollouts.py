@@ -12,7 +12,7 @@ from infalign.method.calibration import Array
 from infalign.runs.layout import Layout
 from infalign.sampling.prompts import Prompts, PromptTable
 from infalign.sampling.rollouts import Drawn, find_rollouts
-from infalign.training.solvers.base import States, Told
+from infalign.training.solvers.base import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,6 @@ class StoredRollouts:
         return chained(
             [stored_states(*self.texts(part), folder, likely=which.likely > 0) for part, folder in enumerate(folders)]
         )
-
-    def readings(self, told: Told) -> Sequence[Array]:
-        """Return what is told of each rollout's rank after each token, and how well: (tokens, 2)."""
-        table = read_table(self.layout.readings(str(told)), ["read", "rho"])
-        read, rho = table["read"].combine_chunks(), table["rho"].combine_chunks()
-        return Lazy(len(table), lambda i: np.stack([read[i].values.to_numpy(), rho[i].values.to_numpy()], axis=1))
 
     def rewards(self, part: int) -> Array:
         """Return the rewards of one part, prompts × K."""

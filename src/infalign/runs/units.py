@@ -50,7 +50,6 @@ class Unit:
     warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
     copies: tuple[Path, ...] = ()
-    early: bool = False  # it tells whether the others are worth their time, so it is done before them
     together: bool = False  # all processes of a distributed training do it, others the first alone
     clears: bool = False  # it removes its old output itself, once it can replace that
     passes: Callable[[Texts], Iterable[Pass]] = no_passes  # of models over texts, if the whole of it is to be done

@@ -22,19 +22,17 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
-from infalign.core.sequences import Lazy
 from infalign.method.calibration import Array
-from infalign.method.values import token_targets
 from infalign.models.above import above
-from infalign.models.guided import GuidedForCausalLM, reads_by_token
+from infalign.models.guided import GuidedForCausalLM
 from infalign.models.likely import Likely
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
 from infalign.models.packed import Packed, packing, packs
 from infalign.models.settings import Fit
-from infalign.models.vocabulary import kl_from, logprob_of
+from infalign.models.vocabulary import kl_from
 from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device
 from infalign.training.scale import scale_to_kl
-from infalign.training.solvers.base import OFF, Objective, Valued
+from infalign.training.solvers.base import OFF, Objective
 
 VALIDATED = {
     "eval_strategy": "steps",
@@ -76,26 +74,17 @@ def fit_offline(
     the last row of the log has ``overfitted``, and the progress report says so: by this measure the reference is better
     than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if given, on rollouts of
     the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``, None if not
-    told). With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) a response, and the objective supplies the rollouts
-    only. Of rollouts with ``read``, what is read of the rank after each token (`training.readings`), each token has a
-    target, what it adds to the response's worth (`method.values`): the loss is Σ_t of its squared distance from log
-    π/π_ref of the token. A policy without a guide then needs ``reference_logprobs``, one a token.
+    told). With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) per response, and the objective supplies the
+    rollouts only.
     """
     groups = _by_prompt(rollouts)
     goal: Any = objective.loss if teacher is None else teacher
-    by_token = teacher is None and "read" in rollouts[0]
-    if by_token:
-        assert isinstance(objective, Valued)
-        rollouts, goal = _credited(objective, rollouts, groups), objective.divergence
-    each = 1 if reads_by_token(model) else TOGETHER
-    training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed, each)
+    training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed)
     together = packs(model) and (teacher is None or packs(teacher))
-    if not together and (by_token or teacher is not None or isinstance(model, GuidedForCausalLM)):
-        raise ConfigError(
-            "a model has layers without full attention, which no guide, no distillation and no loss: tokens can use"
-        )
+    if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
+        raise ConfigError("a model has layers without full attention, which no guide and no distillation can use")
     config = lora(fit, TaskType.CAUSAL_LM, model.config)
-    kind = _ToTokens if by_token else _ToTargets if teacher is None else _ToTeacher
+    kind = _ToTargets if teacher is None else _ToTeacher
     trainer = kind(
         goal,
         model=get_peft_model(model, config) if config else model,
@@ -156,35 +145,19 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
     return groups
 
 
-def _credited(
-    objective: Valued, rollouts: Sequence[dict[str, Any]], groups: Sequence[_Group]
-) -> Sequence[dict[str, Any]]:
-    """Return rollouts with the target of each of their tokens."""
-    of_prompts = [objective.targets(group.rewards) for group in groups]
-    prompt_of = [prompt for prompt, targets_K in enumerate(of_prompts) for _ in range(targets_K.size)]
-
-    def of(row: int) -> dict[str, Any]:
-        read_L, rho_L = rollouts[row]["read"].T
-        targets = token_targets(read_L, rho_L, of_prompts[prompt_of[row]])
-        return rollouts[row] | {"targets": torch.tensor(targets, dtype=torch.float32)}
-
-    return Lazy(len(rollouts), of)
-
-
 def _rows(
     objective: Objective,
     rollouts: Sequence[dict[str, Any]],
     groups: Sequence[_Group],
     fit: Fit,
     seed: int,
-    together: int,
 ) -> tuple[Dataset, Dataset, list[dict[str, Any]]]:
-    """Return the examples to train on, ``together`` of a prompt, some of the held-out ones, and rollouts of these."""
+    """Return the examples to train on, some of the held-out ones, and rollouts of these."""
     every = round(1 / HELD_OUT)
     held_out, others = groups[::every], [group for i, group in enumerate(groups) if i % every]
     rng = np.random.default_rng(seed)
-    evaluation = _pass(objective, held_out, rng, together)
-    passes = [_pass(objective, others, rng, together) for _ in range(ceil(fit.epochs))]
+    evaluation = _pass(objective, held_out, rng)
+    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.epochs))]
     training = concatenate_datasets(passes)
     most = max(round(fit.epochs * len(passes[0])), fit.batch_size)
     each = ceil(SCALED_ON / len(held_out))
@@ -203,17 +176,17 @@ def watched(examples: float, held_out: float) -> int:
     return round(min(held_out, max(least, min(most, WATCHED_SHARE * examples))))
 
 
-def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator, together: int) -> Dataset:
+def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
     """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
 
-    ``together`` examples of a prompt follow each other, so that a batch computes it once; they are dealt like cards, so
+    `TOGETHER` examples of a prompt follow each other, so that a batch computes it once; they are dealt like cards, so
     that equal examples are apart.
     """
     rollouts, numbers = [], []
     for group in groups:
         indices_EM, number_E = objective.examples(group.rewards, rng)
         shuffled = rng.permutation(group.rewards.size)[indices_EM[:, 0]].argsort(kind="stable")
-        dealt = ceil(len(shuffled) / together)
+        dealt = ceil(len(shuffled) / TOGETHER)
         hands = [shuffled[hand::dealt] for hand in range(dealt)]
         rollouts += [group.first + indices_EM[hand] for hand in hands]
         numbers += [number_E[hand] for hand in hands]
@@ -253,20 +226,6 @@ class _ToTargets(_Offline):
         return (loss, {"log_ratio": h_BM}) if return_outputs else loss
 
 
-class _ToTokens(_Offline):
-    """Training by a target for each token."""
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        packed, reference = _unpacked(inputs["batch"]), inputs.get("references")
-        if reference is None:
-            with torch.no_grad():
-                guided = self.accelerator.unwrap_model(model)
-                reference = guided.unguided_logits(packed).measured(logprob_of(packed.drawn))
-        h_T = packed.logits_in_parts(model).measured(logprob_of(packed.drawn)) - reference
-        missed = packed.sums(self._goal(h_T, inputs["targets"]))
-        return (missed.mean(), {"missed": missed}) if return_outputs else missed.mean()
-
-
 class _ToTeacher(_Offline):
     """Training by the KL from a teacher, exact over the vocabulary at each token."""
 
@@ -287,21 +246,11 @@ class _Collator(ABC):
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
-        by_token = {"targets": "targets", "references": "reference_logprobs"}
-        of_tokens = {
-            name: torch.cat([torch.as_tensor(row[column]) for row in rows])
-            for name, column in by_token.items()
-            if column in rows[0]
-        }
-        return (
-            of_tokens
-            | {
-                "number": torch.tensor([example["number"] for example in examples]),
-                "reference": torch.tensor([row["reference_logprob"] for row in rows]),
-                "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
-            }
-            | self.batch(rows)
-        )
+        return {
+            "number": torch.tensor([example["number"] for example in examples]),
+            "reference": torch.tensor([row["reference_logprob"] for row in rows]),
+            "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
+        } | self.batch(rows)
 
     @abstractmethod
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from infalign.runs.report.pictures import (
     win_rate_by_n,
 )
 from infalign.runs.report.tables import comparison_rows
-from infalign.runs.report.words import SPOKEN, Numbers, elsewhere, judged_in_words, verdict
+from infalign.runs.report.words import SPOKEN, Numbers, judged_in_words, likelihood_in_words, verdict
 from infalign.runs.results import policy_looks, read_results
 
 SHOWN_EXAMPLES = 4
@@ -77,7 +77,7 @@ def write(recipe: Recipe, layout: Layout) -> None:
         verdict=verdict(results),
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
-        elsewhere=elsewhere(results),
+        likelihood=likelihood_in_words(results),
         explorer=explorer,
         explorer_hash=script_hash(explorer),
         figures=figures,
@@ -216,14 +216,10 @@ def _made(recipe: Recipe, layout: Layout) -> dict[str, Numbers]:
 
     def belongs(name: str, stage: str) -> bool:
         work, _, model = name.partition("-")
-        if work in ("train", "evaluate", "samples", "kl", "card"):
+        if work in ("train", "evaluate", "samples", "kl", "likelihood", "card"):
             return model in models
-        if work == "readings" and model.startswith("of-"):
-            return model.removeprefix("of-") in models
         if work == "rank":
             return recipe.rank_model is not None
-        if work == "benchmark":
-            return model.partition(".")[0] in models
         if work in ("rollout", "score"):
             return model in numbers
         return work in fitted if stage == "reward-model" else name != "report"

@@ -28,26 +28,16 @@ def verdict(results: Numbers) -> list[str]:
         [_what_to_ship(results, best, judges)],
         _against_others(results, judges),
         _by_n(results, best, judges),
-        elsewhere(results),
+        likelihood_in_words(results),
         [_what_next(results, best, judges), spread],
     )
     return [text for paragraph in said if (text := " ".join(paragraph))]
 
 
 def knowledge(results: Numbers) -> list[str]:
-    """Return a sentence on how well ranks can be read and how much of it the policies know; none if neither is known.
-
-    ρ is the correlation with the final rank: of a linear reading of states, and fitted to what a policy wins.
-    """
-    said, ceiling = [], results["ceiling"]
-    if ceiling["rho"]:
-        whose = "the reward model's" if ceiling["reads"] == "reward" else "the reference's"
-        read = ", ".join(f"{amount(rho)} after {part}" for part, rho in ceiling["rho"].items())
-        said.append(f"from {whose} states it can be read with ρ = {read} of a response")
-    if results["knowledge"]:
-        known = ", ".join(f"{amount(found['rho'])} ({name})" for name, found in results["knowledge"].items())
-        said.append(f"the policies know it with ρ = {known}")
-    return [f"Of the final rank: {'; '.join(said)}."] if said else []
+    """Return a sentence on each policy's ρ, its correlation with the final rank; none if none is known."""
+    known = ", ".join(f"{amount(found['rho'])} ({name})" for name, found in results["knowledge"].items())
+    return [f"The policies know the final rank with ρ = {known}."] if known else []
 
 
 def best_policy(results: Numbers) -> str:
@@ -76,19 +66,20 @@ def judged_in_words(results: Numbers) -> list[str]:
     return sentences
 
 
-def elsewhere(results: Numbers) -> list[str]:
-    """Return a sentence on the benchmarks of a run: where which policy is surely worse than the reference."""
-    benchmarks = results.get("benchmarks", {})
-    worse = dict[str, list[str]]()
-    for task, metrics in benchmarks.items():
-        for metric, found in metrics.items():
-            for name, own in found["policies"].items():
-                change = own["difference"]
-                if change["high"] < 0 if found["higher_is_better"] else change["low"] > 0:
-                    worse.setdefault(name, []).append(f"{task} {metric} by {ratio(change, 3)}")
-    if worse:
-        return [f"Elsewhere {name} is worse than the reference: {_listed(where)}." for name, where in worse.items()]
-    return [f"On {_listed(list(benchmarks))} no policy is surely worse than the reference."] if benchmarks else []
+def likelihood_in_words(results: Numbers) -> list[str]:
+    """Return which policies are worse at the preferred responses of test pairs; nothing if that was not measured."""
+    if (measured := results.get("held_out_likelihood")) is None:
+        return []
+    changes = {name: found["difference"] for name, found in measured["policies"].items()}
+    worse = [f"{name} ({ratio(change, 3)})" for name, change in changes.items() if change["high"] < 0]
+    if not worse:
+        return [
+            "To no policy are the preferred responses of test pairs significantly less likely than to the reference."
+        ]
+    return [
+        "The preferred responses of test pairs are less likely than to the reference, by log π per token, to "
+        f"{_listed(worse)}."
+    ]
 
 
 def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:

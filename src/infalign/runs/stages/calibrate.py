@@ -13,12 +13,12 @@ from infalign.runs.calibrated import MANIFEST
 from infalign.runs.layout import Summary
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Provenance, Run
-from infalign.runs.stages import ceiling, judged, rank_model
+from infalign.runs.stages import judged, rank_model
 from infalign.runs.units import Unit
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the calibration and the reading of ranks; for some recipes the rank model, transformations by the judge."""
+    """Yield the calibration; for some recipes the rank model and the transformations by the judge."""
     parts = range(len(run.rollout_parts))
     yield Unit(
         "calibrate",
@@ -28,7 +28,6 @@ def units(run: Run) -> Iterator[Unit]:
         output=run.layout.calibrated,
         work=partial(calibrate_prompts, run.stored, run.recipe.rollout.prompts, run.provenance),
     )
-    yield from ceiling.units(run)
     yield from rank_model.units(run)
     yield from judged.units(run)
 

@@ -26,7 +26,7 @@ from infalign.runs.passes import Draw, Pass, Read, Texts
 from infalign.runs.results import FORMAT, read_results, write_results
 from infalign.runs.rollouts import cut_off
 from infalign.runs.run import Run
-from infalign.runs.stages import benchmarks
+from infalign.runs.stages import likelihood
 from infalign.runs.trackers import track
 from infalign.runs.units import Unit
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
@@ -38,14 +38,14 @@ KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times a
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the evaluation of the reference and of each policy, on test prompts and benchmarks, and all numbers."""
+    """Yield the evaluation of the reference and of each policy, and all numbers."""
     evaluations = list(evaluations_on(run, "test"))
-    asked = [*evaluations, *benchmarks.units(run)]
+    asked = [*evaluations, *likelihood.units(run)]
     yield from asked
     yield Unit(
         "evaluate",
         "results",
-        inputs=(*(unit.output for unit in asked), run.layout.ceiling),
+        inputs=tuple(unit.output for unit in asked),
         settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
         work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_table
 from infalign.models.pretrained import load_policy, load_tokenizer
@@ -68,7 +67,7 @@ def logprob_passes(run: Run, policy: Offline, texts: Texts) -> Iterator[Pass]:
 def find_logprobs(
     policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
-    """Write log π_ref of each rollout, in the order of the rollouts, or of each of its tokens."""
+    """Write log π_ref of each rollout, in the order of the rollouts."""
     which = policy.states
     if which is not None and which.likely:
         found: Any = [float(said.likely.of_drawn.sum()) for said in material.stored.states(which)]
@@ -84,7 +83,7 @@ def _passed(policy: Offline, material: Material, compute: Compute, on_progress: 
 
     from infalign.models.above import above
     from infalign.models.logprobs import token_logprobs
-    from infalign.models.packed import packed_logprobs, packed_token_logprobs, packs
+    from infalign.models.packed import packed_logprobs, packs
 
     tokenizer = load_tokenizer(material.layout.tokenizer)
     stored = material.stored
@@ -96,16 +95,13 @@ def _passed(policy: Offline, material: Material, compute: Compute, on_progress: 
     states = () if policy.states is None else stored.states(policy.states)
     last = policy.states.last if policy.states is not None else 0
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         on_progress(done, total, "log-probabilities of the reference")
 
     mixed = torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16)
     with above(model, last) if last else nullcontext():
         together = packs(model)  # told before rounding
-        if policy.told is not None and not together:
-            raise ConfigError("the reference has layers without full attention, which no loss: tokens can use")
         with mixed:
             if together:
-                of = packed_logprobs if policy.told is None else packed_token_logprobs
-                return of(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=told)
+                return packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=report)
             return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import Served
@@ -21,18 +19,14 @@ from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, State
 
 
 class Logprobs(NamedTuple):
-    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise.
-
-    And whether of each token.
-    """
+    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise."""
 
     states: States | None
     bf16: bool
-    by_token: bool
 
     def __str__(self) -> str:
         of = "tokens" if self.states is None else str(self.states)
-        return f"{of}{'-bf16' if self.bf16 else ''}{'-by-token' if self.by_token else ''}"
+        return f"{of}-bf16" if self.bf16 else of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +68,17 @@ class Material:
         for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
             if which is not None:
                 rows = _with(rows, name, self.stored.states(which))
-        if policy.told is not None:
-            rows = _with(rows, "read", self.stored.readings(policy.told))
         computed = self.logprobs(policy)
         if computed is not None:
             found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
-            if computed.by_token:
-                return _with(rows, "reference_logprobs", Lazy(len(found), lambda i: np.array(found[i].values)))
             rows = _with(rows, "reference_logprob", found.to_pylist())
         return rows
 
     def logprobs(self, policy: Solver) -> Logprobs | None:
-        """Return which log-probabilities a policy's training needs instead of the engine's, None for these.
-
-        A guide that is trained token by token needs none, since the reference is beside it.
-        """
-        if not isinstance(policy, Offline) or (policy.told is not None and policy.guide is not None):
+        """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
+        if not isinstance(policy, Offline) or (self.drawn_as_trained and not policy.fit.bf16):
             return None
-        if policy.told is None and self.drawn_as_trained and not policy.fit.bf16:
-            return None
-        return Logprobs(policy.states, policy.fit.bf16, policy.told is not None)
+        return Logprobs(policy.states, policy.fit.bf16)
 
     def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
         """Return the reference with an untrained guide."""

@@ -22,14 +22,14 @@ from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.runs.calibrated import check_calibrated, policy_betas, resolved, table_of
 from infalign.runs.layout import Summary
-from infalign.runs.passes import Aside, Draw, Pass, Read, Texts, Train
+from infalign.runs.passes import Draw, Pass, Read, Texts, Train
 from infalign.runs.rollouts import StoredRollouts
 from infalign.runs.run import Run
-from infalign.runs.stages import judged, logprobs, readings, states
+from infalign.runs.stages import judged, logprobs, states
 from infalign.runs.stages.material import Material, networks
 from infalign.runs.units import Unit
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver, Told
+from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
 
@@ -40,7 +40,6 @@ def units(run: Run) -> Iterator[Unit]:
     """Yield the training of each policy, after the states that their guides read."""
     recipe = run.recipe
     yield from states.units(run)
-    yield from readings.units(run)
     yield from logprobs.units(run)
     material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
@@ -56,7 +55,6 @@ def units(run: Run) -> Iterator[Unit]:
                 *judged.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
                 *logprobs.inputs(run, policy),
-                *readings.inputs(run, policy),
             ),
             settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
@@ -67,21 +65,15 @@ def units(run: Run) -> Iterator[Unit]:
             warnings=partial(coarse_ranks, recipe, name),
             passes=partial(policy_passes, run, name),
         )
-        if any(other.told == Told(policy=name) for other in policies.values()):
-            yield readings.of_guide(run, name)
 
 
 def _in_order(policies: Mapping[str, Solver]) -> list[str]:
-    """Return the names of policies, each right after the last one that it builds on: its teacher or who tells it."""
+    """Return the names of policies, each student after its teacher."""
     place = {name: number for number, name in enumerate(policies)}
 
-    def key(name: str) -> tuple[int, int]:
-        told, builds_on = policies[name].told, {need for need in policies[name].needs if need in policies}
-        if told is not None and told.policy is not None:
-            builds_on.add(told.policy)
-        before = [key(other) for other in builds_on]
-        last = max([place[name], *(number for number, _ in before)])
-        return last, max((1 + steps for _, steps in before), default=0)
+    def key(name: str) -> tuple[int, bool]:
+        teachers = [place[need] for need in policies[name].needs if need in policies]
+        return max([place[name], *teachers]), bool(teachers)
 
     return sorted(policies, key=key)
 
@@ -124,15 +116,13 @@ def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
         fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
     steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
     rows = fit.batch_size * together
-    by_token = isinstance(own, Aside) and own.guide.side is not None and not own.guide.side.layers
-    of_prompt = 1 if by_token else TOGETHER
-    yield Train(own, fit, steps, rows, of_prompt, texts.prompt, texts.drawn)
+    yield Train(own, fit, steps, rows, TOGETHER, texts.prompt, texts.drawn)
     validated = VALIDATIONS * watched(steps * fit.batch_size, HELD_OUT * prompts * examples) * together
     read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)
     for network in frozen:
-        yield read(network, steps * rows / of_prompt, of_prompt)
+        yield read(network, steps * rows / TOGETHER, TOGETHER)
     for network in (*frozen, own):
-        yield read(network, validated / of_prompt, of_prompt)
+        yield read(network, validated / TOGETHER, TOGETHER)
 
 
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,16 +89,6 @@ class States(NamedTuple):
     def __str__(self) -> str:
         said = str(self.evenly) if self.evenly else f"below-{self.last}"
         return f"{said}-likely-{self.likely}" if self.likely else said
-
-
-class Told(NamedTuple):
-    """Who tells what each token of a rollout adds to its rank: stored states of the reference, or a policy's guide."""
-
-    states: States | None = None
-    policy: str | None = None
-
-    def __str__(self) -> str:
-        return str(self.states) if self.policy is None else f"of-{self.policy}"
 
 
 class Solver(Kind):
@@ -218,11 +208,6 @@ class Solver(Kind):
     @property
     def teacher_states(self) -> States | None:
         """The states of the reference that its teacher reads, or None."""
-        return None
-
-    @property
-    def told(self) -> Told | None:
-        """Who tells what each token adds to the rank, for a target of its own; None where only responses have one."""
         return None
 
     def meet(self, policies: Mapping[str, Solver]) -> None:
@@ -363,18 +348,6 @@ class Objective(Protocol):
         """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
 
 
-@runtime_checkable
-class Valued(Objective, Protocol):
-    """An objective that knows T = log π*/π_ref of each rollout."""
-
-    @property
-    def divergence(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """How far targets are from log-ratios, elementwise."""
-
-    def targets(self, rewards_K: Array) -> Array:
-        """Return the T of each rollout of a prompt, (K,)."""
-
-
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
 
 
@@ -382,7 +355,7 @@ class Side(Settings):
     """A small network on the frozen reference's states, which are computed once for all policies that read them."""
 
     hidden: Count = Field(192, description="its width")
-    layers: int = Field(2, ge=0, description="its layers; 0: no attention, two linear layers on each token's states")
+    layers: Count = Field(2, description="its layers")
     heads: Count = Field(4, description="its attention heads")
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
     stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from infalign.core.display import COLOURS
-from infalign.core.settings import Name
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.training.solvers.base import Examples, Offline, Shaped, Solver, Told, singles
+from infalign.training.solvers.base import Examples, Offline, Shaped
 
 if TYPE_CHECKING:
     import torch
@@ -64,31 +63,15 @@ class QRPO:
     beta: float
     divergence: Divergence = logistic
 
-    def targets(self, rewards_K: Array) -> Array:
-        """Return the T of each rollout of a prompt, (K,)."""
-        found: Array = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
-        return found
-
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return K rollouts with their targets."""
-        targets_K = self.targets(rewards_K)
+        targets_K = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
         rows_K = systematic(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the mean divergence of the targets from h: 0 where they are equal."""
         return self.divergence(h_BM[:, 0], number_B).mean()
-
-
-class ByToken(QRPO):
-    """The same with a target for each token; every rollout comes once in each pass.
-
-    With rows drawn as by `QRPO` a guide on a real model knew less of unseen rollouts' T (docs/log/real-model.md).
-    """
-
-    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return K rollouts with their targets."""
-        return singles(rewards_K), self.targets(rewards_K)
 
 
 def systematic(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -120,61 +103,15 @@ class Settings(Shaped, Offline):
     colour: ClassVar[str] = COLOURS[1]
 
     solver: Literal["qrpo"] = "qrpo"
-    loss: Literal["squared", "logistic", "kliep", "tokens"] = Field(
-        "logistic",
-        description="how log π/π_ref is fitted; all have the same optimum. tokens: each token has a target, by what "
-        "the reference's states tell of the rank before and after it, for a guide on stored states or fit.lora.layers, "
-        "or by what `reader` tells",
+    loss: Literal["squared", "logistic", "kliep"] = Field(
+        "logistic", description="how log π/π_ref is fitted; all have the same optimum"
     )
-    reader: Name | None = Field(
-        None,
-        description="for loss: tokens: the policy of this recipe whose guide tells what each token adds to the rank, "
-        "such as the identity's, instead of the reference's states",
-    )
-
-    @model_validator(mode="after")
-    def _is_told(self) -> Settings:
-        if self.loss != "tokens" and self.reader is not None:
-            raise ValueError(f"reader is for loss: tokens, found loss: {self.loss}")
-        if self.loss == "tokens" and self.reader is None and self.states is None:
-            raise ValueError(
-                "loss: tokens reads the reference's stored states: add guide: {side: {}}, or fit.lora with layers; or "
-                "name a reader"
-            )
-        return self
-
-    def meet(self, policies: Mapping[str, Solver]) -> None:
-        """Raise ValueError if its reader is no policy with a guide, or is told of ranks by a guide itself."""
-        if self.reader is None:
-            return
-        guides = [
-            name
-            for name, other in policies.items()
-            if isinstance(other, Offline)
-            and other.guide is not None
-            and (other.told is None or other.told.policy is None)
-        ]
-        if self.reader not in guides:
-            raise ValueError(
-                f"reader is {self.reader}, which is no policy of this recipe with a guide and without a reader "
-                f"({', '.join(guides) or 'none'})"
-            )
-
-    @property
-    def told(self) -> Told | None:
-        """Its reader, or the states that it is trained from, if each token has a target of its own."""
-        if self.loss != "tokens":
-            return None
-        return Told(policy=self.reader) if self.reader is not None else Told(self.states)
 
     @property
     def _said(self) -> str:
         usual = self.loss == type(self).model_fields["loss"].default
-        said = super()._said if usual else f"{super()._said} {self.loss}"
-        return said if self.reader is None else f"{said} by {self.reader}"
+        return super()._said if usual else f"{super()._said} {self.loss}"
 
     def objective(self, beta: float) -> QRPO:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
-        if self.told is not None:
-            return ByToken(self.shaping, beta, squared)
         return QRPO(self.shaping, beta, LOSSES[self.loss])
