@@ -59,7 +59,7 @@ def changes(name: str, form: str) -> list[str]:
 def base_run(name: str, folder: Path, settings: Sequence[str]) -> Path:
     """Return the directory with a seed's data, models and calibrated rollouts, made if it is not there."""
     base = folder / "base"
-    command = [sys.executable, "-m", "infalign", "calibrate", name]
+    command = [sys.executable, "-m", "infalign", "run", name, "--until", "calibrate"]
     subprocess.run(
         [*command, *(word for change in (f"run_dir={base}", *settings) for word in ("--set", change))], check=True
     )

@@ -43,14 +43,14 @@ def test_a_real_bash_completes_commands_options_recipes_runs_and_keys(main: Any,
     expected = {
         "wi": {"win-rate"},
         "run demo --dr": {"--dry-run"},
-        "run ": NAMES | {"my.yaml", "other/deep/one.yml"},
+        "run ": NAMES | {"my.yaml", "other/deep/one.yml", "runs/mine"},
         "run ./o": {"./other/deep/one.yml"},
         "run ~/m": {"~/my.yaml"},
         "recipes d": {"demo"},
         "status runs/": {"runs/mine"},
         "serve ": {"runs/mine"},
         "run demo --set rollout.k": {"rollout.k"},
-        "recipe --explain policies.NAME.fit.lora.": {
+        "recipes --explain policies.NAME.fit.lora.": {
             f"policies.NAME.fit.lora.{key}" for key in ("rank", "alpha", "layers")
         },
         "init --data ": {*SETS, "world", "rows.jsonl"},

@@ -266,7 +266,8 @@ def stray(lab: Lab, **environment: str) -> Seen:
     """A run with odd variables of a cluster takes the lock, does its work and ends, as one without them."""
     root = lab.copy()
     undo(root, "calibrate")
-    words = [micro.COMMAND, "calibrate", micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)]
+    path = micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)
+    words = [micro.COMMAND, "run", path, "--until", "calibrate"]
     options = {"env": os.environ | environment, "capture_output": True, "text": True, "check": False}
     with held(root):
         second = subprocess.run(words, **options)

@@ -126,7 +126,7 @@ def test_what_another_command_drew_stays(folder: Path) -> None:
     """Of a shard that was begun here, nothing is drawn on the cluster, and nothing twice."""
     calibrate("here.yaml")
     assert micro.infalign("data", "cluster.yaml").returncode == 0
-    ended = micro.infalign("rollout", "cluster.yaml", "--set", "rollout.prompts=40")
+    ended = micro.infalign("run", "cluster.yaml", "--until", "rollout", "--set", "rollout.prompts=40")
     assert ended.returncode == 0, ended.stderr
     before = shards(folder / "cluster", "rollouts")
     ended = micro.infalign("ray", "cluster.yaml", *RAY)
@@ -148,7 +148,7 @@ def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None
     ):
         ended = micro.infalign("ray", "cluster.yaml", *words)
         assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
-    assert micro.infalign("rollout", "cluster.yaml").returncode == 0
+    assert micro.infalign("run", "cluster.yaml", "--until", "rollout").returncode == 0
     more = micro.infalign("ray", "cluster.yaml", *RAY, "--set", "rollout.k=8")
     assert more.returncode == 2
     assert "has 6 rollouts of a prompt, and rollout.k is 8" in more.stderr

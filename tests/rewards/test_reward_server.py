@@ -496,36 +496,36 @@ def test_a_run_with_a_server_is_calibrated_as_with_the_function(
     """
     root = Path(load_recipe(remote).run_dir)
     server.broken_after = 2 + 1  # part 0, the golden rows before part 1, part 1
-    code, _, err = main("calibrate", remote)
+    code, _, err = main("run", remote, "--until", "calibrate")
     assert code == 4, err
     assert "scores so far are kept" in err
     asked = {q for body in server.bodies[:3] for q in body["query"]}
     server.broken_after = None
     server.bodies.clear()
-    code, _, err = main("calibrate", remote)
+    code, _, err = main("run", remote, "--until", "calibrate")
     assert code == 0, err
     golden = sum(len(body["query"]) == 4 and set(body["query"]) <= asked for body in server.bodies)
     assert (golden, len(server.bodies)) == (2, 4)
     assert not asked & {q for body in server.bodies if len(body["query"]) > 4 for q in body["query"]}
     assert calibrated(root) == calibrated(sampled / "run")
     server.bodies.clear()
-    assert main("calibrate", remote)[0] == 0
+    assert main("run", remote, "--until", "calibrate")[0] == 0
     assert not server.bodies
 
 
 def test_a_run_stops_where_another_server_answers(main: Any, server: RewardServer, remote: str) -> None:
     """A server of another scale after two parts is found before anything more is scored; another url starts anew."""
     server.broken_after = 3
-    assert main("calibrate", remote)[0] == 4
+    assert main("run", remote, "--until", "calibrate")[0] == 4
     server.broken_after = None
     server.scale = 3.0
     scores = Path(load_recipe(remote).run_dir) / "scores"
     before = {path: path.read_bytes() for path in scores.rglob("*.parquet")}
-    code, _, err = main("calibrate", remote)
+    code, _, err = main("run", remote, "--until", "calibrate")
     assert code == 3
     assert "not the reward that scored before" in err
     assert {path: path.read_bytes() for path in scores.rglob("*.parquet")} == before
-    code, _, err = main("calibrate", remote, "--set", f"reward.url={server.url}?revision=2")
+    code, _, err = main("run", remote, "--until", "calibrate", "--set", f"reward.url={server.url}?revision=2")
     assert code == 0, err
 
 

@@ -300,7 +300,7 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path, tokenize
 def test_train_and_compare_have_a_dry_run(main: Any, tmp_path: Path) -> None:
     """They print the plan and its cost, up to their stage and with their policies, and write nothing."""
     path = micro.write(tmp_path / "recipe.yaml", json.loads(json.dumps(micro.settings(tmp_path / "run"))))
-    code, out, err = main("calibrate", path, "--dry-run")
+    code, out, err = main("run", path, "--until", "calibrate", "--dry-run")
     assert (code, err) == (0, "")
     assert "In all about" in out
     assert "train-aware" not in out

@@ -60,7 +60,7 @@ def run(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
         "guided": aware | {"guide": {"trunk": "reference"}},
         "student": {"solver": "distil", "teacher": "guided", "fit": micro.FIT},
     }
-    ended = infalign(environment, "evaluate", micro.write(folder / "recipe.yaml", recipe))
+    ended = infalign(environment, "run", micro.write(folder / "recipe.yaml", recipe), "--until", "evaluate")
     assert ended.returncode == 0, ended.stderr
     return folder / "run"
 
@@ -136,7 +136,7 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
 
 def test_a_finished_run_writes_no_card_again(run: Path, environment: dict[str, str]) -> None:
     """All of it is done, cards too, and a training that starts again takes the card for the run's own."""
-    again = infalign(environment, "evaluate", run.parent / "recipe.yaml")
+    again = infalign(environment, "run", run.parent / "recipe.yaml", "--until", "evaluate")
     assert again.returncode == 0, again.stderr
     assert "✓" not in again.stdout
 
@@ -147,7 +147,7 @@ def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
 ) -> None:
     """A copy of a policy, drawn with another random stream, has its KL and win rates up to sampling error."""
     copy = shutil.copytree(run / "models" / "student", tmp_path / "mine")
-    first = infalign(environment, "evaluate", run, "--policy", copy)
+    first = infalign(environment, "run", run, "--policy", copy)
     assert first.returncode == 0, first.stderr
     (folder,) = (run / "evaluation").glob("mine.*")
     found, own = json.loads((folder / "results.json").read_text()), results["policies"]["student"]
@@ -157,7 +157,7 @@ def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
     assert found["win_rates"]["judge"].keys() == own["win_rates"]["judge"].keys()
     assert f"KL to the reference: {found['kl']['mean']:.2f}" in first.stdout
     written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
-    again = infalign(environment, "evaluate", run, "--policy", copy)
+    again = infalign(environment, "run", run, "--policy", copy)
     assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == written
 
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_named(
     if texts == TEXTS:
         model.resize_token_embeddings(310)
     save_model(model, tokenizer, tmp_path / "theirs")
-    refused = infalign(environment, "evaluate", run, "--policy", tmp_path / "theirs")
+    refused = infalign(environment, "run", run, "--policy", tmp_path / "theirs")
     assert refused.returncode == 2
     assert message in refused.stderr
     assert not list((run / "evaluation").glob("theirs.*"))
@@ -186,6 +186,6 @@ def test_what_does_not_fit_is_named(
 
 def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path, environment: dict[str, str]) -> None:
     """Each is refused with what to do."""
-    adapter = infalign(environment, "evaluate", run, "--policy", run / "models" / "adapted" / "adapter")
+    adapter = infalign(environment, "run", run, "--policy", run / "models" / "adapted" / "adapter")
     assert "is an adapter, not a whole model; merge it first" in adapter.stderr
-    assert "there is no such folder" in infalign(environment, "evaluate", run, "--policy", "/no/where").stderr
+    assert "there is no such folder" in infalign(environment, "run", run, "--policy", "/no/where").stderr

@@ -344,7 +344,14 @@ def test_a_run_killed_during_rollouts_ends_as_an_undisturbed_one(root: Path, tmp
     again(undisturbed, *changes, until="rollout")
 
     path = micro.write(tmp_path / "killed.yaml", micro.settings(root) | micro.WORKERS)
-    words = [micro.COMMAND, "rollout", path, *(word for change in changes for word in ("--set", change))]
+    words = [
+        micro.COMMAND,
+        "run",
+        path,
+        "--until",
+        "rollout",
+        *(word for change in changes for word in ("--set", change)),
+    ]
     run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     shards = len(list(root.glob("rollouts/part-*/*")))
     while len(list(root.glob("rollouts/part-*/part-*"))) == shards:

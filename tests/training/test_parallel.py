@@ -164,7 +164,7 @@ def test_bond_refuses_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
-    """`infalign train` under torchrun leaves whole models that moved, and a run that goes on from there.
+    """`infalign run --until train` under torchrun leaves whole models that moved, and a run that goes on from there.
 
     What is no training, as the reference's states, is done by the first process, for which the other waits.
     """
@@ -181,7 +181,7 @@ def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
     pipeline.run(recipe, until="calibrate", console=Console(quiet=True))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*torchrun, "-m", "infalign", "train", path],
+        [*torchrun, "-m", "infalign", "run", path, "--until", "train"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

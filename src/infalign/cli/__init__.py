@@ -1,6 +1,6 @@
 """The command line: parse, call one library function, write one output.
 
-Here are its commands, a line each, and its exit codes; what a command does and its help are in the file of its group.
+Here are its commands, a line each, and its exit codes; what a command does and its help are in its own file.
 """
 
 import io
@@ -15,18 +15,19 @@ from cyclopts import App, CycloptsError, Group
 from infalign.cli import (
     cluster,
     data,
+    init,
     methods,
     paper,
     recipes,
-    samples,
+    run,
     serving,
+    status,
     theory,
     trainers,
-    whole_run,
+    win_rate,
 )
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
-from infalign.runs import STAGES
 
 __all__ = ["app", "main"]
 
@@ -39,10 +40,10 @@ ordinary RLHF solver does the rest.
 """
 EPILOGUE = """\
 Examples:
-  infalign recipes                      what comes along
+  infalign recipes                      the built-in recipes
   infalign run demo --dry-run           check the data, show the plan
   infalign run demo                     everything, from data to report
-  infalign train my-recipe.yaml         up to the policies, no evaluation
+  infalign run my.yaml --until train    up to the policies, no evaluation
   infalign status runs/demo             what is done, and why the rest is not
   infalign run demo --set rollout.k=128    more rollouts, none lost
   infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
@@ -65,22 +66,15 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-app.command(whole_run.run)
-app.command(whole_run.status, help_epilogue=whole_run.STATUS_EPILOGUE)
+app.command(run.run)
+app.command(status.status, help_epilogue=status.STATUS_EPILOGUE)
 
 _group = Group("A recipe of your own", sort_key=1)
-app.command(recipes.init, group=_group, sort_key=0, help_epilogue=recipes.INIT_EPILOGUE)
-app.command(recipes.recipe, group=_group, sort_key=2, help_epilogue=recipes.RECIPE_EPILOGUE)
+app.command(init.init, group=_group, sort_key=0, help_epilogue=init.INIT_EPILOGUE)
 app.command(recipes.recipes, group=_group, sort_key=1, help_epilogue=recipes.RECIPES_EPILOGUE)
-
-_group = Group("Up to one stage, in this order", sort_key=2)
-for _place, (_stage, _about) in enumerate(STAGES.items()):
-    if _stage == "evaluate":
-        app.command(whole_run.evaluate, group=_group, sort_key=_place, help_epilogue=whole_run.EVALUATE_EPILOGUE)
-    else:
-        app.command(whole_run.up_to(_stage, _about), name=_stage, group=_group, sort_key=_place)
-app["data"].command(data.get, group="Public data", help_epilogue=data.GET_EPILOGUE)
-app["data"].help_epilogue = data.DATA_EPILOGUE
+_about = "Fetch public data sets."
+app.command(App(name="data", help=_about, help_format="plaintext", help_epilogue="", group=_group, sort_key=2))
+app["data"].command(data.get, group="Commands", help_epilogue=data.GET_EPILOGUE)
 
 app.command(cluster.ray, group=Group("Many machines", sort_key=3), help_epilogue=cluster.RAY_EPILOGUE)
 
@@ -95,8 +89,8 @@ _group = Group("Before a run: what theory says", sort_key=5)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
 app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
 
-_group = Group("Anybody's samples", sort_key=6)
-app.command(samples.win_rate, group=_group, help_epilogue=samples.WIN_RATE_EPILOGUE)
+_group = Group("Any table of rewards", sort_key=6)
+app.command(win_rate.win_rate, group=_group, help_epilogue=win_rate.WIN_RATE_EPILOGUE)
 
 _group = Group("Other trainers", sort_key=7)
 app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
@@ -116,7 +110,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every encoding has ✓
-    app["run"].help_epilogue = f"{recipes.list_recipes()}\n\n{EPILOGUE}"
+    if words[:1] == ["run"]:  # reads the built-in recipes
+        app["run"].help_epilogue = run.run_epilogue()
     if words[:1] == ["compare"]:  # listing the methods imports NumPy
         app["compare"].help_epilogue = methods.COMPARE_EPILOGUE + methods.list_methods()
     try:

@@ -10,7 +10,7 @@ from infalign.cli.output import open_console
 
 RAY_EPILOGUE = """\
 Examples:
-  infalign reward-model my-recipe.yaml            all that rollouts need
+  infalign run my-recipe.yaml --until reward-model            all that rollouts need
   infalign ray my-recipe.yaml --actors 64 --gpus 1
   infalign run my-recipe.yaml                     goes on from there
 

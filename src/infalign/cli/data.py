@@ -1,4 +1,4 @@
-"""The command that fetches public data sets, beside the stage data."""
+"""The command that fetches public data sets."""
 
 import os
 import sys
@@ -14,11 +14,6 @@ from infalign.core.display import say
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 
-DATA_EPILOGUE = """\
-Examples:
-  infalign data my.yaml             read and split what a recipe names
-  infalign data get hh-helpful      fetch a public set, for recipes to name
-"""
 GET_EPILOGUE = """\
 Examples:
   infalign data get hh-helpful

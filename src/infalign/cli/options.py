@@ -8,6 +8,8 @@ from cyclopts.validators import Number
 
 from infalign.cli import completion
 from infalign.core.errors import ConfigError
+from infalign.core.spelling import nearest
+from infalign.recipe.built_in import ENDINGS, built_in
 
 if TYPE_CHECKING:
     from infalign.recipe.settings import Recipe
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 RecipePath = Annotated[
     str,
     Parameter(
-        help="A recipe: a YAML file, or the name of one that comes along, such as demo.",
+        help="A recipe: a YAML file, or the name of a built-in recipe, such as demo.",
         completer=completion.recipes,
     ),
 ]
@@ -61,6 +63,22 @@ def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = Fal
     from infalign.recipe.reading import load_recipe
 
     return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
+
+
+def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
+    """Return the recipe of the last run in a folder, or else the recipe itself."""
+    from infalign.runs.status import recorded_recipe
+
+    path, names = Path(name), [found.name for found in built_in()]
+    if path.is_dir():
+        return recorded_recipe(path, overrides)
+    if path.suffix in ENDINGS or name in names or path.is_file():
+        return read_recipe(name, overrides, skip_invalid)
+    runs = {folder.parent.name: str(folder.parent) for folder in path.parent.glob("*/recipe.yaml")}
+    known = runs | ({found: found for found in names} if name == path.name else {})
+    near = nearest(path.name, known)
+    cure = f"did you mean {known[near]}?" if near else "name the run_dir of a recipe, or a recipe (`infalign recipes`)"
+    raise ConfigError(f"there is no run directory {name} and no recipe of that name; {cure}")
 
 
 def new_file(path: Path, *endings: str) -> Path:

@@ -59,7 +59,7 @@ class Part:
         if drawn and (fewer := min(drawn.values())) < k:
             raise ConfigError(
                 f"{self.rollouts} has {fewer} rollouts of a prompt, and rollout.k is {k}; a cluster draws whole "
-                "shards, so add to them with `infalign rollout`, or choose another run_dir"
+                "shards, so add to them with `infalign run --until rollout`, or choose another run_dir"
             )
         names, missing = {shard.name for shard in shards}, list[int]()
         for number, start in enumerate(range(0, len(prompt_ids), SHARD_PROMPTS)):
@@ -152,7 +152,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
         if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
             raise ConfigError(
                 f"{listed_names(before)} must be done before rollouts are drawn on a cluster; run "
-                "`infalign reward-model RECIPE` first"
+                "`infalign run RECIPE --until reward-model` first"
             )
         if todo:
             with _cluster(actors, gpus, cpus):

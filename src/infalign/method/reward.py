@@ -62,7 +62,9 @@ class CalibratedReward:
     ) -> list[float]:
         """Return each completion's shaped reward; logs the mean of Ĉ, the standard win rate, as ``win_rate``."""
         if reference_rewards is None:
-            raise DataError("the training dataset has no column reference_rewards; make it with `infalign calibrate`")
+            raise DataError(
+                "the training dataset has no column reference_rewards; make it with `infalign run --until calibrate`"
+            )
         scores = self.scores(prompts, completions, reference_rewards)
         if log_metric is not None:
             log_metric("win_rate", float(np.mean([score.win_rate for score in scores])))
@@ -136,7 +138,9 @@ def _references(row: int, values: object) -> Array:
     except ValueError:  # the lists differ in length
         references = np.asarray(None)
     if references.ndim != 1 or references.dtype.kind not in "fiu":
-        raise DataError(f"row {row} of the column reference_rewards is no list of numbers; use `infalign calibrate`")
+        raise DataError(
+            f"row {row} of the column reference_rewards is no list of numbers; use `infalign run --until calibrate`"
+        )
     return references.astype(float)
 
 

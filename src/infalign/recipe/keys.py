@@ -25,7 +25,7 @@ SIGNS = {Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<")}
 INTRODUCTION = """\
 # Keys of a recipe
 
-*Written by `python -m infalign.recipe.keys` from the settings; `infalign recipe --explain KEY` says the same.*
+*Written by `python -m infalign.recipe.keys` from the settings; `infalign recipes --explain KEY` says the same.*
 
 A recipe is YAML; `--set KEY=VALUE` changes any key. NAME is the name of a policy, N a place in a list, counted from 0.
 Keys whose default is *none* may be left out.
@@ -61,11 +61,11 @@ def all_keys() -> list[Key]:
 
 
 def explained(key: str) -> list[Key]:
-    """Return what ``key`` means, and the keys that it holds; "" holds the whole recipe.
+    """Return what ``key`` means, and the keys that it holds.
 
     A policy may have any name and a place in a list any number. Raises ConfigError for a key that no recipe has.
     """
-    keys, wanted = all_keys(), tuple(key.split(".")) if key else ()
+    keys, wanted = all_keys(), tuple(key.split("."))
     found = [known for known in keys if _matches(wanted, known.path)]
     found += [known for known in keys if _matches(wanted, known.path[:-1])]
     if not found:
@@ -74,7 +74,7 @@ def explained(key: str) -> list[Key]:
         beside = {known.path[-1]: known.name for known in keys if _matches(around, known.path[:-1])}
         near = [names[word] for names in (beside, anywhere) if (word := nearest(last, list(names)))]
         hint = next(iter([anywhere[last]] if last in anywhere else near), None)
-        said = f"did you mean {hint}?" if hint else "`infalign recipe` lists the sections"
+        said = f"did you mean {hint}?" if hint else f"a recipe has {', '.join(Recipe.model_fields)}"
         raise ConfigError(f"no recipe has the key {key}; {said}")
     return found
 

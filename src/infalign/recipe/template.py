@@ -92,7 +92,7 @@ def first_recipe(answers: Answers, path: Path) -> str:
     student = "4.0e-4" if scratch else "2.0e-4, device_batch_size: 8, lora: {rank: 16}"
     parts = [
         f"# {answers.data}, served as {answers.procedure}: written by `infalign init`.",
-        "# Every key, with its meaning: infalign recipe --explain KEY, such as policies.NAME.kl_budget.",
+        "# Every key, with its meaning: infalign recipes --explain KEY, such as policies.NAME.kl_budget.",
         f"run_dir: {_quoted(f'runs/{path.stem}')}",
         f"procedure: {answers.procedure}   # how the policy will be served",
         "",

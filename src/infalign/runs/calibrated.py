@@ -38,14 +38,14 @@ def check_calibrated(layout: Layout, provenance: Provenance) -> None:
     if manifest is None or "reference_rewards" not in table.column_names:
         raise DataError(
             f"{path} has {'no manifest' if manifest is None else 'no column reference_rewards'}; remove it and run "
-            "`infalign calibrate` again"
+            "`infalign run --until calibrate` again"
         )
     made, now = json.loads(manifest), provenance.digests()
     for name, stale in (("reference", "rollouts"), ("reward", "scores")):
         if made[name] != now[name]:
             raise DataError(
                 f"{path} was made with another {name} model than the one that the recipe gives now; remove the folder "
-                f"{layout.root / stale} and run `infalign calibrate` again"
+                f"{layout.root / stale} and run `infalign run --until calibrate` again"
             )
 
 

@@ -37,7 +37,7 @@ def evaluate_guest(recipe: Recipe, model: str, *, console: Console) -> dict[str,
         if "evaluate-reference" in left:
             raise ConfigError(
                 f"the reference of {run.layout.root} is not evaluated yet, and the policy is compared with it; run "
-                "`infalign evaluate RECIPE` first"
+                "`infalign run RECIPE --until evaluate` first"
             )
         check_fits(model, run)
         # No policy of the run has a dot in its name.

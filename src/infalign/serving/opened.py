@@ -87,7 +87,8 @@ def _model(run: Run, name: str) -> str:
     path = run.reference if name == "reference" else str(run.layout.model(name))
     if path == str(run.layout.model(name)) and not Path(path).is_dir():
         raise ConfigError(
-            f"{name} is not trained yet: there is no {path}; run `infalign train {run.layout.root}/recipe.yaml`"
+            f"{name} is not trained yet: there is no {path}; "
+            f"run `infalign run {run.layout.root}/recipe.yaml --until train`"
         )
     return path
 
@@ -99,8 +100,8 @@ def _warn_of_others(run: Run, paths: Collection[str]) -> None:
     for unit in wanted:
         if str(unit.output) in paths and unit.name in left:
             LOGGER.warning(
-                "! %s is used as it is, but the recipe has changed since (%s); `infalign train %s/recipe.yaml` makes "
-                "it again",
+                "! %s is used as it is, but the recipe has changed since (%s); "
+                "`infalign run %s/recipe.yaml --until train` makes it again",
                 unit.output,
                 left[unit.name].because,
                 run.layout.root,
