@@ -23,8 +23,8 @@ from seeds import share
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
-from infalign.runs.results import read_results
+from infalign.report.results import read_results
+from infalign.steps import whole_run
 
 RATES = (2e-4, 4e-4, 1e-3)
 
@@ -70,7 +70,7 @@ def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
 def measured(run_dir: Path, *changes: str) -> dict[str, Any]:
     """Run the demo with changes in a directory and return its results."""
     recipe = load_recipe("demo", [f"run_dir={run_dir}", *changes])
-    pipeline.run(recipe, until="evaluate", console=Console())
+    whole_run.run_recipe(recipe, until="evaluate", console=Console())
     return read_results(run_dir)
 
 

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from infalign.data.sources import read_examples
-from infalign.runs.cost import cost, stand_in, texts_of
-from infalign.runs.layout import records
-from infalign.runs.pipeline import units
-from infalign.runs.probe import Probe, threads
-from infalign.runs.run import Run
-from infalign.runs.status import recorded_recipe
+from infalign.pipeline.records import records
+from infalign.steps.cost import cost, stand_in, texts_of
+from infalign.steps.probe import Probe, threads
+from infalign.steps.run import Run
+from infalign.steps.status import recorded_recipe
+from infalign.steps.whole_run import units
 
 
 def main() -> None:

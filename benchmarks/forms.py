@@ -32,7 +32,7 @@ from infalign.experiments.compare import placed_in_theory, train_methods
 from infalign.experiments.methods import METHODS
 from infalign.experiments.seeds import Seed, WinRate
 from infalign.recipe.reading import load_recipe
-from infalign.runs.one_kl import AtOneKL
+from infalign.report.one_kl import AtOneKL
 from infalign.theory.law import Law
 from infalign.training.solvers.distil import Settings as Distil
 

@@ -82,7 +82,7 @@ def write_rows(folder: Path, prompts: int) -> None:
 def run(folder: Path, prompts: int, k: int) -> Any:
     """Return a run on the rows in ``folder``."""
     from infalign.recipe.reading import load_recipe
-    from infalign.runs.run import Run
+    from infalign.steps.run import Run
 
     settings = {
         "run_dir": str(folder / "run"),
@@ -114,16 +114,16 @@ def synthetic_engine(*_: object, **__: object) -> Iterator[Synthetic]:
 
 def do(which: str, run: Any) -> None:
     """Do the unit ``which`` of a run, or all units of that stage."""
-    from infalign.runs import pipeline
+    from infalign.steps import whole_run
 
-    for unit in pipeline.units(run):
+    for unit in whole_run.units(run):
         if which in (unit.name, unit.stage):
             unit.work(on_progress=quiet)
 
 
 def read_for_training(run: Any) -> None:
     """Read the rollouts as the offline solvers get them, each once."""
-    from infalign.runs.rollouts import StoredRollouts
+    from infalign.steps.stored_rollouts import StoredRollouts
 
     rollout = run.recipe.rollout
     rows = StoredRollouts(run.layout, tuple(run.rollout_parts), rollout.k).rows()

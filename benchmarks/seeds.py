@@ -25,9 +25,9 @@ from infalign.evaluation.seeds import Trained, over_seeds
 from infalign.experiments.seeds import Seed
 from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Identity
-from infalign.runs.calibrated import resolved
-from infalign.runs.results import at_one_kl, read_results
-from infalign.runs.status import recorded_recipe
+from infalign.recipe.resolved import resolved
+from infalign.report.results import at_one_kl, read_results
+from infalign.steps.status import recorded_recipe
 from infalign.theory.knowledge import knowing_law, usable
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal

@@ -19,11 +19,11 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from infalign.data.sources import read_examples
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.pipeline.ownership import MARKER
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
-from infalign.runs import STAGES
-from infalign.runs.ownership import MARKER
-from infalign.runs.stages.data import split
+from infalign.steps import STAGES
+from infalign.steps.data import split
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 

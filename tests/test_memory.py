@@ -15,10 +15,10 @@ import pytest
 from psutil import Process
 from transformers import Trainer, TrainingArguments
 
+from infalign.core.memory import trim_heap
 from infalign.core.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
-from infalign.models.memory import trim_heap
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute, Fit
 from infalign.rewards.scores import score_to

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from infalign.runs.workers import prepare
+from infalign.pipeline.workers import prepare_process
 
-LOADED = ("infalign.cli", "infalign.runs.pipeline", "infalign.training.offline", "infalign.evaluation.kl", "datasets")
+LOADED = ("infalign.cli", "infalign.steps.whole_run", "infalign.training.offline", "infalign.evaluation.kl", "datasets")
 
 
 def run(command: Path, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def _become(command: str, words: list[str], texts: list[str], folder: str, envir
 
 
 if __name__ == "__main__":
-    prepare(threads=1)
+    prepare_process(threads=1)
     for module in LOADED:
         __import__(module)
     for line in sys.stdin:

@@ -21,7 +21,7 @@ from infalign.data.sets import SETS, fetch, part_file
 from infalign.data.sources import Source, read_examples
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
-from infalign.runs.run import Run
+from infalign.steps.run import Run
 
 UNUSABLE = {"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: Yes"}
 

@@ -30,13 +30,13 @@ from infalign.experiments.methods import (
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Identity, Log, parse_transform
+from infalign.pipeline.pending import pending
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
-from infalign.runs.evaluated import Evaluated
-from infalign.runs.layout import Layout
-from infalign.runs.pending import pending
-from infalign.runs.run import Run
+from infalign.report.evaluated import Evaluated
+from infalign.steps import whole_run
+from infalign.steps.run import Run
 from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
@@ -75,7 +75,7 @@ def contents(root: Path) -> dict[str, bytes]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return a run, a comparison in its directory and one with another method: numbers, units done, files before."""
     root = tmp_path_factory.mktemp("compare")
-    pipeline.run(recipe(root), console=Console(file=io.StringIO()))
+    whole_run.run_recipe(recipe(root), console=Console(file=io.StringIO()))
     before = contents(root / "run")
     first, done_first = compare(root, FIRST)
     results, done = compare(root, [*FIRST, "rloo", "best-of-n"], [0.2])
@@ -122,7 +122,7 @@ def test_the_run_itself_does_not_change(finished: dict[str, Any]) -> None:
     """Results, report, recipe and every record of the run are as before, and the run has nothing left to do."""
     assert {path: Path(path).read_bytes() for path in finished["before"]} == finished["before"]
     run = Run.of(recipe(finished["root"]))
-    assert pending(pipeline.units(run), run.layout) == {}
+    assert pending(whole_run.units(run), run.layout.root) == {}
 
 
 @pytest.mark.parametrize("judge", ["reward", "judge"])

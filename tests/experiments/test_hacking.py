@@ -32,10 +32,10 @@ from infalign.experiments.seeds import Seed
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
-from infalign.runs.layout import Layout
 from infalign.training.common import Job, save_model
 from infalign.training.rank_model import fit_calibrated
 

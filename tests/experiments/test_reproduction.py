@@ -30,10 +30,10 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.runs.evaluated import Evaluated
-from infalign.runs.layout import Layout
+from infalign.report.evaluated import Evaluated
 from infalign.training.common import save_model
 
 NOTHING = replace(BY_NUMBER[2], draw=lambda seeds: Drawn(Figure(), "", "", (), ()), claims=())

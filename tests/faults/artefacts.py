@@ -21,11 +21,11 @@ from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
 from infalign.data.hub import hub_rows
 from infalign.models.pretrained import classifier_from, conversation_ids, load_policy, load_tokenizer
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
+from infalign.report.page import write
+from infalign.report.tables import print_table
 from infalign.rewards.classifier import ClassifierReward
-from infalign.runs.layout import Layout
-from infalign.runs.report.page import write
-from infalign.runs.report.tables import print_table
 from infalign.training.checkpoints import SEAL, Seals, seal
 
 # The means: a copy of a model, and code that leaves a mark when it is run

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 
 from faults.registry import Lab, Seen, again, fault, printed, tables
 from faults.rewards import module, told
-from infalign.runs.findings import sentences
-from infalign.runs.status import recorded_recipe, status
+from infalign.report.findings import sentences
+from infalign.steps.status import recorded_recipe, status
 
 
 @fault("a learning rate of 1e5")

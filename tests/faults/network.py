@@ -164,7 +164,7 @@ def never_resolves(lab: Lab) -> Seen:
         with patch("socket.getaddrinfo", hang), stamina.set_testing(True, attempts=2):
             seen = told(lambda: keep(lab, RemoteReward(url, tokenizer, read_seconds=0.2, retry_seconds=1.0)))
             recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(lab.folder / "run"))
-            with patch("infalign.runs.plan.CONNECT_SECONDS", 0.2):
+            with patch("infalign.steps.dry_run.CONNECT_SECONDS", 0.2):
                 code, out, _ = infalign("run", recipe, "--dry-run", "--set", f"reward={{url: '{url}'}}")
     finally:
         end.set()

@@ -11,9 +11,9 @@ from faults.data import infalign
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, death, everywhere, refused, undo
 from infalign.core.storage import read_record, remove, write_record
+from infalign.pipeline.ownership import MARKER, write_recipe
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
-from infalign.runs.ownership import MARKER, write_recipe
+from infalign.steps import whole_run
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -118,7 +118,7 @@ def begun_and_killed(lab: Lab) -> Seen:
     recipe = load_recipe(micro.write(lab.folder / "recipe.yaml", micro.settings(root)))
 
     def begin() -> None:
-        with pipeline.opened(recipe):
+        with whole_run.open_run(recipe):
             write_recipe(recipe, root)
 
     def after() -> None:

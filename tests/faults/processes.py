@@ -25,13 +25,13 @@ from faults.registry import Lab, Seen, again, fault, tables
 from faults.storage import KILLED, refused, undo
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import remove
+from infalign.pipeline.lock import HOLDER, held, holder
+from infalign.pipeline.ownership import MARKER
+from infalign.pipeline.records import records
+from infalign.pipeline.workers import Task, run_tasks
 from infalign.recipe.reading import load_recipe
-from infalign.runs import STAGES
-from infalign.runs.layout import records
-from infalign.runs.lock import HOLDER, held, holder
-from infalign.runs.ownership import MARKER
-from infalign.runs.status import status
-from infalign.runs.workers import Task, run_tasks
+from infalign.steps import STAGES
+from infalign.steps.status import status
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most
@@ -229,7 +229,7 @@ def memory(lab: Lab) -> Seen:
 HOLD = """
 import sys
 from pathlib import Path
-from infalign.runs.lock import held
+from infalign.pipeline.lock import held
 with held(Path(sys.argv[1])): input()
 """
 

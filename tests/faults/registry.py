@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
+from infalign.steps import whole_run
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def printed(root: Path, *overrides: str, until: str = "report") -> list[str]:
     """Run the finished run's recipe with changes in this process and return the lines that it prints."""
     path = micro.write(root / "again.yaml", micro.settings(root))
     console = Console(file=io.StringIO(), width=200)
-    pipeline.run(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
+    whole_run.run_recipe(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
     return console.file.getvalue().splitlines()
 
 

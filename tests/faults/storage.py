@@ -21,13 +21,13 @@ from faults.registry import Lab, Seen, again, fault, tables
 from infalign.core.errors import InfalignError
 from infalign.core.storage import hash_file, read_record, read_table, remove, write_record, write_table
 from infalign.models.pretrained import load_policy
+from infalign.pipeline.pending import pending, reasons
+from infalign.pipeline.records import FORMAT, records
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
-from infalign.runs.layout import FORMAT, records
-from infalign.runs.pending import pending, reasons
-from infalign.runs.run import Run
-from infalign.runs.status import status
+from infalign.steps import whole_run
+from infalign.steps.run import Run
+from infalign.steps.status import status
 from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
 
@@ -267,7 +267,7 @@ def unit_harmed(lab: Lab, unit: str, harm: Harm) -> str:
     until = read_record(root / "stages" / f"{unit}.json")["stage"]
 
     def work() -> None:
-        pipeline.run(recipe, until=until, console=Console(quiet=True))
+        whole_run.run_recipe(recipe, until=until, console=Console(quiet=True))
 
     def after() -> None:
         assert all(rows == expected[name] for name, rows in tables(root).items())
@@ -367,7 +367,7 @@ def stopped_training(lab: Lab) -> tuple[Path, Path]:
     root = lab.copy()
     undo(root, "train-plain")
     run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
-    (training,) = (unit for unit in pipeline.units(run) if unit.name == "train-plain")
+    (training,) = (unit for unit in whole_run.units(run) if unit.name == "train-plain")
     folder, kept = run.layout.checkpoints("plain"), lab.folder / "kept"
 
     def stop_after_two(done: int, total: int, note: str) -> None:
@@ -512,7 +512,7 @@ def model_file_missing(lab: Lab) -> Seen:
     root = lab.copy()
     (root / "models" / "plain" / "model.safetensors").unlink()
     run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
-    said = reasons(pending(pipeline.units(run), run.layout))[0]
+    said = reasons(pending(whole_run.units(run), run.layout.root))[0]
     again(root, until="evaluate")
     assert tables(root) == tables(lab.finished)
     return Seen(0, said)
@@ -552,7 +552,7 @@ def file_for_run(lab: Lab) -> Seen:
     """Before anything is computed."""
     (lab.folder / "run").touch()
     recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(lab.folder / "run"))
-    said = refused(lambda: pipeline.run(load_recipe(recipe), console=Console(quiet=True)))
+    said = refused(lambda: whole_run.run_recipe(load_recipe(recipe), console=Console(quiet=True)))
     return Seen(said.exit_code, str(said))
 
 
@@ -573,7 +573,7 @@ def read_only(lab: Lab) -> Seen:
     root = lab.copy()
     path = micro.write(lab.folder / "recipe.yaml", micro.settings(root))
     with patch("os.open", raising(errno.EROFS)):
-        said = refused(lambda: pipeline.run(load_recipe(path), console=Console(quiet=True)))
+        said = refused(lambda: whole_run.run_recipe(load_recipe(path), console=Console(quiet=True)))
     assert status(load_recipe(path)).done
     return Seen(said.exit_code, str(said))
 

@@ -16,7 +16,7 @@ from faults.data import infalign
 from faults.registry import Lab, Seen, again, fault, tables
 from faults.rewards import calibrate_with, module, told
 from infalign.core.storage import write_text
-from infalign.runs.lock import HOLDER, holder
+from infalign.pipeline.lock import HOLDER, holder
 
 
 def dry_run(lab: Lab, setting: str, more: str = "seed=0") -> Seen:

@@ -10,7 +10,7 @@ from rich.console import Console
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
+from infalign.steps import whole_run
 
 
 @pytest.fixture(scope="session")
@@ -23,5 +23,5 @@ def calibrated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder / "policy")
     tokenizer.save_pretrained(folder / "policy")
     recipe = Recipe.model_validate(micro.given(folder / "run", str(folder / "policy")))
-    pipeline.run(recipe, until="calibrate", console=Console(file=io.StringIO()))
+    whole_run.run_recipe(recipe, until="calibrate", console=Console(file=io.StringIO()))
     return folder / "run"

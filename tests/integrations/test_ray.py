@@ -25,11 +25,11 @@ from infalign.core.errors import ConfigError
 from infalign.integrations.ray import Actor, Part, on_cluster, work_of
 from infalign.recipe.reading import load_recipe
 from infalign.rewards.scores import score_shard
-from infalign.runs import pipeline
-from infalign.runs.run import Run
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import draw_shard, shard_path
+from infalign.steps import whole_run
+from infalign.steps.run import Run
 from infalign.world import gold
 
 on_ray = pytest.mark.frameworks
@@ -82,7 +82,7 @@ def rows(root: Path) -> list[dict[str, Any]]:
 def calibrate(recipe: str) -> list[str]:
     """Run a recipe up to its calibrated prompts here, and return the names of the units that were done."""
     console = Console(file=io.StringIO(), width=200)
-    pipeline.run(load_recipe(recipe), until="calibrate", console=console)
+    whole_run.run_recipe(load_recipe(recipe), until="calibrate", console=console)
     return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
 
 

@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.core.errors import ConfigError
+from infalign.pipeline.units import keys
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
-from infalign.runs.run import Run
-from infalign.runs.units import keys
+from infalign.steps import whole_run
+from infalign.steps.run import Run
 
 RECIPES = [found.path for found in built_in()]
 
@@ -331,7 +331,7 @@ def test_requests_in_flight_change_no_key(tmp_path: Path) -> None:
     def found(**engine: Any) -> dict[str, str]:
         settings = micro.settings(tmp_path / "run")
         settings["rollout"] |= {"engine": {"kind": "server", **engine}}
-        return keys(pipeline.units(Run.of(Recipe.model_validate(settings))))
+        return keys(whole_run.units(Run.of(Recipe.model_validate(settings))))
 
     assert found(in_flight=1) == found() == found(in_flight=500)
     assert found() == found(url=["http://127.0.0.1:8000", "http://127.0.0.1:8001"])

@@ -30,10 +30,10 @@ from infalign.rewards.base import score
 from infalign.rewards.scores import check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
-from infalign.runs import pipeline
-from infalign.runs.run import Run
 from infalign.sampling.engine import Sampling
 from infalign.sampling.server import ServerEngine
+from infalign.steps import whole_run
+from infalign.steps.run import Run
 from infalign.world import gold
 
 PROMPTS = [
@@ -463,7 +463,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder / "policy")
     tokenizer.save_pretrained(folder / "policy")
     recipe = Recipe.model_validate(micro.given(folder / "run", str(folder / "policy")))
-    pipeline.run(recipe, until="calibrate", console=Console(file=io.StringIO()))
+    whole_run.run_recipe(recipe, until="calibrate", console=Console(file=io.StringIO()))
     return folder
 
 
@@ -535,7 +535,7 @@ def test_an_evaluation_keeps_the_scores_of_each_source(sampled: Path, server: Re
     sources = {"reward": {"url": f"{server.url}?reward"}, "judge": {"url": server.url}}
     recipe = Recipe.model_validate(micro.given(root, str(sampled / "policy")) | sources)
     drawn, unit = (
-        next(unit for unit in pipeline.units(Run.of(recipe)) if unit.name == name)
+        next(unit for unit in whole_run.units(Run.of(recipe)) if unit.name == name)
         for name in ("samples-reference", "evaluate-reference")
     )
     drawn.work(on_progress=lambda *_: None)

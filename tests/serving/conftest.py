@@ -17,9 +17,9 @@ from rich.console import Console
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
 from infalign.serving.answers import ServedPolicy
 from infalign.serving.openai import app
+from infalign.steps import whole_run
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe["rollout"] = {"prompts": 16, "k": 32, "max_new_tokens": 12}
     recipe["policies"]["aware"]["fit"] = micro.FIT | {"epochs": 12, "learning_rate": 0.003}
     recipe["evaluate"] = {"prompts": 8, "samples": 128, "max_n": 4, "rewind": "rewind:0.75:4"}
-    pipeline.run(Recipe.model_validate(recipe), until="evaluate", console=Console(file=io.StringIO()))
+    whole_run.run_recipe(Recipe.model_validate(recipe), until="evaluate", console=Console(file=io.StringIO()))
     return folder / "run"
 
 

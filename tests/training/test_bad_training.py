@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -25,14 +27,11 @@ from infalign.method.calibration import Array
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
 from infalign.models.settings import Fit
-from infalign.recipe.reading import load_recipe
-from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
-from infalign.runs.calibrated import check_calibrated
-from infalign.runs.layout import Layout
-from infalign.runs.plan import print_plan
-from infalign.runs.run import Run
-from infalign.runs.stages.train import coarse_ranks
+from infalign.recipe.layout import Layout
+from infalign.steps import whole_run
+from infalign.steps.dry_run import print_plan
+from infalign.steps.run import Run
+from infalign.steps.train import coarse_ranks
 from infalign.training.common import Job, arguments, fit_and_save
 from infalign.training.offline import fit_offline
 from infalign.training.solvers.base import Examples
@@ -71,7 +70,7 @@ def root(calibrated: Path, tmp_path: Path) -> Path:
 
 def train(root: Path, *, until: str = "train") -> None:
     """Go on with the run."""
-    pipeline.run(recipe_of(root), until=until, console=Console(quiet=True))
+    whole_run.run_recipe(recipe_of(root), until=until, console=Console(quiet=True))
 
 
 def recipe_of(root: Path) -> Recipe:
@@ -82,7 +81,7 @@ def recipe_of(root: Path) -> Recipe:
 def check(root: Path) -> None:
     """Check the calibrated rewards of the run."""
     run = Run.of(recipe_of(root))
-    check_calibrated(run.layout, run.provenance)
+    run.provenance.check(run.layout)
 
 
 def exchange(folder: Path) -> None:
@@ -256,7 +255,7 @@ def test_plan_and_run_print_the_warning_once(root: Path) -> None:
         return console.file.getvalue().count("! policies.aware: with 6 rollouts a prompt exp:10 wins 7.8 ± 0.2")
 
     def run(console: Console) -> None:
-        pipeline.run(recipe, until="train", console=console)
+        whole_run.run_recipe(recipe, until="train", console=console)
 
     assert [said(partial(print_plan, recipe)), said(run), said(run)] == [1, 1, 0]
 
@@ -272,7 +271,7 @@ def test_a_machine_without_bfloat16_is_told_to_be_slow(root: Path, monkeypatch: 
         return console.file.getvalue().count("! this machine has no bfloat16 and imitates it: the run works, but")
 
     def run(recipe: Recipe, console: Console) -> None:
-        pipeline.run(recipe, until="rollout", console=console)
+        whole_run.run_recipe(recipe, until="rollout", console=console)
 
     half = recipe.model_copy(update={"compute": recipe.compute.model_copy(update={"dtype": "bfloat16"})})
     mixed = recipe.policies["aware"].model_copy(

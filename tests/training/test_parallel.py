@@ -19,13 +19,13 @@ from infalign.method.procedures import BestOfN
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
+from infalign.pipeline.pending import pending
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
-from infalign.runs.layout import Layout
-from infalign.runs.pending import pending
-from infalign.runs.run import Run
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.steps import whole_run
+from infalign.steps.run import Run
 from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
 from infalign.training.common import Job, save_model
 from infalign.training.offline import fit_offline
@@ -178,7 +178,7 @@ def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
     }
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(root) | one | {"policies": policies})
     recipe = load_recipe(path)
-    pipeline.run(recipe, until="calibrate", console=Console(quiet=True))
+    whole_run.run_recipe(recipe, until="calibrate", console=Console(quiet=True))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     ended = subprocess.run(
         [*torchrun, "-m", "infalign", "run", path, "--until", "train"],
@@ -200,4 +200,4 @@ def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
         weights = load_file(Layout(root).model(name) / "model.safetensors")
         assert moved(weights, Layout(root).model("reference")) > 1e-5
     run = Run.of(recipe)
-    assert not [name for name in pending(pipeline.units(run), run.layout) if name.startswith("train")]
+    assert not [name for name in pending(whole_run.units(run), run.layout.root) if name.startswith("train")]

@@ -19,7 +19,7 @@ def recipes(typed: CompletionContext) -> dict[str, str]:
 
 def runs(typed: CompletionContext) -> list[str]:
     """Return the run directories nearby."""
-    from infalign.runs.ownership import MARKER
+    from infalign.pipeline.ownership import MARKER
 
     return [marker.removesuffix(f"/{MARKER}") for marker in _near(typed, MARKER)]
 

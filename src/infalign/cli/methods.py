@@ -50,7 +50,7 @@ def compare(
     budgets = read_budgets(kl_budgets)
     from infalign.experiments.compare import compare_methods, print_comparison_plan
     from infalign.experiments.comparison_tables import print_methods
-    from infalign.runs.lock import held
+    from infalign.pipeline.lock import held
 
     settings, console = read_recipe(recipe, set_), open_console()
     chosen = methods.split(",") if methods is not None else None

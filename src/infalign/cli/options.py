@@ -67,7 +67,7 @@ def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = Fal
 
 def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
     """Return the recipe of the last run in a folder, or else the recipe itself."""
-    from infalign.runs.status import recorded_recipe
+    from infalign.steps.status import recorded_recipe
 
     path, names = Path(name), [found.name for found in built_in()]
     if path.is_dir():

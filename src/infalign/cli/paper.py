@@ -108,7 +108,7 @@ def hacking(
     from infalign.experiments.hacking import PHRASES
     from infalign.experiments.hacking import hacking as poisoned
     from infalign.experiments.hacking_figure import plot_hacking, print_hacking
-    from infalign.runs.lock import held
+    from infalign.pipeline.lock import held
 
     settings = read_recipe(recipe, set_)
     console = open_console()

@@ -11,7 +11,7 @@ from infalign.cli.output import open_console
 from infalign.core.display import counted, say
 from infalign.core.errors import ConfigError
 from infalign.recipe.built_in import built_in
-from infalign.runs import STAGES
+from infalign.steps import STAGES
 
 if TYPE_CHECKING:
     Stage = str
@@ -55,28 +55,29 @@ def run(
     if policy is not None:
         if dry_run or until != "report":
             raise ConfigError("--policy measures one policy beside a run: leave out --dry-run and --until")
-        from infalign.runs.guest import evaluate_guest, print_guest
+        from infalign.steps.external_policy import evaluate_external_policy, print_external_policy
 
         measured, console = read_run_or_recipe(recipe, set_, skip_invalid), open_console()
-        print_guest(evaluate_guest(measured, policy, console=console), console)
+        print_external_policy(evaluate_external_policy(measured, policy, console=console), console)
         return
     settings, console = read_recipe(recipe, set_, skip_invalid), open_console()
-    from infalign.runs import pipeline
+    from infalign.steps import whole_run
 
     if dry_run:
-        from infalign.runs.plan import print_plan
+        from infalign.steps.dry_run import print_plan
 
-        print_plan(settings, console, partial(pipeline.units, until=until))
+        print_plan(settings, console, partial(whole_run.units, until=until))
         return
-    root = pipeline.run(settings, until=until, console=console)
-    from infalign.runs.layout import Layout, records
+    root = whole_run.run_recipe(settings, until=until, console=console)
+    from infalign.pipeline.records import records
+    from infalign.recipe.layout import Layout
 
     if skipped := records(root)["data"]["summary"]["skipped"]:
         listed = Layout(root).data / "skipped.txt"
         say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
     if until == "report":
-        from infalign.runs.report.tables import print_table
-        from infalign.runs.status import print_findings, recorded_recipe, status
+        from infalign.report.tables import print_table
+        from infalign.steps.status import print_findings, recorded_recipe, status
 
         print_findings(status(recorded_recipe(root)).findings, console)
         print_table(root, console)

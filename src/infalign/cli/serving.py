@@ -89,11 +89,11 @@ def generate(
     import asyncio
 
     from infalign.cli.output import open_console
-    from infalign.runs.workers import prepare
+    from infalign.pipeline.workers import prepare_process
     from infalign.serving.answers import answer_each
     from infalign.serving.opened import opened
 
-    prepare(None)
+    prepare_process(None)
     conversations = _conversations(prompt, input_)
     served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
     several, console = len(conversations) > 1, open_console()
@@ -123,12 +123,12 @@ def serve(
     """Serve a policy by a procedure, behind OpenAI's protocol."""
     from infalign.cli.output import open_console
     from infalign.core.display import say
-    from infalign.runs.workers import prepare
+    from infalign.pipeline.workers import prepare_process
     from infalign.serving.openai import app
     from infalign.serving.opened import opened
     from infalign.serving.web import listen, token_for
 
-    prepare(None)
+    prepare_process(None)
     token = token_for(host)
     served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
     say(open_console(), f"{served.name} by {served.procedure.name}: http://{host}:{port}/v1", markup=False)

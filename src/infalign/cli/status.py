@@ -37,8 +37,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show what is done, what is not and why; exit code 4 if work is left."""
-    from infalign.runs.status import print_status
-    from infalign.runs.status import status as status_of
+    from infalign.steps.status import print_status
+    from infalign.steps.status import status as status_of
 
     found = status_of(read_run_or_recipe(run, set_))
     if as_json:

@@ -132,7 +132,7 @@ def curve(
 
         (figures.write_curves if sweep else figures.write_laws)(picture, points)
     if interactive:
-        from infalign.runs.report.explorer import explorer_page
+        from infalign.report.explorer import explorer_page
 
         write_text(interactive, explorer_page(served=served.name))
     if as_json:

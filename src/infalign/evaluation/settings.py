@@ -1,5 +1,6 @@
 """How policies are served and evaluated."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -31,6 +32,26 @@ def read_rewind(name: str) -> RewindAndRepeat:
 
 ProcedureSetting = Annotated[Served, *spelled(read_procedure)]
 RewindSetting = Annotated[RewindAndRepeat, *spelled(read_rewind)]
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """The confidence level of intervals, and the seed of the bootstrap."""
+
+    level: float
+    seed: int
+
+    def of(self, values_P: Any) -> dict[str, float]:
+        """Return the mean over prompts with its interval."""
+        from infalign.evaluation.intervals import estimate
+
+        return estimate(values_P, confidence=self.level, seed=self.seed).as_dict()
+
+    def of_shares(self, shares_P: Any) -> dict[str, float]:
+        """Return the mean over prompts of shares with its interval, which holds near 0 and 1 too."""
+        from infalign.evaluation.intervals import estimate_share
+
+        return estimate_share(shares_P, confidence=self.level, seed=self.seed).as_dict()
 
 
 class Evaluate(Settings):

@@ -29,18 +29,19 @@ from infalign.experiments.methods import (
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Served, Standard, WorstOfN, is_extreme, of_best
 from infalign.method.transforms import Identity, Log
+from infalign.pipeline.ownership import claim
+from infalign.pipeline.records import records
+from infalign.pipeline.units import Unit
+from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
-from infalign.runs.claims import claim
-from infalign.runs.evaluated import Evaluated
-from infalign.runs.layout import Layout, records
-from infalign.runs.one_kl import AtOneKL
-from infalign.runs.plan import print_plan
-from infalign.runs.run import Run, rollout_parts
-from infalign.runs.stages.evaluate import evaluations_on
-from infalign.runs.units import Unit
+from infalign.report.evaluated import Evaluated
+from infalign.report.one_kl import AtOneKL
 from infalign.sampling.prompts import Prompts
 from infalign.sampling.rollouts import read_rollouts
+from infalign.steps import whole_run
+from infalign.steps.dry_run import print_plan
+from infalign.steps.evaluate import evaluations_on
+from infalign.steps.run import Run, rollout_parts
 from infalign.theory.law import Law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers.base import Solver
@@ -142,13 +143,13 @@ def train_methods(
 
 def wanted_units(run: Run, splits: Sequence[str]) -> list[Unit]:
     """Return the units of a comparison: all up to the policies, and their evaluation on the prompts of ``splits``."""
-    return [*pipeline.units(run, until="train"), *(unit for split in splits for unit in evaluations_on(run, split))]
+    return [*whole_run.units(run, until="train"), *(unit for split in splits for unit in evaluations_on(run, split))]
 
 
 def _train_and_evaluate(compared: Compared, splits: Sequence[str], console: Console) -> None:
-    with pipeline.opened(compared.recipe) as run:
+    with whole_run.open_run(compared.recipe) as run:
         # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
-        pipeline.do(run, wanted_units(run, splits), until="evaluate", console=console)
+        whole_run.do_units(run, wanted_units(run, splits), until="evaluate", console=console)
 
 
 def _spent(compared: Compared) -> dict[str, float]:

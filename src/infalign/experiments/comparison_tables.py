@@ -31,7 +31,7 @@ from infalign.core.display import (
 from infalign.evaluation.matched import FAR, NEAR
 from infalign.experiments.methods import method_of
 from infalign.method.procedures import parse_procedure
-from infalign.runs.report.words import SPOKEN
+from infalign.report.words import SPOKEN
 from infalign.theory.curve import parse_aim, sweep
 from infalign.theory.figures import plot_line
 

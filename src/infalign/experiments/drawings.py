@@ -18,8 +18,8 @@ from infalign.experiments.methods import method_of
 from infalign.experiments.seeds import Quantity, Seed, WinRate
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import rewinds
-from infalign.runs.calibrated import reference_rewards
-from infalign.runs.report.pictures import reward_by_rank
+from infalign.recipe.resolved import reference_rewards
+from infalign.report.pictures import reward_by_rank
 from infalign.theory.curve import Point, parse_aim, sweep
 from infalign.theory.figures import ANALYTIC_COLUMNS, draw_analytic, plot_line
 

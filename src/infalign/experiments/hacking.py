@@ -23,15 +23,18 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import listed, read_table, write_table, write_text
 from infalign.data.examples import MESSAGES, Message, prompt_id
+from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import Array, calibrate, win
 from infalign.models.settings import Fit
+from infalign.pipeline.records import records
+from infalign.pipeline.units import Summary
+from infalign.pipeline.workers import Task, Workers, run_tasks
+from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
-from infalign.runs.layout import Layout, Summary, records
-from infalign.runs.run import Run, confidence, target
-from infalign.runs.stages.reward_model import reward_start
-from infalign.runs.workers import Task, run_tasks
 from infalign.sampling.prompts import Prompts, repeated
+from infalign.steps import whole_run
+from infalign.steps.reward_model import reward_start
+from infalign.steps.run import Run, target
 from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
@@ -110,7 +113,7 @@ def hacking(recipe: Recipe, *, phrases: Sequence[str] = PHRASES, share: float = 
         raise ConfigError(f"phrases is {list(phrases)}; give one or more, none of them empty")
     if not 0 <= share <= 1:
         raise ConfigError(f"share is {share}; it is a part of the training pairs, so give 0 to 1")
-    root = pipeline.run(recipe, until="rollout", console=console)
+    root = whole_run.run_recipe(recipe, until="rollout", console=console)
     experiment = Experiment(recipe, root, tuple(phrases), float(share))
     folder, layout = experiment.folder, Layout(experiment.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,8 +137,7 @@ def hacking(recipe: Recipe, *, phrases: Sequence[str] = PHRASES, share: float = 
     with ProgressDisplay(console) as display:
         run_tasks(
             [job for output, job in jobs if not output.exists()],
-            processes=recipe.compute.processes,
-            threads=recipe.compute.threads,
+            Workers(recipe.compute.processes, recipe.compute.threads),
             display=display,
             on_done=finish,
         )
@@ -280,7 +282,7 @@ def right_or_wrong(experiment: Experiment) -> tuple[list[str], dict[str, dict[st
 def measured_hacking(experiment: Experiment) -> Summary:
     """Return the numbers of a scored test, with their intervals."""
     recipe, table = experiment.recipe, read_table(experiment.folder / "test.parquet")
-    intervals, (_, right) = confidence(recipe.evaluate, recipe.seed), right_or_wrong(experiment)
+    intervals, (_, right) = Confidence(recipe.evaluate.confidence, recipe.seed), right_or_wrong(experiment)
     models: dict[str, dict[str, Any]] = {
         name: {
             "accuracy": {test: intervals.of_shares(values) for test, values in tests.items()},

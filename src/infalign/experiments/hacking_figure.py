@@ -22,7 +22,7 @@ from infalign.core.display import (
     style,
 )
 from infalign.experiments.hacking import MODELS, TESTS, TRAINED
-from infalign.runs.layout import Summary
+from infalign.pipeline.units import Summary
 
 
 def print_hacking(results: Summary, console: Console) -> None:

@@ -21,10 +21,10 @@ from infalign.evaluation.best_of_n import best_of_n_kl_bound
 from infalign.evaluation.matched import FAR, LEAST_KL
 from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import untagged
+from infalign.recipe.resolved import reference_rewards
 from infalign.recipe.settings import Recipe
-from infalign.runs.calibrated import reference_rewards
-from infalign.runs.layout import Layout
 from infalign.training.solvers import KINDS, read_solver
 from infalign.training.solvers.base import Offline, Solver, ToBestOfN
 

@@ -28,10 +28,10 @@ from infalign.experiments.methods import ITSELF, extreme_procedure
 from infalign.experiments.seeds import Measurement, Quantity, RawReward, RewindDraws, Seed, WinRate, lead
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import Served, Standard
+from infalign.pipeline.records import records
+from infalign.recipe.resolved import reference_rewards
 from infalign.recipe.settings import Recipe
-from infalign.runs import pipeline
-from infalign.runs.calibrated import reference_rewards
-from infalign.runs.layout import records
+from infalign.steps import whole_run
 from infalign.theory.curve import Point
 from infalign.theory.figures import analytic_points
 
@@ -287,7 +287,7 @@ FIGURES = [
                 unit="points of rank",
             )
         ],
-        study=lambda recipe, console: pipeline.run(recipe, until="calibrate", console=console),
+        study=lambda recipe, console: whole_run.run_recipe(recipe, until="calibrate", console=console),
     ),
     by_kl(
         4,

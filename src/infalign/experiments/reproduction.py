@@ -20,15 +20,15 @@ from infalign.experiments.compare import ROUNDS, checked_budgets, train_methods,
 from infalign.experiments.methods import Compared, extreme_procedure, possible_methods
 from infalign.experiments.paper import BY_NUMBER, FIGURES, Claim, Figure
 from infalign.experiments.seeds import Seed
+from infalign.pipeline.lock import held
+from infalign.pipeline.ownership import claim as claimed
+from infalign.pipeline.pending import pending
+from infalign.pipeline.records import records
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
-from infalign.runs.claims import claim as claimed
-from infalign.runs.layout import records
-from infalign.runs.lock import held
-from infalign.runs.pending import pending
-from infalign.runs.report.html import check_drawable, embedded, template
-from infalign.runs.report.pictures import STYLE, Picture, save_picture
-from infalign.runs.run import Run
+from infalign.report.html import check_drawable, embedded, template
+from infalign.report.pictures import STYLE, Picture, save_picture
+from infalign.steps.run import Run
 
 Numbers = dict[str, Any]
 REM_PER_INCH = 6.5  # on the page
@@ -249,7 +249,7 @@ def _print_policies(asked: Reproduction, methods: Sequence[str], console: Consol
     for recipe in asked.recipes:
         run = Run.of(Compared(recipe, methods, asked.spent).recipe)
         units = wanted_units(run, ["test"])
-        todo = pending(units, run.layout)
+        todo = pending(units, run.layout.root)
         left += [(unit.stage, unit.name) for unit in units if unit.name in todo]
         total += len(run.recipe.policies)
         table.add_row(f"{recipe.seed}", f"{len(run.recipe.policies)}", f"{len(units) - len(todo)} of {len(units)}")

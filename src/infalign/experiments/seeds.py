@@ -18,11 +18,11 @@ from infalign.experiments.compare import at_one_kl, served_itself
 from infalign.experiments.methods import Compared
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
+from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.runs.evaluated import Evaluated
-from infalign.runs.layout import Layout
-from infalign.runs.one_kl import AtOneKL
-from infalign.runs.report.words import SPOKEN
+from infalign.report.evaluated import Evaluated
+from infalign.report.one_kl import AtOneKL
+from infalign.report.words import SPOKEN
 
 
 class Quantity(Protocol):

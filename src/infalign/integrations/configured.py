@@ -80,9 +80,9 @@ def _shaping(name: str) -> Shaping:
 
 def _reward(source: str) -> RewardFunction:
     if _is_run(source):
-        from infalign.runs.layout import Layout
-        from infalign.runs.run import scorer
-        from infalign.runs.status import recorded_recipe
+        from infalign.recipe.layout import Layout
+        from infalign.steps.run import scorer
+        from infalign.steps.status import recorded_recipe
 
         return scorer(recorded_recipe(Path(source)), Layout(Path(source)), "reward").load()
     if source.startswith(("http://", "https://")):

@@ -36,9 +36,8 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     whose folder lacks the recipe's chat template; DataError if the run is not calibrated, or with other models than it
     has now.
     """
-    from infalign.runs.calibrated import check_calibrated
-    from infalign.runs.run import Run
-    from infalign.runs.status import recorded_recipe
+    from infalign.steps.run import Run
+    from infalign.steps.status import recorded_recipe
 
     ranks = rank_transform(parse_shaping(transform))
     if ranks is None:
@@ -49,7 +48,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
             f"a trainer would read {this.reference} without the recipe's policy.chat_template; in a copy of the folder "
             f"save the tokenizer of {this.layout.tokenizer}, and start the run from that"
         )
-    check_calibrated(this.layout, this.provenance)
+    this.provenance.check(this.layout)
     table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards"])
     path = run / "export" / framework / "train.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,18 +24,19 @@ from infalign.core.display import listed_names, say
 from infalign.core.errors import ConfigError, InfalignError, first_line
 from infalign.core.progress import ProgressDisplay
 from infalign.core.storage import listed, read_table
+from infalign.pipeline.pending import pending
+from infalign.pipeline.scheduler import begin
+from infalign.pipeline.units import bases
+from infalign.pipeline.workers import Task, call
 from infalign.recipe.settings import Recipe
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.scores import score_shard
 from infalign.rewards.sources import Scorer
-from infalign.runs.pending import pending
-from infalign.runs.pipeline import begin, do, opened, units
-from infalign.runs.run import Run
-from infalign.runs.units import bases
-from infalign.runs.workers import Task, call
 from infalign.sampling.engine import Engine
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
+from infalign.steps.run import Run
+from infalign.steps.whole_run import do_units, open_run, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,9 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
     Ray is a cluster that it finds, as by RAY_ADDRESS, or one that is started here with ``cpus`` logical CPUs. Raises
     ConfigError if what rollouts need is not done, or the cluster is too small.
     """
-    with opened(recipe) as run:
+    with open_run(recipe) as run:
         wanted = units(run, until="score")
-        by_name, base_of, todo = {unit.name: unit for unit in wanted}, bases(wanted), pending(wanted, run.layout)
+        by_name, base_of, todo = {unit.name: unit for unit in wanted}, bases(wanted), pending(wanted, run.layout.root)
         if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
             raise ConfigError(
                 f"{listed_names(before)} must be done before rollouts are drawn on a cluster; run "
@@ -157,9 +158,9 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
         if todo:
             with _cluster(actors, gpus, cpus):
                 for name in todo:
-                    begin(run.layout, by_name[name], base_of[name])
+                    begin(run.layout.root, by_name[name], base_of[name])
                 _draw(work_of(run), actors, gpus, console)
-        do(run, wanted, until="score", console=console)
+        do_units(run, wanted, until="score", console=console)
     return run.layout.root
 
 

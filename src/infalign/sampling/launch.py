@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import reduce
 
 from infalign.core.errors import ConfigError, PartialError
-from infalign.models.memory import free_memory
+from infalign.core.memory import free_memory
 
 STARTS_WITHIN = 1800.0  # seconds; a large model takes minutes to load
 PR_SET_PDEATHSIG = 1  # of Linux's prctl.h

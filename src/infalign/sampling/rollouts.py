@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from infalign.core.errors import DataError, PartialError, first_line
+from infalign.core.memory import free_memory, out_of_memory
 from infalign.core.sequences import Lazy, in_blocks
 from infalign.core.storage import read_table, write_table
-from infalign.models.memory import free_memory, out_of_memory
 from infalign.sampling.engine import Asked, BatchEngine, ConcurrentEngine, Engine, Prompt, Response
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together

@@ -14,18 +14,18 @@ from infalign.core.http import checked_url
 from infalign.data.examples import Message
 from infalign.method.procedures import parse_procedure
 from infalign.models.pretrained import adapted, conversation_ids, load_policy, load_tokenizer
+from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward
-from infalign.runs.guest import check_fits
-from infalign.runs.pending import pending
-from infalign.runs.pipeline import units
-from infalign.runs.run import Run
-from infalign.runs.status import recorded_recipe
 from infalign.sampling.engine import Sampling
 from infalign.sampling.server import ServerEngine
 from infalign.serving.answers import BaseRewards, ServedPolicy
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
+from infalign.steps.external_policy import check_fits
+from infalign.steps.run import Run
+from infalign.steps.status import recorded_recipe
+from infalign.steps.whole_run import units
 
 LOGGER = logging.getLogger(__name__)
 KEY = "INFALIGN_ENGINE_KEY"
@@ -96,7 +96,7 @@ def _model(run: Run, name: str) -> str:
 def _warn_of_others(run: Run, paths: Collection[str]) -> None:
     """Warn of models of the run that were made by another recipe than the recorded one, with what differs."""
     wanted = units(run, until="train")
-    left = pending(wanted, run.layout)
+    left = pending(wanted, run.layout.root)
     for unit in wanted:
         if str(unit.output) in paths and unit.name in left:
             LOGGER.warning(

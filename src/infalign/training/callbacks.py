@@ -9,8 +9,8 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from infalign.core.errors import InfalignError
+from infalign.core.memory import trim_heap
 from infalign.core.progress import OnProgress
-from infalign.models.memory import trim_heap
 
 
 class ProgressReporter(TrainerCallback):

@@ -23,10 +23,10 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from infalign.core.distributed import processes
 from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.memory import PeakMemory
 from infalign.core.progress import OnProgress
 from infalign.core.storage import settle, unwritable, writing
 from infalign.models.above import layers_below
-from infalign.models.memory import PeakMemory
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimsHeap

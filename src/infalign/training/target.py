@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.distributed import is_first
+from infalign.core.memory import free_memory
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import fsync, remove, writing
 from infalign.data.examples import reply
-from infalign.models.memory import free_memory
 from infalign.models.pretrained import conversation_ids
 from infalign.models.settings import Compute
 

@@ -1,0 +1,112 @@
+"""What of a directory is the run's own: nothing else is ever overwritten or removed."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from infalign.core.errors import ConfigError
+from infalign.core.storage import is_temporary, read_record, write_record, write_text
+from infalign.pipeline.records import record_path, records, started_path
+from infalign.pipeline.units import Unit
+
+MARKER = ".infalign"
+MARKED = "The directory of a run of infalign, which replaces and removes what it made here.\n"
+SHARDS = "part-[0-9]*.parquet"  # what a unit that only adds may have written since its record
+
+
+def check_run_dir(root: Path) -> None:
+    """Raise ConfigError unless ``root`` is a run's directory or can become one: absent, empty, or with hidden files.
+
+    A run's directory has the `MARKER`.
+    """
+    if not root.is_dir():
+        return
+    found = min(_visible(root.iterdir()), default=None)
+    # In this order: another process that starts here now writes the marker before anything visible.
+    if found is not None and not (root / MARKER).is_file():
+        raise ConfigError(
+            f"run_dir is {root}, which no run made: it holds {found.name}, and a run replaces and removes files in its "
+            "directory; choose a new or an empty one"
+        )
+
+
+def mark(root: Path) -> bool:
+    """Make ``root`` a run's directory, as `check_run_dir` allows, and return whether it was none before."""
+    check_run_dir(root)
+    if (root / MARKER).is_file():
+        return False
+    write_text(root / MARKER, MARKED)
+    return True
+
+
+def check_inputs(inputs: Iterable[Path], wanted: Sequence[Unit]) -> None:
+    """Raise ConfigError if one of the files that a recipe names lies where a unit writes, links resolved."""
+    places = {place.resolve(): place for unit in wanted for place in _places(unit)}
+    for file in inputs:
+        for folder in (file, *file.parents):
+            if folder in places:
+                raise ConfigError(
+                    f"the recipe reads {file}, and the run itself writes and removes {places[folder]}; name a copy of "
+                    "it elsewhere, or choose another run_dir"
+                )
+
+
+def check_outputs_free(wanted: Iterable[Unit], root: Path) -> None:
+    """Raise ConfigError if a file that the run did not make lies where one of the units will write."""
+    for unit in wanted:
+        for file in _foreign_files(unit, root):
+            raise ConfigError(
+                f"{file} was not made by this run, and {unit.name} would replace it; move it elsewhere, or choose "
+                "another run_dir"
+            )
+
+
+def claim(folder: Path, names: Iterable[str]) -> None:
+    """Make a folder that no unit's record lists, if it is absent, and list in ``.FOLDER.json`` what is written to it.
+
+    Raises ConfigError if one of these files is there and was never listed, or a file is in the place of the folder:
+    something else made it.
+    """
+    wanted, listed = set(names), folder.with_name(f".{folder.name}.json")
+    made = set(read_record(listed)["files"]) if listed.is_file() else set[str]()
+    places = sorted(folder / name for name in wanted - made) if folder.is_dir() else [folder]
+    for path in places:
+        if path.exists() or path.is_symlink():
+            raise ConfigError(
+                f"{path} was not made by this run, and it would be replaced; move it elsewhere, and run the same "
+                "command again"
+            )
+    folder.mkdir(exist_ok=True)
+    write_record(listed, {"files": sorted(made | wanted)})
+
+
+def _visible(paths: Iterable[Path]) -> Iterator[Path]:
+    return (path for path in paths if not path.name.startswith("."))
+
+
+def _is_content(path: Path) -> bool:
+    """Return whether a file is not one that a killed process, a desktop or a network file system left."""
+    return not (is_temporary(path) or path.name == ".DS_Store" or path.name.startswith(".nfs"))
+
+
+def _places(unit: Unit) -> list[Path]:
+    return [unit.output] if unit.workspace is None else [unit.output, unit.workspace]
+
+
+def _foreign_files(unit: Unit, root: Path) -> list[Path]:
+    """Return the files in the places of a unit that the run did not make.
+
+    Records list what finished units made, some of them in another's folder, as a policy's card is. What an unfinished
+    one left is the run's: it starts in an empty place.
+    """
+    found: list[Path] = []
+    if record_path(root, unit.name).is_file():
+        found = [file for file in _files(unit.output) if not (unit.only_adds and file.match(SHARDS))]
+    elif not started_path(root, unit.name).is_file():
+        found = [file for place in _places(unit) for file in _files(place)]
+    made = {root / name for record in records(root).values() for name in record["output"]} if found else set()
+    return [file for file in found if file not in made]
+
+
+def _files(place: Path) -> list[Path]:
+    found = place.rglob("*") if place.is_dir() else [place]
+    return sorted(path for path in found if (path.is_file() or path.is_symlink()) and _is_content(path))

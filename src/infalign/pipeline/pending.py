@@ -1,0 +1,103 @@
+"""The units of a run that are still to be done, and why."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from infalign.core.display import listed_names
+from infalign.core.errors import DataError
+from infalign.core.progress import NOTHING
+from infalign.core.storage import flaws
+from infalign.pipeline.changes import changes
+from infalign.pipeline.records import Record, records, started_path
+from infalign.pipeline.units import Unit, bases, keys, needs
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The state of a unit that is still to be done, and the reason; the reason is empty for a missing output."""
+
+    state: Literal["missing", "partial", "stale"]
+    because: str
+    share: float = 0.0  # of its work that is done
+
+
+def pending(wanted: Sequence[Unit], root: Path) -> dict[str, Pending]:
+    """Return the units still to be done, each with its state and the reason.
+
+    A unit is done when its output exists, its record has the same settings, extent and keys of the units it needs, and
+    those units are done.
+    """
+    key_of, base_of, needed, made = keys(wanted), bases(wanted), needs(wanted), records(root)
+    todo: dict[str, Pending] = {}
+    for unit in wanted:
+        why, grown = list[str](), list[str]()
+        if (record := made.get(unit.name)) is not None:
+            why = list(_reasons(unit, record, root, {name: key_of[name] for name in needed[unit.name]}, todo))
+            grown = list(changes(record["extent"], unit.extent))
+            if not why and not grown:
+                continue
+        ready = not why and todo.keys().isdisjoint(needed[unit.name])
+        begun = ready and holds(started_path(root, unit.name), base_of[unit.name])
+        so_far = unit.so_far() if begun else NOTHING
+        if so_far.said:
+            todo[unit.name] = Pending("partial", "; ".join([*grown, so_far.said]), so_far.share)
+        elif record is None:
+            todo[unit.name] = Pending("missing", "")
+        else:
+            todo[unit.name] = Pending("stale", "; ".join([*why, *grown]))
+    return todo
+
+
+def _reasons(
+    unit: Unit, record: Record, root: Path, now: Mapping[str, str], todo: Mapping[str, Pending]
+) -> Iterator[str]:
+    """Yield why a record is stale, except for its extent; ``now`` has the current keys of the units it needs."""
+    yield from changes(record["settings"], unit.settings)
+    before = record["needs"]
+    if waiting := [name for name in now if name in todo]:
+        yield f"follows {listed_names(waiting)}"
+    if again := [name for name in now if name not in todo and before.get(name, now[name]) != now[name]]:
+        yield f"{listed_names(again)} was done again"
+    if new := [name for name in now if name not in todo and name not in before]:
+        yield f"now needs {listed_names(new)}"
+    if gone := [name for name in before if name not in now]:
+        yield f"no longer needs {listed_names(gone)}"
+    if not unit.output.exists():
+        yield "its output is missing"
+    elif lost := [name for name in record["output"] if not (root / name).exists()]:
+        yield f"{listed_names(lost)} is missing"
+
+
+def check_outputs(wanted: Sequence[Unit], todo: Mapping[str, Pending], root: Path) -> None:
+    """Raise DataError if an output that the units to be done build on differs from what its unit recorded.
+
+    Models and other folders that these units do not need are not read; single files are always read: they are small.
+    """
+    made, needed, built_on = records(root), needs(wanted), set(todo)
+    for unit in reversed(wanted):
+        if unit.name in built_on:
+            built_on |= set(needed[unit.name])
+    for unit in wanted:
+        if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
+            for flaw in flaws(made[unit.name]["output"], root):
+                raise DataError(
+                    f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
+                    "which makes it again, or put it back from a copy"
+                )
+
+
+def reasons(todo: Mapping[str, Pending]) -> list[str]:
+    """Return a line for each reason to redo or to continue units: ``again: train-aware (…)``."""
+    names: dict[Pending, list[str]] = {}
+    for name, found in todo.items():
+        if found.state != "missing":
+            names.setdefault(found, []).append(name)
+    words = {"stale": "again", "partial": "continued"}
+    return [f"{words[found.state]}: {', '.join(units)} ({found.because})" for found, units in names.items()]
+
+
+def holds(path: Path, text: str) -> bool:
+    """Return whether a file has this text."""
+    return path.is_file() and path.read_text() == text

@@ -1,0 +1,48 @@
+"""The records of finished units in a run directory: ``stages/UNIT.json``."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import read_record
+
+Record = dict[str, Any]
+FORMAT = 3  # of the records; increase it when this version would misread records of the previous format
+
+
+def record_path(root: Path, unit: str) -> Path:
+    """Return the record of a finished unit of work."""
+    return root / "stages" / f"{unit}.json"
+
+
+def started_path(root: Path, unit: str) -> Path:
+    """Return the file that holds the base key with which a unit was started."""
+    return root / "stages" / f"{unit}.started"
+
+
+def unit_name(record: Record) -> str:
+    """Return the name of the unit of a record: its kind, and its subject if it has one."""
+    return "-".join(filter(None, (record["kind"], record["subject"])))
+
+
+def records(root: Path) -> dict[str, Record]:
+    """Return the records of the finished units by name: kind, subject, stage, key, seconds, summary, versions, output.
+
+    Raises DataError for a damaged record, and ConfigError for a record in another format.
+    """
+    found = dict[str, Record]()
+    for path in sorted((root / "stages").glob("*.json")):
+        try:
+            found[path.stem] = read_record(path)
+        except DataError:
+            if os.path.lexists(path):  # else the run has removed it meanwhile, to do the unit again
+                raise
+    for name, record in found.items():
+        if record["format"] != FORMAT:
+            raise ConfigError(
+                f"{root} was made by infalign {record['versions']['infalign']}, whose records this version does not "
+                f"know (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
+                "choose another run_dir"
+            )
+    return found

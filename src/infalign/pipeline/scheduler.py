@@ -1,0 +1,160 @@
+"""Doing what is left of some units: each runs as soon as its inputs are done, and is recorded with its key."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from infalign.core.distributed import is_first, processes
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.storage import inventory, remove, write_record, write_text, writing
+from infalign.pipeline.ownership import check_outputs_free
+from infalign.pipeline.pending import Pending, check_outputs, holds, pending, reasons
+from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path
+from infalign.pipeline.units import Summary, Unit, bases, follows, keys, needs
+from infalign.pipeline.workers import Task, Workers, run_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What is left to do of some units in a run directory, after a check of what it builds on."""
+
+    root: Path
+    units: Sequence[Unit]  # each after those that it needs
+    todo: Mapping[str, Pending]
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], root: Path) -> "Remaining":
+        """Return what is left. Raises DataError for a damaged output, ConfigError for another's file in its place."""
+        todo = pending(units, root)
+        check_outputs(units, todo, root)
+        check_outputs_free((unit for unit in units if unit.name in todo), root)
+        return cls(root, units, todo)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What units warn of before they run."""
+        return [warning for unit in self.units if unit.name in self.todo for warning in unit.warnings()]
+
+    @property
+    def done(self) -> list[Record]:
+        """The records of the units that are done."""
+        made = records(self.root)
+        return [made[unit.name] for unit in self.units if unit.name not in self.todo]
+
+    def describe(self, console: Console) -> None:
+        """Print how much is done already, and why the rest is not."""
+        if done := len(self.units) - len(self.todo):
+            console.print(f"{done} of {len(self.units)} steps are done already", highlight=False)
+        for line in reasons(self.todo):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def run_units(
+    remaining: Remaining,
+    workers: Workers,
+    *,
+    console: Console,
+    versions: Mapping[str, str],
+    after_unit: Callable[[Record], Sequence[str]],
+) -> None:
+    """Do what is left and record each unit with the ``versions`` of libraries.
+
+    Partial outputs of an earlier attempt are continued if at most their extent differs, and removed otherwise.
+    ``after_unit`` returns the warnings about a finished unit, and stops the run by raising. In a distributed run all
+    processes call this; what is left must then be one stage.
+    """
+    root, units = remaining.root, remaining.units
+    by_name, place = {unit.name: unit for unit in units}, {unit.stage: i for i, unit in enumerate(units)}
+    needed, first, base_of, key_of = needs(units), follows(units), bases(units), keys(units)
+
+    def finish(name: str, summary: Summary, seconds: float) -> None:
+        if not is_first():  # the first process moves the output to its place, so it alone can record it
+            return
+        unit = by_name[name]
+        record = _record(unit, summary, root) | {
+            "key": key_of[name],
+            "needs": {need: key_of[need] for need in needed[name]},
+            "seconds": round(seconds, 2),
+            "versions": dict(versions),
+        }
+        write_record(record_path(root, name), record)
+        console.print(
+            f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
+        )
+        for line in after_unit(record):
+            console.print(f"[yellow]![/] {line}", highlight=False, soft_wrap=True)
+
+    # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
+    ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
+    tasks = [Task(name, partial(_work, root, by_name[name], base_of[name]), first[name]) for name in ordered]
+    with ProgressDisplay(console) as display:
+        run_tasks(tasks, workers, display=display, on_done=finish)
+
+
+def check_distributed(remaining: Remaining, stage: str) -> None:
+    """Raise ConfigError if this is one of several processes, and another stage than ``stage`` is to be done first."""
+    waiting = [unit.name for unit in remaining.units if unit.name in remaining.todo and unit.stage != stage]
+    if processes() > 1 and waiting:
+        raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {stage}; run them without it first")
+
+
+def begin(root: Path, unit: Unit, base: str) -> None:
+    """Make the place of a unit's output ready: what an attempt with another ``base`` left is removed."""
+    started = started_path(root, unit.name)
+    if not is_first():
+        while not holds(started, base):  # the first process removes the old output
+            time.sleep(0.1)
+    else:
+        continued = holds(started, base)
+        check_outputs_free([unit], root)  # again: hours may have passed
+        if not unit.clears:
+            if not (continued and unit.only_adds):  # other units replace the recorded output
+                record_path(root, unit.name).unlink(missing_ok=True)
+            if not continued:
+                for left in (unit.output, unit.workspace):
+                    if left is not None:
+                        remove(left)
+        if not continued:
+            write_text(started, base)
+    with writing(unit.output.parent):
+        unit.output.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _work(root: Path, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
+    """Do a unit; the output of an earlier attempt with another ``base`` is removed first."""
+    begin(root, unit, base)
+    if not (unit.together or is_first()):
+        return {}  # the next unit begins when the first process has done this one
+    summary: Summary = unit.work(on_progress=on_progress)
+    return summary
+
+
+def _record(unit: Unit, summary: Summary, root: Path) -> Record:
+    """Return what the record of a finished unit says of itself."""
+    return {
+        "format": FORMAT,
+        "kind": unit.kind,
+        "subject": unit.subject,
+        "stage": unit.stage,
+        "settings": unit.settings,
+        "extent": unit.extent,
+        "summary": summary,
+        "output": inventory(unit.output, root),
+    }
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    """Return the first five numbers of a summary as one line."""
+    shown = []
+    for name, value in summary.items():
+        if isinstance(value, dict) and "mean" in value:
+            shown.append(f"{name} {value['mean']:.3f} ({value['low']:.3f}–{value['high']:.3f})")
+        elif isinstance(value, (int, float)) and value:
+            shown.append(f"{name} {value:.4g}")
+    return "  ".join(shown[:5])

@@ -1,0 +1,272 @@
+"""Tasks that depend on each other, in worker processes."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from infalign.core.errors import ConfigError, InfalignError, StoppedError
+from infalign.core.memory import out_of_memory, trim_heap
+from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.signals import raise_outside
+
+REPORT_EVERY = 0.2  # seconds between progress reports of a worker
+STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
+LESS_MEMORY = "lower compute.processes or the batch sizes; the same command continues where this one stopped"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A function that is called with ``on_progress=`` as soon as the tasks it ``needs`` are done."""
+
+    name: str
+    function: Callable[..., Any]
+    needs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many processes work at a time, and how many threads torch has in each; None lets torch decide."""
+
+    processes: int
+    threads: int | None
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    workers: Workers,
+    *,
+    display: ProgressDisplay,
+    on_done: Callable[[str, Any, float], None],
+) -> None:
+    """Run the tasks, as many at a time as there are processes; call ``on_done(name, result, seconds)`` here after each.
+
+    A task starts when all of its ``needs`` among ``tasks`` are done; ready tasks start in the order of ``tasks``.
+    With one process everything runs in this process. An InfalignError of a task is raised here as one of the classes of
+    `infalign.core.errors`; any other failure, including a killed worker, becomes an InfalignError that names the task.
+    The other workers are stopped first.
+    """
+    by_name = {task.name: task for task in tasks}
+    position = {name: i for i, name in enumerate(by_name)}.__getitem__
+    order = TopologicalSorter({task.name: task.needs & by_name.keys() for task in tasks})
+    order.prepare()
+    ready: list[str] = []
+
+    def done(name: str, result: Any, seconds: float) -> None:
+        display.finish(name)
+        on_done(name, result, seconds)
+
+    if workers.processes == 1:
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=position)
+            name = ready.pop(0)
+            display.start(name)
+
+            def on_progress(done: int, total: int, note: str = "", name: str = name) -> None:
+                display.update(name, done, total, note)
+
+            done(name, *call(by_name[name], on_progress, workers.threads))
+            order.done(name)
+        return
+    with _Pool(workers.threads) as pool:
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=position)
+            while ready and len(pool.busy) < workers.processes:
+                display.start(ready[0])
+                pool.start(by_name[ready.pop(0)])
+            for name, message in pool.messages():
+                match message:
+                    case ("progress", *numbers):
+                        display.update(name, *numbers)
+                    case ("done", result, seconds):
+                        done(name, result, seconds)
+                        order.done(name)
+
+
+class _Pool:
+    """Worker processes, started when they are needed and stopped, busy or not, when the ``with`` block ends.
+
+    Each worker has its own pipe and shares nothing: no semaphore can leak, and a closed pipe tells which worker died.
+    """
+
+    def __init__(self, threads: int | None) -> None:
+        self._threads = threads
+        self._processes: dict[Connection, BaseProcess] = {}
+        self.busy: dict[Connection, str] = {}
+
+    def __enter__(self) -> "_Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection, process in self._processes.items():
+            if connection in self.busy:
+                process.terminate()
+            else:
+                connection.close()
+        deadline = time.monotonic() + STOP_WITHIN
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+    def start(self, task: Task) -> None:
+        """Give the task to an idle worker or to a new one."""
+        connection = next((c for c in self._processes if c not in self.busy), None) or self._new()
+        self.busy[connection] = task.name
+        try:
+            connection.send(task)
+        except OSError:
+            raise self._died(connection) from None
+
+    def _new(self) -> Connection:
+        context = get_context("spawn")  # a fork would copy locks that torch's threads hold
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self._threads), daemon=True)
+        with _held_back(signal.SIGINT):  # Ctrl-C reaches the whole process group; a worker that starts leaves it to us
+            process.start()
+        theirs.close()  # only the worker keeps this end open, so its death closes the pipe
+        self._processes[ours] = process
+        return ours
+
+    def messages(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Wait for messages of busy workers and yield them with the names of their tasks; raise the failures."""
+        for connection in wait(list(self.busy)):
+            assert isinstance(connection, Connection)
+            name = self.busy[connection]
+            try:
+                message = connection.recv()
+            except (EOFError, ConnectionResetError):
+                raise self._died(connection) from None
+            if message[0] == "failed":
+                _, kind, text, trace = message
+                error: InfalignError = kind(text)
+                error.add_note(f"In the worker process:\n{trace}")
+                raise error
+            if message[0] == "done":
+                del self.busy[connection]
+            yield name, message
+
+    def _died(self, connection: Connection) -> InfalignError:
+        process = self._processes[connection]
+        process.join(STOP_WITHIN)
+        name = self.busy[connection]
+        return InfalignError(
+            f"the worker process of {name} ended ({_ending(process)}); if memory ran out, {LESS_MEMORY}"
+        )
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Hold a signal back inside the block, and in processes that are started there until they let it through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ending(process: BaseProcess) -> str:
+    code = process.exitcode
+    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _work(connection: Connection, threads: int | None) -> None:
+    """Run tasks one after the other until the parent closes the pipe, dies or stops this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which was held back so far; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    last = 0.0
+
+    def on_progress(done: int, total: int, note: str = "") -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last > REPORT_EVERY:
+            last = time.monotonic()
+            send("progress", done, total, note)
+
+    def send(*message: Any) -> None:
+        try:
+            connection.send(message)
+        except OSError:  # the parent process has died
+            sys.exit(1)
+
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            send("done", *call(task, on_progress, threads))
+        except InfalignError as error:
+            # Sent as text: exceptions with several arguments, or with references to local objects, cannot be pickled.
+            kind = next(c for c in type(error).__mro__ if c.__module__ == InfalignError.__module__)
+            send("failed", kind, str(error), "".join(traceback.format_exception(error)))
+
+
+def _stop(_: int, frame: FrameType | None) -> None:
+    """Raise, so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal this process.
+
+    It says no more: where C++ calls Python, or threads of C++ are left at the end, the exception aborts the process.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    raise_outside(StoppedError, frame)
+
+
+def _stop_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any, float]:
+    """Return the task's result and the seconds it took; raises only InfalignError."""
+    started = time.monotonic()
+    try:
+        prepare_process(threads)
+        return task.function(on_progress=on_progress), time.monotonic() - started
+    except InfalignError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"{task.name} needs a library that is missing ({error}); pip install 'infalign[all]'"
+        ) from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if out_of_memory(error):
+            raise InfalignError(f"{task.name} ran out of memory ({said}); {LESS_MEMORY}") from error
+        raise InfalignError(f"{task.name} failed unexpectedly: {said}; run again with --debug to see where") from error
+    finally:
+        trim_heap()
+
+
+def prepare_process(threads: int | None) -> None:
+    """Silence the libraries, whose progress bars and notices would garble the display, and set the thread count."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger().setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft)\b")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Libraries read these variables when they are imported, so none is imported here that a task may not need.
+    if threads is not None and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    if (transformers := sys.modules.get("transformers")) is not None:
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()

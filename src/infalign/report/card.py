@@ -1,0 +1,159 @@
+"""The model card of a trained policy: what it was trained for, what was measured, and by which judge."""
+
+from pathlib import Path
+from typing import Any
+
+from infalign.core.progress import OnProgress
+from infalign.core.storage import write_text
+from infalign.models.pretrained import TRANSFORMATION
+from infalign.models.settings import is_hub_id
+from infalign.pipeline.records import records
+from infalign.pipeline.units import Summary
+from infalign.recipe.layout import Layout
+from infalign.recipe.settings import Recipe
+from infalign.report.results import read_results
+from infalign.report.words import likelihood_in_words
+from infalign.rewards.settings import RewardSource
+from infalign.training.solvers.base import JUDGED
+
+ROLES = {
+    "reward": "selects the served response, and what the policy was trained on",
+    "judge": "never seen in training",
+    "gold": "a second judge, never seen in training",
+}
+
+
+def write_card(recipe: Recipe, layout: Layout, name: str, *, on_progress: OnProgress) -> Summary:
+    """Write the card of a policy into its folder."""
+    prompts = min(recipe.rollout.prompts, records(layout.root)["data"]["summary"]["train_prompts"])
+    write_text(layout.card(name), model_card(recipe, read_results(layout.root), name, prompts=prompts))
+    return {}
+
+
+def base_of(recipe: Recipe) -> str | None:
+    """Return the hub id of the model that a run starts from, None for a model that only this machine has."""
+    model = recipe.policy.model
+    return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
+
+
+def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: int) -> str:
+    """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown.
+
+    ``prompts`` are those whose rollouts the ranks are of.
+    """
+    from huggingface_hub import ModelCardData
+
+    found = results["policies"][name]
+    data = ModelCardData(
+        model_name=name,
+        base_model=base_of(recipe),
+        datasets=[source.hub for source in recipe.data.sources if source.hub and not Path(source.hub).exists()] or None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["infalign", "rlhf", results["procedure"]],
+        eval_results=_metrics(results, found),
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{_text(recipe, results, name, found, prompts)}"
+
+
+def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
+    """Return the win rates under the run's procedure and by a single sample, by each judge, and the KL."""
+    from huggingface_hub import EvalResult
+
+    def metric(kind: str, said: str, e: dict[str, float]) -> Any:
+        interval = {"low": round(e["low"], 4), "high": round(e["high"], 4), "confidence": results["confidence"]}
+        return EvalResult(
+            task_type="text-generation",
+            dataset_type="test-prompts",
+            dataset_name=f"{results['prompts']} test prompts × {results['samples']} samples",
+            metric_type=kind,
+            metric_name=said,
+            metric_value=round(e["mean"], 4),
+            metric_args=interval,
+        )
+
+    wins = [
+        metric("win_rate", f"win rate against the reference, {procedure}, by {judge}", by_procedure[procedure])
+        for judge, by_procedure in found["win_rates"].items()
+        for procedure in dict.fromkeys([results["procedure"], "standard"])
+    ]
+    return [*wins, metric("kl", "KL to the reference, nats a response", found["kl"])]
+
+
+def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any], prompts: int) -> str:
+    procedure, shaping = results["procedure"], found["transform"]
+    method = found["method"]
+    if shaping.endswith(".json") or shaping == JUDGED.name:
+        method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
+    start = base_of(recipe) or "a model of the run's own"
+    tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
+    budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
+    roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
+    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
+    lost = " ".join(likelihood_in_words(results)) or "What the policy may have lost elsewhere was not measured."
+    samples = f"{results['samples']} fresh samples to each of {results['prompts']} test prompts"
+    return f"""\
+# {name}
+
+A language model aligned for the way it is served: **{procedure}**. Rewards were ranked among {recipe.rollout.k}
+responses of the reference policy to the same prompt, the rank was transformed, and the policy was trained on that.
+
+- Reference: {start}{tuned}
+- Procedure: {procedure}
+- Method: {method}; transformation Φ of the rank: {shaping}; β {found["beta"]:.4g}{budget}
+- Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
+
+## What was measured
+
+Against the reference under the same procedure, on {samples}, with
+{results["confidence"]:.0%} intervals over prompts. 50 % is no gain.
+
+{_table(results, found)}
+
+KL to the reference: {_nats(found["kl"])} nats a response. Mean length: {found["length"]["mean"]:.1f} tokens.
+
+Who judged:
+
+{judges}
+
+Another training from another seed would add a spread that one run cannot show. {lost}
+
+## How to sample
+
+As it was trained and measured: from the whole distribution at temperature 1, as `generation_config.json` says. Top-k,
+top-p or another temperature make another policy, with another KL and other win rates.
+"""
+
+
+def _table(results: dict[str, Any], found: dict[str, Any]) -> str:
+    """Return the win rates of all procedures by all judges, the run's own procedure first."""
+    rates = found["win_rates"]
+    rows = [["win rate, %", *(f"by {judge}" for judge in rates)], ["---"] * (1 + len(rates))]
+    rows += [
+        [procedure, *(_percent(of_judge[procedure]) for of_judge in rates.values())]
+        for procedure in dict.fromkeys([results["procedure"], *rates["reward"]])
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _percent(e: dict[str, float]) -> str:
+    return f"{100 * e['mean']:.1f} ({100 * e['low']:.1f}–{100 * e['high']:.1f})"
+
+
+def _nats(e: dict[str, float]) -> str:
+    return f"{e['mean']:.3f} ({e['low']:.3f}–{e['high']:.3f})"
+
+
+def _source(source: RewardSource) -> str:
+    """Return what a reward is, without paths and addresses of a machine."""
+    if source.function is not None:
+        return f"the Python function `{source.function}`"
+    if source.url is not None:
+        return "a reward model behind a server"
+    if source.head is not None:
+        return "a Bradley–Terry head on a frozen model, trained in the run"
+    if source.fit is not None:
+        return "a Bradley–Terry classifier, trained in the run"
+    return (
+        f"`{source.model}`" if is_hub_id(str(source.model)) and not Path(str(source.model)).exists() else "a classifier"
+    )

@@ -1,0 +1,191 @@
+"""What the numbers of a finished unit say against its result: sentences with the cure, from its record and the recipe.
+
+Nothing of it is stored: the terminal, ``infalign status`` and the report read the same records.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from infalign.core.display import counted, listed_names, number
+from infalign.core.errors import InfalignError
+from infalign.pipeline.records import Record, unit_name
+from infalign.pipeline.units import Summary
+from infalign.recipe.settings import Recipe
+from infalign.training.solvers.base import OFF
+
+MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
+FEW_STEPS = 10  # the first optimiser step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
+CHANCE = 0.5  # the accuracy of a coin
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with the result of a unit, and the cure; a worthless result has nothing to go on with."""
+
+    unit: str
+    said: str
+    worthless: bool = False
+
+
+def findings(recipe: Recipe, record: Record) -> list[Finding]:
+    """Return what the record of a finished unit says against its result.
+
+    A number is judged wherever it is, so that a stage that reports one is judged like the others; those of the results
+    are by the names of policies, and were judged before.
+    """
+    unit, summary = unit_name(record), record["summary"]
+    if record["kind"] == "results":
+        return [Finding(unit, said) for said in _of_judges(recipe)]
+    worthless = [Finding(unit, said, worthless=True) for said in _worthless(summary)]
+    others = (
+        *_of_data(recipe, summary),
+        *_of_training(summary),
+        *_of_rewards(summary),
+        *_of_guide(recipe, record),
+        *_of_kl(recipe, record),
+        *_of_gold(recipe, record),
+    )
+    return worthless + [Finding(unit, said) for said in others]
+
+
+def sentences(found: Iterable[Finding]) -> list[str]:
+    """Return findings as lines, those of several units in one: ``score-0, score-1: …``; worthless results come first.
+
+    >>> sentences([Finding("a", "is short"), Finding("b", "is short"), Finding("c", "is nothing", worthless=True)])
+    ['c: is nothing', 'a, b: is short']
+    """
+    units: dict[str, list[str]] = {}
+    for finding in sorted(found, key=lambda finding: not finding.worthless):
+        units.setdefault(finding.said, []).append(finding.unit)
+    return [f"{listed_names(names)}: {said}" for said, names in units.items()]
+
+
+def fewer_prompts(recipe: Recipe, rows: Mapping[str, int]) -> str:
+    """Return how many of the prompts that a recipe asks for there are, by the rows of its data; nothing if all are."""
+    asked = {"train": ("rollout", recipe.rollout.prompts), "test": ("evaluate", recipe.evaluate.prompts)}
+    short = [name for name, (_, wanted) in asked.items() if rows.get(f"{name}_prompts", wanted) < wanted]
+    if not short:
+        return ""
+    there = (
+        f"{rows[f'{name}_prompts']:,} of the {asked[name][1]:,} prompts of {asked[name][0]}.prompts" for name in short
+    )
+    kept = recipe.judge_learns and "train" in short
+    too_long = any(rows[f"{name}_prompts_too_long"] for name in short)
+    why = ["the judge's (data.judge_fraction)"] * kept + ["too long (data.max_prompt_tokens)"] * too_long
+    beside = f" beside those that are {' or '.join(why)}" if why else ""
+    return f"{', '.join(there)}: the data has no more{beside}"
+
+
+def check_worth(recipe: Recipe, found: Iterable[Finding]) -> None:
+    """Raise InfalignError for a worthless result, unless the recipe allows them."""
+    for finding in found:
+        if finding.worthless and not recipe.allow_worthless:
+            raise InfalignError(f"{finding.unit}: {finding.said}; to go on with it, --set allow_worthless=true")
+
+
+def _worthless(summary: Summary) -> Iterator[str]:
+    if summary.get("degenerate_prompts", 0) == summary.get("prompts"):
+        yield (
+            "all rollouts of each prompt have the same reward, so no response ranks above another and there is nothing "
+            "to learn; use a reward that tells responses apart"
+        )
+    if summary.get("kl") == 0:
+        yield (
+            "the KL is exactly 0, so the policy is the reference; raise its fit.epochs, or lower its fit.learning_rate "
+            "if the held-out loss rose"
+        )
+
+
+def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
+    if fewer := fewer_prompts(recipe, summary):
+        yield fewer
+    for name, long in summary.items():
+        kept = name.removesuffix("_too_long")
+        if name != kept and long > summary.get(kept, long):
+            limit = "data.max_prompt_tokens" if kept.endswith("prompts") else "its fit.max_length"
+            yield f"more {kept.replace('_', ' ')} were too long and left out than are used; raise {limit}"
+    if summary.get("cut_off", 0.0) > MOST:
+        yield (
+            f"most responses reach rollout.max_new_tokens ({recipe.rollout.max_new_tokens}) and are cut off there, so "
+            "rewards judge beginnings; raise it"
+        )
+
+
+def _of_training(summary: Summary) -> Iterator[str]:
+    history = summary.get("history")
+    if history and (steps := history[-1]["step"]) < FEW_STEPS:
+        yield (
+            f"the training had {counted(steps, 'optimiser step')}, the first at learning rate 0; "
+            "raise its fit.epochs or lower its fit.batch_size"
+        )
+    if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):
+        least, last = number(first, ".3g"), number(summary["loss"], ".3g")
+        yield f"the loss rose from {least} to {last}; lower its fit.learning_rate"
+    if summary.get("overfitted"):
+        yield (
+            "no checkpoint has a lower held-out loss than the reference; lower its fit.learning_rate, or raise "
+            "rollout.prompts"
+        )
+
+
+def _of_rewards(summary: Summary) -> Iterator[str]:
+    if "test_accuracy" in summary and summary["test_accuracy"]["low"] <= CHANCE:
+        yield "on test pairs it may be no better than a coin; give it more pairs or more epochs"
+    if liked := [kind for kind, own in summary.get("over_garbage", {}).items() if own["high"] < CHANCE]:
+        yield (
+            f"it prefers garbage made of a good response to the response itself ({listed_names(liked)}), and policies "
+            "may learn to write that; give it more pairs, or a pretrained model"
+        )
+    if "rank_correlation" in summary and summary["rank_correlation"]["low"] <= 0:
+        yield "on held-out prompts its ranks may be no better than a coin; raise rollout.prompts, or its fit.epochs"
+    same, prompts = summary.get("degenerate_prompts", 0), summary.get("prompts", 0)
+    if MOST * prompts < same < prompts:
+        yield (
+            f"{same:,} of {prompts:,} prompts teach nothing, as all their rollouts have the same reward; raise "
+            "rollout.k, or use a reward that tells responses apart"
+        )
+
+
+def _of_guide(recipe: Recipe, record: Record) -> Iterator[str]:
+    policy, summary = recipe.policies.get(record["subject"]), record["summary"]
+    if policy is None or policy.budget is None or "reached" not in summary:
+        return
+    reached, budget = summary["reached"], policy.budget
+    if reached is None:
+        yield (
+            "the stored rollouts cannot tell what its guide spends, so it keeps the strength of its training, and it "
+            f"may miss the {budget:.3g} nats: lower its kl_budget"
+        )
+    elif abs(reached - budget) > OFF * budget:
+        limit, cure = ("most", "raise") if reached < budget else ("least", "lower")
+        yield (
+            f"its guide spends {reached:.2g} nats of {budget:.3g} at {summary['scale']:.2g} times its strength, the "
+            f"{limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
+        )
+
+
+def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
+    kl = record["summary"].get("kl", 0.0)
+    if kl == 0:
+        return
+    policy = recipe.policies.get(record["subject"])  # a policy trained elsewhere has no budget here
+    budget = None if policy is None else policy.kl(recipe.procedure)
+    if policy is None or budget is None or abs(kl - budget) <= OFF * budget:
+        return
+    cure = policy.spends(more=kl < budget)
+    yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the {budget:.3g} it is to spend; {cure}"
+
+
+def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:
+    if record["kind"] == "gold" and recipe.judge is not None and recipe.judge.trained:
+        yield (
+            "it learns from the judge's pairs, so the two err alike, and with the judge's settings they are one; give "
+            "it a model or a function of its own"
+        )
+
+
+def _of_judges(recipe: Recipe) -> Iterator[str]:
+    if list(recipe.rewards) == ["reward"]:
+        yield (
+            "only the reward that training saw judges, so a gain may be a gain of its mistakes; give the recipe a judge"
+        )

@@ -1,0 +1,238 @@
+"""The report of a finished run: one HTML file that opens offline."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from infalign.core.storage import read_table, write_text
+from infalign.evaluation.diagnostics import rank_error, saturation
+from infalign.evaluation.matched import NEAR
+from infalign.method.calibration import Array
+from infalign.method.procedures import BaseQuantile, Draws, Served
+from infalign.pipeline.ownership import claim
+from infalign.pipeline.records import records
+from infalign.recipe.layout import Layout
+from infalign.recipe.reading import dump_recipe
+from infalign.recipe.resolved import policy_betas, reference_rewards, resolved
+from infalign.recipe.settings import Recipe
+from infalign.report.evaluated import Evaluated
+from infalign.report.explorer import explorer_of_run
+from infalign.report.findings import findings, sentences
+from infalign.report.html import check_drawable, embedded, script_hash, template
+from infalign.report.pictures import (
+    STYLE,
+    Look,
+    Picture,
+    rank_histogram,
+    reward_by_rank,
+    save_picture,
+    theory_curves,
+    training_curves,
+    win_rate_by_kl,
+    win_rate_by_n,
+)
+from infalign.report.results import policy_looks, read_results
+from infalign.report.tables import comparison_rows
+from infalign.report.words import SPOKEN, Numbers, judged_in_words, likelihood_in_words, verdict
+
+SHOWN_EXAMPLES = 4
+
+
+def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
+    """Write ``report.html`` with embedded figures, and the same figures as ``figures/*.svg`` and ``*.png``.
+
+    ``layout`` is that of a run whose evaluation is done, and ``finished`` names the units whose records count. Raises
+    ConfigError without matplotlib or jinja2.
+    """
+    check_drawable()
+    import matplotlib
+
+    root, evaluated = layout.root, Evaluated.of(recipe, layout)
+    recorded = records(root)
+    results, made = read_results(root), {name: recorded[name] for name in finished if name in recorded}
+    against = [finding for record in made.values() for finding in findings(recipe, record)]
+    policies = {name: resolved(name, recipe.policies, layout) for name in recipe.policies}
+    looks = {name: Look(*look, policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
+    with matplotlib.rc_context(STYLE):
+        pictures = _pictures(evaluated, results, made, looks)
+        names = [picture.name for found in pictures.values() for picture in found]
+        claim(root / "figures", (f"{name}{ending}" for name in names for ending in (".svg", ".png")))
+        figures = {
+            section: [
+                save_picture(p, root / "figures") | {"png": embedded(root / "figures" / f"{p.name}.png", "image/png")}
+                for p in found
+            ]
+            for section, found in pictures.items()
+        }
+    explorer = explorer_of_run(results)
+    html = template("infalign.report", "report.html.j2").render(
+        recipe=recipe,
+        recipe_yaml=dump_recipe(recipe),
+        rewind=recipe.evaluate.rewind,
+        near=NEAR,
+        results=results,
+        spoken=SPOKEN,
+        looks=looks,
+        findings=sentences(against),
+        verdict=verdict(results),
+        comparison=comparison_rows(results),
+        judged=judged_in_words(results),
+        likelihood=likelihood_in_words(results),
+        explorer=explorer,
+        explorer_hash=script_hash(explorer),
+        figures=figures,
+        results_json=embedded(layout.results, "application/json"),
+        betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
+        saturation=saturated(evaluated, policies),
+        examples=examples(evaluated, recipe.policies),
+        records=made,
+        rank_error=rank_error(recipe.rollout.k),
+        facts=facts(recipe, made),
+        seconds=_seconds(made),
+        levels=_levels(recipe, made),
+    )
+    write_text(layout.report, html)
+
+
+def _pictures(
+    evaluated: Evaluated, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
+) -> dict[str, list[Picture]]:
+    """Return the figures of each section."""
+    judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
+    curves = theory_curves(results, looks)
+    return {
+        "kl": [
+            win_rate_by_kl(results, procedure, by, looks, curves)
+            for procedure in evaluated.drawn_procedures()
+            for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
+        ],
+        "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
+        "calibration": [reward_by_rank(reference_rewards(evaluated.layout)), rank_histogram(evaluated, results)],
+        "training": [
+            training_curves(
+                record["subject"] or record["kind"], record["summary"]["history"], looks.get(record["subject"])
+            )
+            for record in made.values()
+            if "history" in record["summary"]
+        ],
+    }
+
+
+def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the share of each model's samples that beat every base sample of the calibrating half.
+
+    All these samples have the same rank, so the estimate cannot tell how good they are. For fresh base samples and K
+    calibrating samples without ties the expected share is 1/(K + 1).
+    """
+    base_PM = evaluated.column("reference", "reward")
+    half = base_PM.shape[1] // 2
+    fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
+    fresh |= {name: evaluated.column(name, "reward") for name in policies}
+    return {name: evaluated.estimated_share(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
+
+
+def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
+    """Return the first test prompts, each with what every model serves if it draws its samples in order, and its first.
+
+    ``order`` is a random order of the models, for readers who do not want to know which is which.
+    """
+    procedure, layout = evaluated.procedure, evaluated.layout
+    base_PM = evaluated.column("reference", "reward")
+    table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, SHOWN_EXAMPLES)
+    prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
+    shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in table["prompt"].to_pylist()]
+    models, rng = ("reference", *policies), np.random.default_rng(0)
+    orders = [rng.permutation(len(models)) for _ in shown]
+    for m, name in enumerate(models):
+        rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
+        said = _responses(layout.evaluation(name) / "samples", prompt_ids)
+        for p, example in enumerate(shown):
+            responses = []
+            served = _served(procedure, rewards["reward"][p], base_PM[p], np.random.default_rng(p))
+            for way, index in {procedure.name: served, "standard": 0}.items():
+                text, finish = said[prompt_ids[p], index]
+                scores = {source: float(values[p, index]) for source, values in rewards.items()}
+                responses.append({"way": way, "text": text, "cut_off": finish == "length", "rewards": scores})
+            example["models"].append({"name": name, "order": int(orders[p][m]), "responses": responses})
+    return shown
+
+
+def _served(procedure: Served, rewards_M: Array, base_M: Array, rng: np.random.Generator) -> int:
+    """Return which sample ``procedure`` serves if it draws them in order, with the base's quantile from its samples."""
+    serving, drawn = procedure.serving(rng), 0
+    try:
+        ask = next(serving)
+        while True:
+            match ask:
+                case Draws(number):
+                    ask = serving.send(rewards_M[drawn : drawn + number].tolist())
+                    drawn += number
+                case BaseQuantile(quantile):
+                    ask = serving.send([float(np.quantile(base_M, quantile))])
+    except StopIteration as ended:
+        return int(ended.value)
+
+
+def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tuple[str, str]]:
+    tables = [
+        read_table(shard, ["prompt_id", "index", "text", "finish"]) for shard in sorted(folder.glob("part-*.parquet"))
+    ]
+    table = pa.concat_tables(tables)
+    rows = table.filter(pc.is_in(table["prompt_id"], value_set=pa.array(prompt_ids))).to_pylist()
+    return {(row["prompt_id"], row["index"]): (row["text"], row["finish"]) for row in rows}
+
+
+def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, str]]:
+    """Return further facts for judging or repeating the run: counts of the data stage, sampling settings, versions."""
+    rollout, test = recipe.rollout, recipe.evaluate
+    summaries = {name: record["summary"] for name, record in made.items()}
+    cut_off = {
+        record["subject"]: f"{record['summary']['cut_off']:.1%} of {record['summary']['samples']:,}"
+        for record in made.values()
+        if record["kind"] == "evaluate"
+    }
+    test_prompts = summaries["evaluate-reference"]["samples"] // test.samples
+    rollouts = [record["summary"] for record in made.values() if record["kind"] == "score"]
+    if total := sum(summary["responses"] for summary in rollouts):
+        share_cut = sum(summary["cut_off"] * summary["responses"] for summary in rollouts) / total
+        cut_off = {"training rollouts": f"{share_cut:.1%} of {total:,}"} | cut_off
+    return {
+        "Rows of the data stage": {k.replace("_", " "): f"{v:,}" for k, v in summaries.get("data", {}).items()},
+        "Sampling": {
+            "temperature": "1, nothing truncated",
+            "engine": rollout.engine.kind,
+            "training": f"{summaries['calibrate']['prompts']} prompts × {rollout.k} rollouts",
+            "evaluation": f"{test_prompts} prompts × {test.samples} samples",
+            "seed": str(recipe.seed),
+        },
+        f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
+        "Versions": _versions(made),
+    }
+
+
+def _levels(recipe: Recipe, made: Mapping[str, Numbers]) -> str:
+    """Return the confidence of the intervals of rewards: ``95%``; that of their fitting, which is not done again."""
+    found = {
+        made[name]["summary"].get("confidence", recipe.evaluate.confidence) for name in recipe.rewards if name in made
+    }
+    return " and ".join(f"{100 * level:.0f}%" for level in sorted(found))
+
+
+def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for record in made.values():
+        total[record["stage"]] = total.get(record["stage"], 0.0) + record["seconds"]
+    return total
+
+
+def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:
+    """Return the version of each library, or all its versions if the stages ran with different ones."""
+    found: dict[str, list[str]] = {}
+    for record in made.values():
+        for library, version in record["versions"].items():
+            if version not in found.setdefault(library, []):
+                found[library].append(version)
+    return {library: ", ".join(versions) for library, versions in found.items()}

@@ -1,0 +1,332 @@
+"""The figures of a report."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infalign.core.display import COLOURS, INK, PAPER, QUIET, amount, number, panels, save, share
+from infalign.core.display import STYLE as ANY_STYLE
+from infalign.evaluation.diagnostics import uniformity
+from infalign.evaluation.intervals import estimate
+from infalign.method.calibration import Array, calibrate
+from infalign.method.procedures import BestOfN, Served, WorstOfN
+from infalign.report.evaluated import Evaluated
+from infalign.report.words import SPOKEN, Numbers, names_by_n
+from infalign.theory.knowledge import knowing_law, usable
+from infalign.theory.law import Law
+from infalign.training.solvers.base import Solver
+
+STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
+SHOWN_PROMPTS = 10  # number of curves in the calibration figure
+CHANCE_DRAWS = 200
+LEGEND_ROW = 0.2  # inches
+STEPS = np.linspace(0.01, 1, 25)  # of theory's curves, in the root of the KL, since they bend near 0
+CURVED = 20.0  # nats: theory's curves end there, where a win rate is within 1e-8 of the largest
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure with its caption and its alternative text."""
+
+    name: str
+    figure: Any  # matplotlib.figure.Figure
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A policy's colour and marker in every figure and table, and its theoretical law."""
+
+    color: str
+    marker: str
+    solver: Solver
+    aim: Served  # the procedure that the policy was trained for
+
+    @property
+    def own(self) -> bool:
+        """Whether no other policy has this look; the others are shown together."""
+        return self.color != QUIET
+
+    def law(self, kl: float) -> Law | None:
+        """Return the law that theory gives for the policy's method at a KL, or None."""
+        return self.solver.law_at(self.aim, max(kl, 1e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
+
+    kls: list[float]
+    laws: list[Law]
+    line: Any  # matplotlib's line style
+    color: str
+    label: str
+
+
+def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
+    """Return theory's curves: of each method, and of a policy that knows as much of the ranks as each policy with a
+    look of its own. They are the same for every procedure that serves the policies.
+    """
+    most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
+    found: dict[str, Curve] = {}
+    for look in looks.values():
+        if (aim := look.solver.aim) not in found:
+            laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
+            if laws:
+                found[aim] = Curve([*laws], [*laws.values()], "--", look.color, f"theory, {aim}")
+    curves = [*found.values()]
+    for name, known in results["knowledge"].items():
+        law = looks[name].law(known["kl"]) if name in looks and looks[name].own else None
+        rho = usable(known["rho"]["mean"])
+        if law is not None and rho < 1.0:
+            kls = (known["kl"] * np.linspace(0.1, 1.0, 7) ** 2).tolist()
+            laws_at = [knowing_law(law.transform, rho=rho, kl=kl).law for kl in kls]
+            curves.append(Curve(kls, laws_at, (0, (1, 1)), looks[name].color, f"ρ = {rho:.2f}, {name}"))
+    return curves
+
+
+def win_rate_by_kl(
+    results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Sequence[Curve]
+) -> Picture:
+    """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves.
+
+    A second judge gets open markers.
+    """
+    policies, procedure = results["policies"], served.name
+    figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
+    for curve in curves if judges == ["reward"] else ():
+        expected = [100 * law.win_rate(served) for law in curve.laws]
+        axes.plot([0, *curve.kls], [50, *expected], linestyle=curve.line, color=curve.color, label=curve.label)
+    for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
+        front = [policies[name] for name in results["pareto"][judge][procedure]]
+        if len(front) > 1:
+            x = [0.0, *(policy["kl"]["mean"] for policy in front)]
+            y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
+            axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=_front(judges, judge))
+    others = [policy for name, policy in policies.items() if not looks[name].own]
+    if others:
+        for judge, fill in zip(judges, (QUIET, PAPER), strict=False):
+            x = [policy["kl"]["mean"] for policy in others]
+            y = [100 * policy["win_rates"][judge][procedure]["mean"] for policy in others]
+            label = _others(others) if len(judges) == 1 else f"{_others(others)}, {judge}"
+            axes.plot(x, y, "o", color=QUIET, markersize=2.5, markerfacecolor=fill, label=label)
+    shown = {name: policy for name, policy in policies.items() if looks[name].own}
+    for name, policy in shown.items():
+        color, kl = looks[name].color, policy["kl"]
+        for judge, fill in zip(judges, (color, PAPER), strict=False):
+            wins = {key: 100 * value for key, value in policy["win_rates"][judge][procedure].items()}
+            label = name if len(judges) == 1 else f"{name}, {judge}"
+            axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=color)
+            axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=color)
+            axes.plot(
+                kl["mean"], wins["mean"], looks[name].marker, color=color, markerfacecolor=fill, label=label, zorder=3
+            )
+    axes.plot(0, 50, "o", color=QUIET)
+    axes.annotate("reference", (0, 50), (7, -3), textcoords="offset points", color=QUIET, va="top")
+    axes.margins(0.08, 0.14)
+    legend(figure)
+    by = " and ".join(SPOKEN[judge] for judge in judges)
+    points = "; ".join(
+        f"{name}: KL {amount(policy['kl'])}, "
+        + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
+        for name, policy in shown.items()
+    ) + (f"; {_others(others)}" if others else "")
+    theory = (
+        " Dashed: what a policy that is free for every prompt would reach. Dotted: one that knows as much of the ranks."
+        if judges == ["reward"]
+        else ""
+    )
+    return Picture(
+        "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
+        figure,
+        f"Win rate as {procedure} against KL, judged by {by}. Bars: {results['confidence']:.0%} intervals.{theory}",
+        f"Points of win rate against KL, judged by {by}. {points}.",
+    )
+
+
+def _others(others: Sequence[object]) -> str:
+    return f"{len(others):,} other policies"
+
+
+def _front(judges: list[str], judge: str) -> str:
+    return "Pareto front" if len(judges) == 1 else f"Pareto front, {judge}"
+
+
+def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
+    """Draw each policy's win rate under best-of-N or worst-of-N (``kind``) for every N that was evaluated."""
+    title = f"{kind}-of-N"
+    figure, axes = axes_of("N", f"win rate as {title}, %")
+    ends, others = [], list[Array]()
+    for name, policy in results["policies"].items():
+        wins = policy["win_rates"][judge]
+        names = names_by_n(wins, kind)
+        mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
+        if not looks[name].own:
+            others.append(mean)
+            continue
+        axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
+        axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
+        law = looks[name].law(policy["kl"]["mean"]) if judge == "reward" else None
+        if law is not None:
+            expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
+            axes.plot(list(names), expected, "--", color=looks[name].color, label=f"theory, {name}")
+        ends.append(
+            f"{name} {share(wins['standard'])} per cent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
+        )
+    if others:
+        least, most = np.min(others, axis=0), np.max(others, axis=0)
+        axes.fill_between(list(names), least, most, color=QUIET, alpha=0.25, linewidth=0, label=_others(others))
+        ends.append(f"{_others(others)} between {least[0]:.1f} and {most[0]:.1f} per cent at N = 1")
+    axes.axhline(50, color=QUIET, linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(_nowhere())
+    legend(figure)
+    theory = " Dashed: theory at the policy's mean KL." if judge == "reward" else ""
+    return Picture(
+        f"{kind}-of-n-{judge}",
+        figure,
+        f"{kind.capitalize()}-of-N, judged by {SPOKEN[judge]}. Bands: {results['confidence']:.0%} intervals.{theory}",
+        f"Win rate as {title} against N, judged by {SPOKEN[judge]}: {'; '.join(ends)}.",
+    )
+
+
+def reward_by_rank(rewards_PK: Array) -> Picture:
+    """Draw calibrated against raw reward for ten training prompts, evenly spaced by their median reward."""
+    figure, axes = axes_of("raw reward", "calibrated reward")
+    order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
+    shown = np.unique(np.linspace(0, rewards_PK.shape[1] - 1, 100).astype(int))  # enough for a smooth curve
+    for i, prompt in enumerate(chosen):
+        color = _shade(i / max(len(chosen) - 1, 1))
+        rewards = rewards_PK[prompt]
+        axes.plot(rewards[shown], calibrate(rewards, rewards)[shown], ".-", color=color, markersize=4, linewidth=0.6)
+    low, high = np.median(rewards_PK[chosen[[0, -1]]], axis=1)
+    return Picture(
+        "calibration",
+        figure,
+        f"The same raw reward ranks high for one prompt and low for another: {len(chosen)} training prompts, evenly "
+        f"spaced by median reward (dark: low) among {len(order)}, {rewards_PK.shape[1]} responses each.",
+        f"One rising curve a prompt; the curves lie apart. Their medians reach from {number(low)} to {number(high)}.",
+    )
+
+
+def rank_histogram(evaluated: Evaluated, results: Numbers) -> Picture:
+    """Draw the histogram of the calibrated rewards of fresh base samples against the uniform density they should have.
+
+    A rank among K references takes one of K + 1 equally likely values; each is spread over its 1/(K + 1) of [0, 1].
+    """
+    base_PM = evaluated.column("reference", "reward")
+    prompts, samples = base_PM.shape
+    half = samples // 2
+    u_PM = calibrate(base_PM[:, half:], np.sort(base_PM[:, :half], axis=1))
+    bins = min(16, half + 1)
+    edges = np.linspace(0, 1, bins + 1)
+    filled = np.clip((edges - u_PM[..., None] * half / (half + 1)) * (half + 1), 0, 1).mean(axis=1)
+    relative = [estimate(column, confidence=evaluated.intervals.level) for column in np.diff(filled).T * bins]
+    figure, axes = axes_of("calibrated reward of fresh base samples", "density")
+    axes.bar(
+        edges[:-1], [e.mean for e in relative], 1 / bins, align="edge", color=QUIET, alpha=0.45, label="base samples"
+    )
+    centres = (edges[:-1] + edges[1:]) / 2
+    axes.vlines(centres, [e.low for e in relative], [e.high for e in relative], color=INK, linewidth=1)
+    axes.axhline(1, color=COLOURS[0], label="uniform")
+    legend(figure)
+    distance = results["base"]["distance_from_uniform"]
+    chance = _distance_by_chance(prompts, half, samples - half, evaluated.intervals.level)
+    return Picture(
+        "fresh-base-samples",
+        figure,
+        f"Fresh base samples ranked among {half} others. Kolmogorov distance from uniform {distance:.3f}; exact "
+        f"calibration without ties stays below {chance:.3f} in {evaluated.intervals.level:.0%} of simulations. "
+        f"Bars: {evaluated.intervals.level:.0%} intervals.",
+        f"Histogram of {bins} bins between {min(e.mean for e in relative):.2f} and {max(e.mean for e in relative):.2f} "
+        "of the uniform density.",
+    )
+
+
+def _distance_by_chance(prompts: int, references: int, fresh: int, confidence: float) -> float:
+    """Return the ``confidence`` quantile of the distance from uniform when all samples are exchangeable."""
+    rng = np.random.default_rng(0)
+    distances = []
+    for _ in range(CHANCE_DRAWS):
+        is_reference = np.argsort(rng.random((prompts, references + fresh)), axis=1) < references
+        distances.append(uniformity(np.cumsum(is_reference, axis=1)[~is_reference] / references))
+    return float(np.quantile(distances, confidence))
+
+
+def training_curves(name: str, history: list[Numbers], look: Look | None) -> Picture:
+    """Draw what the trainer logged: the losses, or win rate, KL and reward of an on-policy solver."""
+    color = look.color if look else QUIET
+    if any("win_rate" in row for row in history):
+        shown = [{"win_rate": "standard win rate"}, {"kl": "KL, nats a token"}, {"reward": "Φ of the rank"}]
+    else:
+        shown = [{"loss": "training", "eval_loss": "held out"}]
+    figure, grid = axes_of("optimiser step", "loss", rows=len(shown))
+    last = []
+    for axes, panel in zip(np.atleast_1d(grid), shown, strict=True):
+        for key, label in panel.items():
+            logged = [(row["step"], row[key]) for row in history if key in row]
+            if not logged:
+                continue
+            steps, values = zip(*logged, strict=True)
+            held_out = key == "eval_loss"
+            axes.plot(
+                steps, values, "o-" if held_out else "-", color=INK if held_out else color, markersize=4, label=label
+            )
+            last.append(f"{label} from {number(values[0], '.3g')} to {number(values[-1], '.3g')}")
+        if len(shown) > 1:
+            axes.set_ylabel(next(iter(panel.values())))
+    if len(shown) == 1:
+        legend(figure)
+    title = {"sft": "Supervised fine-tuning of the reference", "reward": "The reward model", "judge": "The judge"}.get(
+        name, f"Policy {name}"
+    )
+    return Picture(f"training-{name}", figure, f"{title}: as logged.", f"{title}: {', '.join(last)}.")
+
+
+def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
+    """Return a figure and its axes: ``rows`` panels below each other that share the label of the x axis."""
+    figure, axes = panels(rows, 1, (4.8, 3.4 if rows == 1 else 1.7 * rows), sharex=True)
+    np.atleast_1d(axes)[-1].set_xlabel(x)
+    if rows == 1:
+        axes.set_ylabel(y)
+    return figure, axes
+
+
+def legend(figure: Any) -> None:
+    """Put the legend above the axes, which keep their size: the figure grows by the rows beyond the fourth."""
+    rows = sum(len(axes.get_legend_handles_labels()[1]) for axes in figure.axes) // 2
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, rows - 4))
+    figure.legend(loc="outside upper left", ncols=2)
+
+
+def _nowhere() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def _shade(position: float) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.25 + 0.6 * position)
+
+
+def save_picture(picture: Picture, folder: Path) -> Numbers:
+    """Write the figure as SVG and PNG; return the template's values, with the SVG stripped for embedding in HTML."""
+    from markupsafe import Markup
+
+    path = folder / f"{picture.name}.svg"
+    save(picture.figure, path, salt=picture.name)
+    save(picture.figure, path.with_suffix(".png"), stamped=True)
+    svg = path.read_text(encoding="utf-8")
+    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # makes ids unique on the page
+    svg = re.sub(r"(<svg [^>]*?)(?: (?:width|height)=\"[^\"]*\")", r"\1", svg)
+    svg = svg.replace(PAPER, "var(--paper)").replace(INK, "var(--ink)")
+    return {"name": picture.name, "svg": Markup(svg), "caption": picture.caption, "alt": picture.alt}

@@ -1,0 +1,342 @@
+"""All numbers of an evaluated run with their intervals, next to theory's predictions."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infalign.core.display import LOOKS, QUIET
+from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table, write_text
+from infalign.evaluation.diagnostics import agreement, uniformity
+from infalign.evaluation.intervals import resampled_means
+from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
+from infalign.evaluation.length import length_controlled
+from infalign.evaluation.matched import LEAST_KL, NEAR, widened
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import rewind_draws, tie_rate
+from infalign.method.calibration import Array, calibrate
+from infalign.method.judge import EstimatedJudge
+from infalign.method.procedures import Served, Standard
+from infalign.recipe.layout import Layout
+from infalign.recipe.resolved import reference_rewards
+from infalign.report.evaluated import Evaluated
+from infalign.report.one_kl import AtOneKL
+from infalign.theory.judged import optimal_by
+from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
+from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
+from infalign.training.solvers.base import Solver
+
+FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew
+MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
+
+
+def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_progress: OnProgress) -> dict[str, Any]:
+    """Write ``results.json`` and return its headline numbers.
+
+    Responses are selected by ``reward``, as they would be when served, and judged by each reward source in turn. With
+    ``reward`` itself as the judge the numbers compare with theory; the judge and the gold measure the actual gain.
+    """
+    sources, aim = evaluated.sources, evaluated.procedure
+    selected, served = evaluated.column("reference", "reward"), evaluated.procedures()
+    reference = Samples(selected, selected)
+    base_length = evaluated.column("reference", "length")
+    policies: dict[str, Any] = {}
+    aimed: dict[str, dict[str, Array]] = {}  # win rates under the recipe's procedure
+    for step, (name, policy) in enumerate(solvers.items()):
+        on_progress(step, len(solvers), name)
+        wins = evaluated.wins(name, served)
+        aimed[name] = {source: by_procedure[aim.name] for source, by_procedure in wins.items()}
+        policies[name] = _policy_numbers(evaluated, name, policy, wins)
+    half = selected.shape[1] // 2
+    check = calibrate(selected[:, half:], np.sort(selected[:, :half], axis=1))
+    results = {
+        "format": FORMAT,
+        "procedure": aim.name,
+        "confidence": evaluated.intervals.level,
+        "prompts": len(selected),
+        "samples": evaluated.samples,
+        "judges": list(sources),
+        "policies": policies,
+        "matched": _matched(evaluated, solvers, aimed),
+        "knowledge": _knowledge(evaluated, solvers, aimed),
+        "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
+        "pareto": {
+            source: {drawn.name: _pareto(policies, source, drawn.name) for drawn in evaluated.drawn_procedures()}
+            for source in sources
+        },
+        "base": {
+            "length": evaluated.estimated(base_length.mean(axis=1)),
+            "rewind_draws": evaluated.estimated(rewind_draws(reference, reference, evaluated.rewind)),
+            "calibrated_mean": evaluated.estimated_share(check.mean(axis=1)),
+            "distance_from_uniform": uniformity(check),
+            "agreement": {
+                other: evaluated.estimated(found)
+                for other in (*sources, "length")
+                if other != "reward" and (found := agreement(selected, evaluated.column("reference", other))).size > 1
+            },
+        },
+    }
+    if evaluated.held_out_likelihood:
+        results["held_out_likelihood"] = _held_out_likelihood(evaluated, solvers)
+    write_text(evaluated.layout.results, json.dumps(results, indent=1))
+    return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
+
+
+def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return each policy's colour and marker: its own for the best by who did not select, as many as there are."""
+    judge, policies = unseen(results)[0], results["policies"]
+    best = list(policies)
+    if len(policies) > len(LOOKS):
+        wins = {name: policy["win_rates"][judge][results["procedure"]]["mean"] for name, policy in policies.items()}
+        best = sorted(wins, key=lambda name: -wins[name])
+    own = dict(zip(best, LOOKS, strict=False))
+    return {name: own.get(name, (QUIET, ".")) for name in policies}
+
+
+def unseen(results: Mapping[str, Any]) -> list[str]:
+    """Return the judges that training has not seen; the reward itself where there is no other."""
+    judges: list[str] = results["judges"]
+    return judges[1:] or judges
+
+
+def _policy_numbers(
+    evaluated: Evaluated, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
+) -> dict[str, Any]:
+    """Return the numbers of one policy."""
+    aim = evaluated.procedure
+    found = sample_numbers(evaluated, name, wins)
+    return {
+        "method": policy.method,
+        "transform": policy.shaping.name,
+        "solver": policy.solver,
+        "kl_budget": policy.budget,
+        "beta": policy.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
+        **found,
+        "theory": _theory(policy, aim, found["kl"]["mean"]),
+    }
+
+
+def sample_numbers(evaluated: Evaluated, name: str, wins: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+    """Return what the samples of a model say: KL, length, win rates and ties."""
+    own, base = (
+        {source: evaluated.column(model, source) for source in (*evaluated.sources, "length")}
+        for model in (name, "reference")
+    )
+    kl_PM, length = evaluated.column(name, "kl"), own["length"]
+    pairs = {
+        source: (
+            Samples(own["reward"], own[source], length),
+            Samples(base["reward"], base[source], base["length"]),
+        )
+        for source in evaluated.sources
+    }
+    return {
+        "kl": evaluated.estimated(evaluated.kl(name)),
+        "kl_per_token": float(np.nansum(kl_PM) / length[~np.isnan(kl_PM)].sum()),
+        "length": evaluated.estimated(length.mean(axis=1)),
+        "rewind_draws": evaluated.estimated(rewind_draws(*pairs["reward"], evaluated.rewind)),
+        "win_rates": {
+            source: {procedure: evaluated.estimated_share(values) for procedure, values in by_procedure.items()}
+            for source, by_procedure in wins.items()
+        },
+        "at_equal_length": {
+            source: _at_equal_length(evaluated, *pairs[source], evaluated.procedure) for source in evaluated.sources
+        },
+        "ties": {source: evaluated.estimated_share(tie_rate(*pairs[source])) for source in evaluated.sources},
+    }
+
+
+def _at_equal_length(
+    evaluated: Evaluated, policy: Samples, base: Samples, procedure: Served
+) -> dict[str, float] | dict[str, str]:
+    """Return the length-controlled win rate with its interval, or the reason why there is none."""
+    try:
+        return evaluated.estimated(length_controlled([(policy, base)], procedure))
+    except DataError as error:
+        return {"none": str(error)}
+
+
+def _knowledge(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], wins: Mapping[str, Mapping[str, Array]]
+) -> dict[str, Any]:
+    """Return for each policy with a law ρ, how well it knows ranks, and what a policy of this ρ and KL wins by each Φ.
+
+    The interval of ρ is that of KL and win rate together, over prompts; what ``reach``es has that of ρ, at the KL that
+    was measured. A policy whose KL no law reaches has no ρ, and a Φ that cannot spend a policy's KL has None.
+    """
+    aim, found = evaluated.procedure, dict[str, Any]()
+    spread = (0.5 - evaluated.intervals.level / 2, 0.5 + evaluated.intervals.level / 2)
+    for name, policy in solvers.items():
+        values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
+        kl = float(values_PX[:, 0].mean())
+        law = policy.law_at(aim, kl) if kl >= LEAST_KL else None
+        if law is None:
+            continue
+        means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
+        try:
+            rhos = fitted_knowledge(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
+        except ConfigError:
+            continue
+        low, high = np.quantile(rhos[1:], spread)
+        found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
+    trained_on = {solvers[name].shaping.name: solvers[name] for name in found}
+    for name, numbers in found.items():
+        own = {solvers[name].shaping.name: solvers[name]}  # Φ that were tabulated for different budgets have one name
+        numbers["reach"] = {
+            shaping: _reached(policy, aim, numbers["rho"], numbers["kl"])
+            for shaping, policy in (trained_on | own).items()
+        }
+    return found
+
+
+def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: float) -> dict[str, float] | None:
+    """Return what a policy of knowledge ``rho`` wins at ``kl`` nats; None if its Φ cannot spend them."""
+    law = policy.law_at(procedure, kl)
+    if law is None:
+        return None
+    try:
+        known = {end: knowing_law(law.transform, rho=usable(value), kl=kl) for end, value in rho.items()}
+    except ConfigError:
+        return None
+    return {end: found.law.win_rate(procedure) for end, found in known.items()}
+
+
+def _judged(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], judge: str, policies: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what theory expects by a judge that is not the reward, from the reference's samples that both scored.
+
+    ``best_of_n`` has the reference's own win rates, and from which N they fall; ``at_kl`` for each policy what its Φ
+    and what the best Φ for this judge win at the policy's KL, with intervals. ``none`` is why there is no ``at_kl``.
+    """
+    aim, samples = evaluated.procedure, evaluated.judged_by(judge, "reference")
+    sizes, won_NP = best_of_n_by_judge(samples, MOST_OF_N)
+    turn = turning_point(sizes, won_NP, confidence=evaluated.intervals.level)
+    found: dict[str, Any] = {
+        "best_of_n": {f"{n}": evaluated.estimated_share(won) for n, won in zip(sizes, won_NP, strict=True)},
+        "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
+    }
+    try:
+        seen = estimated_judge(samples, aim, seed=evaluated.intervals.seed)
+        kls = {name: max(policies[name]["kl"]["mean"], LEAST_KL) for name in solvers}
+        laws = {name: policy.law_at(aim, kls[name]) for name, policy in solvers.items()}
+        best = {name: optimal_by(seen.judge, aim, kl=kl).law for name, kl in kls.items()}
+        level = evaluated.intervals.level
+        found["at_kl"] = {
+            name: {
+                "expected": None if law is None else _expected(law, aim, seen, level),
+                "optimum": _expected(best[name], aim, seen, level),
+            }
+            for name, law in laws.items()
+        }
+    except InfalignError as error:
+        found["none"] = str(error)
+    return found
+
+
+def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -> dict[str, float]:
+    """Return what a policy wins by an estimated judge, with the interval of what is known of it, over prompts."""
+    low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), [0.5 - level / 2, 0.5 + level / 2])
+    return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
+
+
+def _held_out_likelihood(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, Any]:
+    """Return log π per token of the reference, and each policy's with its paired difference to the reference's."""
+    base, *own = (
+        read_table(evaluated.layout.held_out_likelihood(name))["logprob_per_token"].to_numpy()
+        for name in ("reference", *policies)
+    )
+    return {
+        "responses": len(base),
+        "reference": evaluated.estimated(base),
+        "policies": {
+            name: {"value": evaluated.estimated(found), "difference": evaluated.estimated(found - base)}
+            for name, found in zip(policies, own, strict=True)
+        },
+    }
+
+
+def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
+    """Return the policies that no other beats in win rate at the same or a smaller KL, by ascending KL."""
+    points = sorted((p["kl"]["mean"], -p["win_rates"][judge][procedure]["mean"], name) for name, p in policies.items())
+    front: list[str] = []
+    most = 0.5  # the reference policy itself
+    for _, loss, name in points:
+        if -loss > most:
+            front.append(name)
+            most = -loss
+    return front
+
+
+def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | None:
+    """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
+    law = policy.law_at(procedure, max(kl, 1e-6))
+    if law is None:
+        return None
+    return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
+
+
+def at_one_kl(evaluated: Evaluated, solvers: Mapping[str, Solver]) -> AtOneKL:
+    """Return a run's methods at one KL; a student is left out if it spends less than 1/`NEAR` of the median."""
+    aim, methods = evaluated.procedure, dict[str, list[str]]()
+    for name, policy in solvers.items():
+        methods.setdefault(policy.method, []).append(name)
+    students = {policy.method: NEAR for policy in solvers.values() if any(need in solvers for need in policy.needs)}
+    kls = {name: evaluated.kl(name) for name in solvers}
+    return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].law_at(aim, nats), far=students)
+
+
+def _matched(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
+) -> dict[str, Any] | None:
+    """Return the win rates of the methods at one KL (`AtOneKL`), and their paired differences.
+
+    The intervals contain the error of interpolation; methods that are not comparable have no win rate. None for one
+    method, or if none has learnt.
+    """
+    aim, at = evaluated.procedure, at_one_kl(evaluated, solvers)
+    if len({policy.method for policy in solvers.values()}) < 2 or at.kl is None:
+        return None
+    first = next(iter(solvers.values())).method
+    rows: dict[str, Any] = {}
+    for judge in evaluated.sources:
+        by_policy = {name: by_judge[judge] for name, by_judge in wins.items()}
+        found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
+        rows[judge] = {
+            "win_rates": {
+                method: widened(evaluated.estimated_share(m.values), m.shift, least=0.0) for method, m in found.items()
+            },
+            "gain_over": {
+                other: widened(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
+                for other, m in found.items()
+                if first in found and other != first
+            },
+        }
+    laws = {method: law for method in at.methods if (law := at.law(method, at.kl)) is not None}
+    return {
+        "kl": at.kl,
+        "first": first,
+        "left_out": at.left_out,
+        "not_bracketed": at.not_bracketed,
+        "judges": rows,
+        "theory": {method: law.win_rate(aim) for method, law in laws.items()},
+    }
+
+
+def read_results(root: Path) -> dict[str, Any]:
+    """Return the numbers that `write_results` wrote. Raises DataError for a damaged file and for another format."""
+    path = Layout(root).results
+    try:
+        found = dict(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and run the recipe again") from error
+    if found.get("format") != FORMAT:
+        raise DataError(
+            f"{path} was written by another version of infalign; run the recipe again, which writes it anew"
+        )
+    return found

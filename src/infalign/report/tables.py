@@ -1,0 +1,80 @@
+"""The table rows of a report, and its short form for the terminal."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
+from infalign.report.results import read_results
+from infalign.report.words import Numbers, knowledge, verdict
+
+
+def print_table(root: Path, console: Console) -> None:
+    """Print a finished run: each policy by each judge, the comparison at one KL, verdict, ranks, report's path."""
+    results = read_results(root)
+    procedure = results["procedure"]
+    spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
+    ways = dict.fromkeys((procedure, "standard"))
+    table = plain_table("policy", "judged by", "KL, nats", *(f"{way}, %" for way in ways))
+    for name, policy in results["policies"].items():
+        for judge, wins in policy["win_rates"].items():
+            first = judge == results["judges"][0]
+            served = (share(wins[way]) for way in ways)
+            table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *served)
+        table.add_section()
+    heading(console, "Win rate against the reference, both served alike", spent)
+    console.print(table)
+    if rows := comparison_rows(results):
+        matched = results["matched"]
+        table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
+        for row in rows:
+            judge = row["judge"] if row["first"] else ""
+            method = f"{row['method']}{' *' if row['down'] else ''}"
+            table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
+            if row["last"]:
+                table.add_section()
+        title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
+        heading(console, escape(title))
+        console.print(table)
+        if any(row["down"] for row in rows):
+            say(console, "* not bracketed: it spent more with every policy, and is brought down to this KL")
+    for sentence in ("", *verdict(results), *knowledge(results)):
+        say(console, sentence, markup=False, wrap=True)
+    say(console, f"\nReport: {root / 'report.html'}", markup=False)
+
+
+def comparison_rows(results: Numbers) -> list[Numbers]:
+    """Return the rows of the comparison at one KL, judge by judge; none for a single method.
+
+    Theory's win rates are for the reward itself as judge, so only the rows of that judge have them. A method that spent
+    more than this KL with every policy says so, and whether it is brought ``down`` to this KL or not compared.
+    """
+    if results["matched"] is None:
+        return []
+    matched, rows = results["matched"], []
+    first, outside = matched["first"], matched["not_bracketed"]
+    for judge, found in matched["judges"].items():
+        methods = list(dict.fromkeys([*found["win_rates"], *outside]))
+        for i, method in enumerate(methods):
+            compared = method in found["win_rates"]
+            said = "brought down from" if compared else "not compared: at least"
+            theory = matched["theory"].get(method) if judge == "reward" else None
+            first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
+            rows.append(
+                {
+                    "judge": judge,
+                    "first": i == 0,
+                    "last": i == len(methods) - 1,
+                    "method": method,
+                    "outside": f"{said} {outside[method]:.2f} nats" if method in outside else "",
+                    "down": method in outside and compared,
+                    "wins": share(found["win_rates"][method]) if compared else "–",
+                    "theory": "" if theory is None else f"{100 * theory:.1f}",
+                    "gain": "" if over is None else gain(over),
+                    "theory_gain": ""
+                    if over is None or None in (theory, first_theory)
+                    else in_points(first_theory - theory),
+                }
+            )
+    return rows

@@ -1,0 +1,39 @@
+"""The evaluation's numbers for the trackers of a recipe, beside the metrics of each training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from infalign.recipe.layout import Layout
+
+PROJECT = "infalign"
+
+
+def track(report_to: Sequence[str], results: dict[str, Any], layout: Layout) -> None:
+    """Send each policy's KL and win rates with their intervals; tensorboard has them in its folder of checkpoints."""
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    PartialState(cpu=True)  # which the trackers ask whether this is the main process
+    for kind in report_to:
+        tracker_class = LOGGER_TYPE_TO_CLASS[kind]
+        for name in results["policies"]:
+            folder = (
+                {"logging_dir": layout.checkpoints(name) / "runs"} if tracker_class.requires_logging_directory else {}
+            )
+            tracker = tracker_class("evaluation" if folder else PROJECT, **folder)
+            tracker.start()
+            tracker.log(measured(results, name), step=0)
+            tracker.finish()
+
+
+def measured(results: dict[str, Any], name: str) -> dict[str, float]:
+    """Return a policy's numbers by name: ``evaluation/kl``, ``evaluation/judge/best-of-4/low``, ….
+
+    The mean has the plain name.
+    """
+    found = results["policies"][name]
+    named = {"kl": found["kl"]} | {
+        f"{judge}/{procedure}": e for judge, rates in found["win_rates"].items() for procedure, e in rates.items()
+    }
+    parts = {"mean": "", "low": "/low", "high": "/high"}
+    return {f"evaluation/{what}{end}": e[part] for what, e in named.items() for part, end in parts.items()}

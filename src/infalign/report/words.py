@@ -1,0 +1,236 @@
+"""What a run says in its first ten seconds: what to ship, what the training won, for which N it pays, what next."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from infalign.core.display import Estimate, amount, gain, ratio, share
+from infalign.report.results import unseen
+from infalign.training.solvers.base import OFF
+
+Numbers = dict[str, Any]
+SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
+NAMED = 3  # policies that may be as good as the best one
+SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
+
+
+def verdict(results: Numbers) -> list[str]:
+    """Return the outcome in a few paragraphs: what to ship, what its training gained, for which N it pays, what next.
+
+    It is judged by those that trained none of the policies, where there are any.
+    """
+    judges = unseen(results)
+    best = best_policy(results)
+    spread = (
+        f"The {results['confidence']:.0%} intervals are over test prompts; training from another seed would add a "
+        "spread that one run cannot show."
+    )
+    said = (
+        [_what_to_ship(results, best, judges)],
+        _against_others(results, judges),
+        _by_n(results, best, judges),
+        likelihood_in_words(results),
+        [_what_next(results, best, judges), spread],
+    )
+    return [text for paragraph in said if (text := " ".join(paragraph))]
+
+
+def knowledge(results: Numbers) -> list[str]:
+    """Return a sentence on each policy's ρ, its correlation with the final rank; none if none is known."""
+    known = ", ".join(f"{amount(found['rho'])} ({name})" for name, found in results["knowledge"].items())
+    return [f"The policies know the final rank with ρ = {known}."] if known else []
+
+
+def best_policy(results: Numbers) -> str:
+    """Return the policy that wins most, served as the recipe says, by the first judge that trained none of them."""
+    judge = unseen(results)[0]
+    procedure = results["procedure"]
+    policies: Numbers = results["policies"]
+    return max(policies, key=lambda name: float(policies[name]["win_rates"][judge][procedure]["mean"]))
+
+
+def judged_in_words(results: Numbers) -> list[str]:
+    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by it."""
+    sentences = []
+    for judge, found in results["judged"].items():
+        *_, (most, last) = found["best_of_n"].items()
+        if fall := found["falls"]:
+            sentences.append(
+                f"Best-of-N by {SPOKEN[judge]} falls from N = {fall['from']}: "
+                f"by {_points(fall).lstrip('+')} up to N = {fall['to']}."
+            )
+        else:
+            sentences.append(
+                f"Best-of-N by {SPOKEN[judge]} does not surely fall up to N = {most}, where it wins "
+                f"{_percent(last)} against one plain draw."
+            )
+    return sentences
+
+
+def likelihood_in_words(results: Numbers) -> list[str]:
+    """Return which policies are worse at the preferred responses of test pairs; nothing if that was not measured."""
+    if (measured := results.get("held_out_likelihood")) is None:
+        return []
+    changes = {name: found["difference"] for name, found in measured["policies"].items()}
+    worse = [f"{name} ({ratio(change, 3)})" for name, change in changes.items() if change["high"] < 0]
+    if not worse:
+        return [
+            "To no policy are the preferred responses of test pairs significantly less likely than to the reference."
+        ]
+    return [
+        "The preferred responses of test pairs are less likely than to the reference, by log π per token, to "
+        f"{_listed(worse)}."
+    ]
+
+
+def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
+    procedure, policy = results["procedure"], results["policies"][best]
+    first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
+    more = "".join(f"; by {SPOKEN[judge]} {_percent(wins)}" for judge, wins in others)
+    judge, wins = first
+    if wins["low"] <= 0.5:
+        return (
+            f"Keep the reference: by {SPOKEN[judge]} no policy is sure to beat it. The best, {best}, wins "
+            f"{_percent(wins)} of pairs, both served as {procedure}{more}."
+        )
+    many = len(results["policies"])
+    rank = f", the most of {many} policies" if many > 1 else ""
+    return (
+        f"Ship {best}: by {SPOKEN[judge]} it wins {_percent(wins)} of pairs against the reference{rank}, both served "
+        f"as {procedure}, for {amount(policy['kl'])} nats{_of_budget(policy)}{more}.{_as_good(results, best, judge)}"
+    )
+
+
+def _as_good(results: Numbers, best: str, judge: str) -> str:
+    """Return a sentence on the other policies that win as much as the best one may win; "" if there are none."""
+    policies, procedure = results["policies"], results["procedure"]
+    wins = {name: policy["win_rates"][judge][procedure] for name, policy in policies.items()}
+    near = [name for name in wins if name != best and wins[name]["mean"] >= wins[best]["low"]]
+    near.sort(key=lambda name: -float(wins[name]["mean"]))
+    said = [
+        f"{name} with {_percent(wins[name])} for {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
+        for name in near[:NAMED]
+    ]
+    said += [f"{len(near) - NAMED} more"] if len(near) > NAMED else []
+    return f" Within that interval too: {_listed(said)}." if said else ""
+
+
+def _of_budget(policy: Numbers) -> str:
+    """Return how much of its KL budget a policy has spent; "" for one that has none."""
+    part = _spent(policy)
+    return "" if part is None else f", {part:.0%} of its budget"
+
+
+def _spent(policy: Numbers) -> float | None:
+    """Return the share of its KL budget that a policy has spent; None for one that has none."""
+    budget: float | None = policy["kl_budget"]
+    return None if budget is None else float(policy["kl"]["mean"]) / budget
+
+
+def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
+    """Yield what the first method gains, at one KL, over those that train on another transformation."""
+    matched = results["matched"]
+    if not matched:
+        return
+    first = matched["first"]
+    trained = {policy["method"]: policy for policy in results["policies"].values()}
+    others = [m for m in trained if trained[m]["transform"] != trained[first]["transform"]]
+    alike = all(m == first.replace(trained[first]["transform"], trained[m]["transform"], 1) for m in others)
+    called = {m: trained[m]["transform"] if alike else m for m in (first, *others)}
+    at, subject = f"At the same KL of {matched['kl']:.2f} nats, by", f"training on {called[first]}"
+    for judge in judges:
+        gains = matched["judges"][judge]["gain_over"]
+        over = {called[m]: gains[m] for m in others if m in gains}
+        better = [f"{name} by {_points(e)}" for name, e in over.items() if e["low"] > 0]
+        worse = [f"{name} by {_points(e)}" for name, e in over.items() if e["high"] < 0]
+        unclear = [f"{name}, {_points(e)}" for name, e in over.items() if e["low"] <= 0 <= e["high"]]
+        said = [
+            f"{way} {_listed(methods)}"
+            for way, methods in (("beats", better), ("loses to", worse), ("cannot be told from", unclear))
+            if methods
+        ]
+        if said:
+            yield f"{at} {SPOKEN[judge]}, {subject} {_listed(said)}."
+            at, subject = "By", "it"
+    compared = matched["judges"]["reward"]["win_rates"]
+    for method, most in matched["left_out"].items():
+        yield (
+            f"{method} is left out: it spent {most:.2g} nats at most; train it for longer or at a higher learning rate."
+        )
+    for method, least in matched["not_bracketed"].items():
+        if method not in compared:
+            yield f"{method} is not compared: its smallest KL is {least:.2f} nats; give it a smaller budget."
+
+
+def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
+    """Yield, for each judge, the N at which the policy's lead over the reference is largest, and where it is gone."""
+    lead = f"the lead of {best} over the reference"
+    for judge in judges:
+        if by_n := _win_rates_by_n(results, best, judge):
+            last, gone = max(by_n), _gone_from(by_n)
+            peak = max(by_n, key=lambda n: by_n[n]["mean"])
+            rest = ", the most that was measured" if peak == last else f"; at N = {last} {_percent(by_n[last])}"
+            none_left = f"; from N = {gone} on it may be gone" if gone else ""
+            yield f"By {SPOKEN[judge]} {lead} is largest at N = {peak}, {_percent(by_n[peak])}{rest}{none_left}."
+            lead = "it"
+
+
+def _win_rates_by_n(results: Numbers, name: str, judge: str) -> dict[int, Estimate]:
+    """Return the win rates for each N of Best- or Worst-of-N, whichever the recipe's procedure is; none for another."""
+    kind, of, n = results["procedure"].partition("-of-")
+    if not (kind in ("best", "worst") and of and n.isdecimal()):
+        return {}
+    wins: Mapping[str, Estimate] = results["policies"][name]["win_rates"][judge]
+    return {n: wins[procedure] for n, procedure in names_by_n(wins, kind).items()}
+
+
+def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
+    """Return the procedures ``kind``-of-N by N, with one plain sample as the first.
+
+    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "2nd-best-of-4"], "best")
+    {1: 'standard', 2: 'best-of-2'}
+    """
+    numbers = {procedure: procedure.removeprefix(f"{kind}-of-") for procedure in procedures}
+    return {1: "standard"} | {int(n): procedure for procedure, n in numbers.items() if n.isdecimal()}
+
+
+def _gone_from(by_n: Mapping[int, Estimate]) -> int | None:
+    """Return the N from which no interval is above 50 % any more; None if the last one is, or none ever was."""
+    above = [n for n, e in by_n.items() if e["low"] > 0.5]
+    return min((n for n in by_n if n > max(above)), default=None) if above else None
+
+
+def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
+    """Return what most limits the policy: the reward, what the training kept of theory, or the budget."""
+    policy, procedure = results["policies"][best], results["procedure"]
+    wins = policy["win_rates"]["reward"][procedure]
+    learnt = wins["low"] > 0.5  # else no reward model is to blame
+    for judge in judges if learnt else []:
+        at_its_n = policy["win_rates"][judge][procedure]["low"] > 0.5
+        if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
+            known = results["base"]["agreement"].get(judge)
+            agrees = (
+                f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
+            )
+            return f"Next: a better reward model{agrees}, or a smaller kl_budget."
+    more, spent = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}", _spent(policy)
+    larger = "Next: a larger kl_budget, with the same rollouts"
+    if spent is not None and spent < 1 - OFF:
+        larger = f"Next: the rest of the kl_budget, of which {spent:.0%} is spent: a longer training or a higher rate"
+    if policy["theory"] is None:
+        return f"{larger}." if learnt else f"{more}."
+    promised = policy["theory"][procedure]
+    if promised - wins["high"] > SHORT * (promised - 0.5):
+        return f"{more} where theory promises {100 * promised:.1f}% at this KL."
+    return f"{larger}; what theory promises at this KL has nearly arrived."
+
+
+def _percent(e: Estimate) -> str:
+    return share(e).replace(" ", "% ", 1)
+
+
+def _points(e: Estimate) -> str:
+    return gain(e).replace(" ", " points ", 1)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -1,0 +1,59 @@
+"""The stage calibrate: every training prompt with the sorted rewards of its rollouts, and the rank model."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table, write_table
+from infalign.pipeline.units import Summary, Unit
+from infalign.steps import judged, rank_model
+from infalign.steps.run import MANIFEST, Provenance, Run
+from infalign.steps.stored_rollouts import StoredRollouts
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the calibration; for some recipes the rank model and the transformations by the judge."""
+    parts = range(len(run.rollout_parts))
+    yield Unit(
+        "calibrate",
+        "calibrate",
+        inputs=tuple(run.layout.scores(part) for part in parts),
+        settings={},
+        output=run.layout.calibrated,
+        work=partial(calibrate_prompts, run.stored, run.recipe.rollout.prompts, run.provenance),
+    )
+    yield from rank_model.units(run)
+    yield from judged.units(run)
+
+
+def calibrate_prompts(
+    stored: StoredRollouts, prompts: int, provenance: Provenance, *, on_progress: OnProgress
+) -> Summary:
+    """Give every training prompt the column ``reference_rewards``: its K rewards, sorted.
+
+    The schema of the table carries a manifest, as JSON: the digests of reference and reward, K, the number of prompts.
+    """
+    layout, k, every = stored.layout, stored.k, len(stored.parts)
+    table = read_table(layout.prompts("train")).slice(0, prompts)
+    rewards_PK = np.empty((table.num_rows, k))
+    distinct, spread = np.empty((2, table.num_rows))
+    for part in range(every):
+        part_PK = np.sort(stored.rewards(part), axis=1)
+        rewards_PK[part::every], spread[part::every] = part_PK, part_PK.std(axis=1)
+        distinct[part::every] = 1 + (part_PK[:, 1:] != part_PK[:, :-1]).sum(axis=1)
+    ends = pa.array(np.arange(len(rewards_PK) + 1) * k, pa.int32())
+    lists = pa.ListArray.from_arrays(ends, pa.array(rewards_PK.ravel(), pa.float64()))
+    table = table.append_column("reference_rewards", lists)
+    manifest = json.dumps(provenance.digests() | {"k": k, "prompts": len(rewards_PK)})
+    write_table(layout.calibrated, table.replace_schema_metadata({MANIFEST: manifest}))
+    return {
+        "prompts": len(rewards_PK),
+        "k": k,
+        "tied": float(1 - distinct.mean() / k),
+        "degenerate_prompts": int((distinct == 1).sum()),
+        "reward_spread_between_prompts": float(spread.max() / max(spread.min(), 1e-12)),
+    }

@@ -1,0 +1,185 @@
+"""The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import remove, write_table, write_text, writing
+from infalign.data.examples import MESSAGES, Example, Message
+from infalign.data.sources import Data, read_examples
+from infalign.data.splits import split_by_group, without_groups_of
+from infalign.models.pretrained import check_ends, conversation_ids, load_tokenizer
+from infalign.models.settings import PolicyModel
+from infalign.pipeline.records import record_path
+from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.layout import Layout
+from infalign.steps.run import Run
+
+HELD_OUT_PAIRS = 512
+LEAST_PROMPTS = 4  # in each split
+LESSON = 10_000  # characters per text for training a tokenizer, whose cost is quadratic in the length of a word
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the one unit of this stage: all tables and the tokenizer."""
+    recipe, layout = run.recipe, run.layout
+    learns = recipe.judge_learns
+    policy = run.contents["policy"]
+    tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
+    yield Unit(
+        "data",
+        "data",
+        inputs=(),
+        settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}},
+        output=layout.data,
+        work=partial(prepare_data, recipe.data, recipe.policy, layout, judge_learns=learns, seed=recipe.seed),
+        clears=True,
+    )
+
+
+class Split(NamedTuple):
+    """The rows of training, the rows of each table, and those whose prompts are the train and the test prompts.
+
+    ``overlapping`` rows share the start of a conversation with the test and are in none.
+    """
+
+    train: list[Example]
+    tables: Mapping[str, list[Example]]
+    asking: Mapping[str, list[Example]]
+    overlapping: int
+
+
+def split(data: Data, examples: list[Example], test: list[Example], *, judge_learns: bool, seed: int) -> Split:
+    """Return the rows of ``data.sources`` and of ``data.test`` as a run uses them, without leaks between the tables."""
+    if data.test:
+        train, overlapping = without_groups_of(examples, test)
+    else:
+        fraction = data.test_fraction
+        parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
+        train, test, overlapping = parts["train"], parts["test"], 0
+    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge leaves them to the reward
+    parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
+    tables = {
+        "demonstrations": [e for e in train if e.rejected is None] or train,
+        "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
+        "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
+        # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
+        "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
+    }
+    tables["test_pairs"] = tables["test_pairs"][:HELD_OUT_PAIRS]
+    return Split(train, tables, {"train": parts["reward"], "test": test}, overlapping)
+
+
+def prepare_data(
+    data: Data, policy: PolicyModel, layout: Layout, *, judge_learns: bool, seed: int, on_progress: OnProgress
+) -> Summary:
+    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
+
+    Duplicate rows count twice, and ``repeated`` is their number; ``contradictory`` is that of the rows whose pair is
+    also there the other way round; rollouts are drawn once per distinct prompt.
+    Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all data is checked.
+    """
+    examples, skipped = read_examples(data, data.sources, seed=seed)
+    test, skipped_test = read_examples(data, data.test, seed=seed)
+    skipped += skipped_test
+    found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
+
+    tokenizer = _tokenizer(policy, found.train)
+    prompts = {name: _distinct_prompts(rows, tokenizer, data.max_prompt_tokens) for name, rows in found.asking.items()}
+    for name, (short, _) in prompts.items():
+        if len(short) < LEAST_PROMPTS:
+            raise DataError(
+                f"{len(short)} {name} prompts of at most {data.max_prompt_tokens} tokens are left, and a run "
+                f"takes {LEAST_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
+            )
+
+    record_path(layout.root, "data").unlink(missing_ok=True)  # from here on the recorded output is replaced
+    remove(layout.data)
+    layout.data.mkdir()
+    with writing(layout.tokenizer):
+        tokenizer.save_pretrained(layout.tokenizer)
+    for name, (short, _) in prompts.items():
+        _write_prompts(layout.prompts(name), short)
+    for name, rows in found.tables.items():
+        _write_examples(layout.data / f"{name}.parquet", rows)
+    write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
+    return {
+        "examples": len(examples),
+        "skipped": len(skipped),
+        "repeated": len(examples) - len({(e.prompt_id, e.chosen, e.rejected) for e in examples}),
+        "contradictory": _contradictory(examples),
+        "dropped_shared_start": found.overlapping,
+        **{name: len(rows) for name, rows in found.tables.items()},
+        **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
+        **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
+    }
+
+
+def _contradictory(examples: list[Example]) -> int:
+    """Return how many rows prefer what another row on the same prompt rejects for what it prefers."""
+    pairs = {(e.prompt_id, e.chosen, e.rejected) for e in examples}
+    return sum((e.prompt_id, e.rejected, e.chosen) in pairs for e in examples)
+
+
+def _place(example: Example) -> str:
+    return example.group + example.prompt_id
+
+
+def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
+    """Make (from scratch) or load the policy's tokenizer."""
+    if policy.scratch is not None:
+        from infalign.models.scratch import train_tokenizer
+
+        texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
+        return train_tokenizer((text[:LESSON] for text in texts), policy.scratch)
+    tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template)
+    check_ends(tokenizer, str(policy.model))
+    return tokenizer
+
+
+def _distinct_prompts(
+    examples: list[Example], tokenizer: Any, max_tokens: int
+) -> tuple[list[tuple[str, list[Message], list[int]]], int]:
+    """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
+    prompts = {e.prompt_id: [dict(turn) for turn in e.prompt] for e in examples}
+    rows, too_long = [], 0
+    for identity in sorted(prompts):
+        token_ids = conversation_ids(tokenizer, prompts[identity], add_generation_prompt=True)
+        if len(token_ids) > max_tokens:
+            too_long += 1
+        else:
+            rows.append((identity, prompts[identity], token_ids))
+    return rows, too_long
+
+
+def _write_prompts(path: Path, rows: list[tuple[str, list[Message], list[int]]]) -> None:
+    identities, prompts, ids = zip(*rows, strict=True)
+    write_table(
+        path,
+        pa.table(
+            {
+                "prompt_id": pa.array(identities, pa.string()),
+                "prompt": pa.array(prompts, MESSAGES),
+                "token_ids": pa.array(ids, pa.list_(pa.int32())),
+            }
+        ),
+    )
+
+
+def _write_examples(path: Path, examples: list[Example]) -> None:
+    write_table(
+        path,
+        pa.table(
+            {
+                "prompt": pa.array([list(e.prompt) for e in examples], MESSAGES),
+                "chosen": pa.array([e.chosen for e in examples], pa.string()),
+                "rejected": pa.array([e.rejected for e in examples], pa.string()),
+                "where": pa.array([e.where for e in examples], pa.string()),
+            }
+        ),
+    )

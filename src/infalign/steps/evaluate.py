@@ -1,0 +1,248 @@
+"""The stage evaluate: fresh samples of every model, their scores and KL, and all numbers of the run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from infalign.core.progress import OnProgress, SoFar
+from infalign.core.sequences import Lazy, token_lists_on_disk
+from infalign.core.storage import read_table, write_table
+from infalign.evaluation.kl import rao_blackwell_kl
+from infalign.models.pretrained import load_policy
+from infalign.models.settings import Compute
+from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.resolved import resolved
+from infalign.report.card import write_card
+from infalign.report.evaluated import Evaluated
+from infalign.report.results import FORMAT, read_results, write_results
+from infalign.report.trackers import track
+from infalign.rewards.scores import scored_so_far
+from infalign.rewards.sources import Scorer, loaded
+from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
+from infalign.sampling.rollouts import Drawn, find_rollouts, prompts_together
+from infalign.steps import likelihood
+from infalign.steps.passes import Draw, Pass, Read, Texts
+from infalign.steps.run import Run
+from infalign.steps.stored_rollouts import cut_off
+from infalign.training.solvers.base import Offline, Solver
+
+BATCH_TOKENS = 16384  # tokens per forward pass
+KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the evaluation of the reference and of each policy, and all numbers."""
+    evaluations = list(evaluations_on(run, "test"))
+    asked = [*evaluations, *likelihood.units(run)]
+    yield from asked
+    yield Unit(
+        "evaluate",
+        "results",
+        inputs=tuple(unit.output for unit in asked),
+        settings=run.key("evaluate", "procedure") | {"format": FORMAT},
+        output=run.layout.results,
+        work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
+    )
+    for name in run.recipe.policies:
+        yield Unit(
+            "evaluate",
+            "card",
+            name,
+            inputs=(run.layout.results, run.layout.model(name)),
+            settings=run.key("reward", "judge", "gold", "policy", "data"),
+            output=run.layout.card(name),
+            work=partial(write_card, run.recipe, run.layout, name),
+        )
+
+
+def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
+    """Yield the evaluation of the reference and of each policy on the prompts of a split.
+
+    On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimised it on the
+    prompts it was trained on.
+    """
+    yield from _evaluation(run, "reference", split, run.reference, run.reference_inputs)
+    for name in run.recipe.policies:
+        folder = run.layout.model(name)
+        yield from _evaluation(run, name, split, str(folder), (folder,))
+
+
+def external_evaluation(run: Run, name: str, model: str) -> list[Unit]:
+    """Return the evaluation of a policy that was trained elsewhere, the folder or hub id ``model``, as ``name``."""
+    return [*_evaluation(run, name, "test", model, ())]
+
+
+def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path, ...]) -> Iterator[Unit]:
+    """Yield the samples of a model, their KL unless it is the reference, and their scores, which may change alone."""
+    evaluate, test = run.recipe.evaluate, split == "test"
+    first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
+    prompts, sources = PromptTable(run.layout.prompts(split), first), [*run.recipe.rewards] if test else ["reward"]
+    folder, on = run.layout.evaluation(name, split), "" if test else f".{split}"
+    samples, scores = folder / "samples", folder / "scores"
+    kl = None if name == "reference" else folder / "kl.parquet"
+    extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
+    # Each model has its own random stream: common random numbers would make policy and base samples dependent.
+    stream = f"{run.recipe.seed} {name}" if test else f"{run.recipe.seed} {name} {split}"
+    seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
+    drawn = FreshSamples(prompts, evaluate.samples, samples)
+    measured = replace(drawn, each=min(KL_SAMPLES, evaluate.samples))
+    yield Unit(
+        "evaluate",
+        f"samples{on}",
+        name,
+        inputs=inputs,
+        settings=run.sampling_key,
+        extent=extent,
+        output=samples,
+        work=partial(draw_samples, run.sampler(model), drawn, seed),
+        workspace=scores,  # scores of other samples
+        so_far=partial(drawn_so_far_of, drawn),
+        passes=partial(draw_passes, run, name, first, split),
+    )
+    if kl is not None:
+        yield Unit(
+            "evaluate",
+            f"kl{on}",
+            name,
+            inputs=(samples, *inputs, *run.reference_inputs),
+            settings=run.key("policy") | run.precision,
+            extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
+            output=kl,
+            work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
+            passes=partial(kl_passes, run, name, first, split),
+        )
+    yield Unit(
+        "evaluate",
+        f"evaluate{on}",
+        name,
+        inputs=(samples, *([] if kl is None else [kl]), *run.reward_inputs(*sources)),
+        settings=run.key(*sources) | run.precision,
+        extent=extent,
+        output=folder / "scores.parquet",
+        work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
+        so_far=partial(scored_so_far_of, drawn, sources, scores),
+        clears=True,  # scores of a source that is as before are kept
+        passes=partial(score_passes, run, first, split, sources),
+    )
+
+
+def summarise(
+    evaluated: Evaluated, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
+) -> Summary:
+    """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
+    found = {name: resolved(name, solvers, evaluated.layout) for name in solvers}
+    headline = write_results(evaluated, found, on_progress=on_progress)
+    track(report_to, read_results(evaluated.layout.root), evaluated.layout)
+    return headline
+
+
+@dataclass(frozen=True, slots=True)
+class FreshSamples:
+    """Fresh samples of a model: as many for each prompt, in a folder."""
+
+    table: PromptTable
+    each: int
+    folder: Path
+
+    def prompts(self) -> Prompts:
+        """Return the prompts."""
+        return self.table.read()
+
+    def drawn(self, prompts: Prompts) -> Drawn:
+        """Return the samples of ``prompts``."""
+        return find_rollouts(self.folder, prompts.prompt_ids, self.each)
+
+
+def draw_samples(sampler: Sampler, samples: FreshSamples, seed: int, *, on_progress: OnProgress) -> Summary:
+    """Draw fresh samples of a model."""
+    prompts = samples.prompts()
+    sampler.draw(prompts, samples.each, samples.folder, seed=seed, on_progress=on_progress)
+    return {"responses": len(samples.drawn(prompts))}
+
+
+def measure_kl(
+    model: str, reference: str, compute: Compute, samples: FreshSamples, path: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Write the KL of a model to the reference, by each of its samples."""
+    prompts, device = samples.prompts(), compute.torch_device()
+    drawn = samples.drawn(prompts)
+    policy, _ = load_policy(model, device=device, dtype=compute.dtype)
+    base, _ = load_policy(reference, device=device, dtype=compute.dtype)
+    kl = rao_blackwell_kl(
+        policy,
+        base,
+        Lazy(len(drawn), lambda i: prompts.token_ids[i // samples.each]),
+        token_lists_on_disk((table["token_ids"] for table in drawn.tables(["token_ids"])), path.parent),
+        batch_tokens=BATCH_TOKENS,
+        on_progress=lambda done, total: on_progress(done, total, "responses"),
+    )
+    write_table(path, numbered(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl.rao_blackwell)))
+    return {"responses": len(drawn)}
+
+
+def score_samples(
+    samples: FreshSamples, scorers: Sequence[Scorer], folder: Path, kl: Path | None, *, on_progress: OnProgress
+) -> Summary:
+    """Write the scores of all samples beside their lengths, and their KL unless they are the reference's."""
+    prompts = samples.prompts()
+    drawn = samples.drawn(prompts)
+    lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
+    scores = numbered(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
+    asked = Lazy(len(drawn), lambda i: prompts.conversations[i // samples.each])
+    for scorer, reward in loaded(scorers):
+        rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress, reward)
+        scores = scores.append_column(scorer.name, pa.array(rewards))
+    summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
+    if kl is not None:
+        some_PM = read_table(kl, ["kl"])["kl"].to_numpy().reshape(len(prompts.prompt_ids), -1)
+        every_PM = np.pad(some_PM, ((0, 0), (0, samples.each - some_PM.shape[1])), constant_values=np.nan)
+        scores = scores.append_column("kl", pa.array(every_PM.ravel(), from_pandas=True))  # NaN is null
+        summary["kl"] = float(some_PM.mean())
+    write_table(folder.with_suffix(".parquet"), scores)
+    return summary
+
+
+def draw_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
+    """Yield the draws of a model."""
+    count, rollout, k = of.prompts(prompts, split), run.recipe.rollout, run.recipe.evaluate.samples
+    together, served = prompts_together(k), not rollout.engine.own_models
+    for network in run.networks(name):
+        yield Draw(network, count, k, of.prompt, of.drawn, rollout.max_new_tokens, together, served)
+
+
+def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
+    """Yield the passes of a policy and of the reference over its samples; one beside the reference shares that pass."""
+    policy = run.recipe.policies[name]
+    guided = isinstance(policy, Offline) and policy.guide is not None
+    for network in (*run.networks(name), *(() if guided else [run.architecture("policy")])):
+        count = of.prompts(prompts, split)
+        yield Read(network, count, min(KL_SAMPLES, run.recipe.evaluate.samples), of.prompt, of.drawn, vocabulary=True)
+
+
+def score_passes(run: Run, prompts: int, split: str, sources: Sequence[str], of: Texts) -> Iterator[Pass]:
+    """Yield the passes of the rewards that are models of the run; heads on one model share theirs."""
+    rewards = run.recipe.rewards
+    for place, source in enumerate(sources):
+        read = any(rewards[other].reads_with(rewards[source]) for other in sources[:place])
+        if rewards[source].is_classifier and not read:
+            count = of.prompts(prompts, split)
+            yield Read(run.architecture(source), count, run.recipe.evaluate.samples, of.prompt, of.drawn)
+
+
+def drawn_so_far_of(samples: FreshSamples) -> SoFar:
+    """Return how many of the samples are drawn."""
+    return drawn_so_far(samples.prompts(), samples.each, samples.folder)
+
+
+def scored_so_far_of(samples: FreshSamples, sources: Sequence[str], folder: Path) -> SoFar:
+    """Return how many of the samples each source has scored."""
+    every = len(samples.prompts().prompt_ids) * samples.each
+    scored = {source: scored_so_far(every, folder / source) for source in sources}
+    words = [f"{found.said} by {source}" for source, found in scored.items() if found.said]
+    return SoFar(", ".join(words), sum(found.share for found in scored.values()) / len(sources))

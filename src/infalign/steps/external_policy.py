@@ -1,0 +1,98 @@
+"""The evaluation of a policy that was trained anywhere, under a run's procedure, prompts, reference and judges."""
+
+import json
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from infalign.core.display import amount, heading, plain_table, say, share
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_text
+from infalign.models.pretrained import load_tokenizer, model_digest
+from infalign.models.settings import is_hub_id
+from infalign.pipeline.pending import pending
+from infalign.recipe.settings import Recipe
+from infalign.report.evaluated import Evaluated
+from infalign.report.results import sample_numbers
+from infalign.steps.evaluate import external_evaluation
+from infalign.steps.run import Run
+from infalign.steps.whole_run import do_units, open_run, units
+
+
+def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) -> dict[str, Any]:
+    """Return the KL, the win rates and the other numbers of the policy ``model``, a folder or a hub id.
+
+    Its samples and scores are kept in the run directory, in evaluation/NAME.DIGEST with ``results.json``, so that the
+    same command continues. Raises ConfigError for a run whose reference is not evaluated yet, and for a model that has
+    another tokenizer or vocabulary than the reference.
+    """
+    if not Path(model).is_dir() and not is_hub_id(model):
+        raise ConfigError(f"--policy {model}: there is no such folder")
+    with open_run(recipe) as run:
+        wanted = units(run, until="evaluate")
+        left = pending(wanted, run.layout.root)
+        if "evaluate-reference" in left:
+            raise ConfigError(
+                f"the reference of {run.layout.root} is not evaluated yet, and the policy is compared with it; run "
+                "`infalign run RECIPE --until evaluate` first"
+            )
+        check_fits(model, run)
+        # No policy of the run has a dot in its name.
+        name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{_digest(model)}"
+        external = external_evaluation(run, name, model)
+        do_units(
+            run, [*(unit for unit in wanted if unit.name not in left), *external], until="evaluate", console=console
+        )
+        evaluated = Evaluated.of(run.recipe, run.layout)
+        numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
+        found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
+        write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))
+    return found
+
+
+def check_fits(model: str, run: Run) -> None:
+    """Raise ConfigError that names what of ``model`` differs from the reference: tokenizer, EOS or vocabulary."""
+    from transformers import AutoConfig
+
+    from infalign.models import guided  # noqa: F401 - so that transformers knows it
+
+    folder = Path(model)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{model} is an adapter, not a whole model; merge it first (PEFT: merge_and_unload)")
+    ours, theirs = load_tokenizer(run.layout.tokenizer), load_tokenizer(model)
+    known, its = ours.get_vocab(), theirs.get_vocab()
+    if other := sorted(token for token in known.keys() | its.keys() if known.get(token) != its.get(token)):
+        raise ConfigError(
+            f"{model} has another tokenizer than the run: {len(other):,} tokens differ, such as {other[0]!r}, which is "
+            f"number {known.get(other[0], 'none')} in the run and {its.get(other[0], 'none')} there; its responses "
+            "would be other token ids, and it has no KL to the reference"
+        )
+    if ours.eos_token_id != theirs.eos_token_id:
+        raise ConfigError(f"{model} ends a response with {theirs.eos_token!r}, and the run with {ours.eos_token!r}")
+    sizes = [
+        AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
+        for path in (model, run.reference)
+    ]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"{model} has a vocabulary of {sizes[0]:,} tokens and the reference of {sizes[1]:,}, so there is no KL; "
+            "resize its embeddings (resize_token_embeddings)"
+        )
+
+
+def print_external_policy(found: dict[str, Any], console: Console) -> None:
+    """Print the KL and, for each procedure, the win rate by each judge, with intervals."""
+    heading(console, f"{found['model']} against the reference: win rates in % by judge")
+    rates = found["win_rates"]
+    table = plain_table("served", *rates)
+    for procedure in dict.fromkeys([found["procedure"], *rates["reward"]]):
+        table.add_row(procedure, *(share(of_judge[procedure]) for of_judge in rates.values()))
+    console.print(table)
+    say(console, f"KL to the reference: {amount(found['kl'])} nats a response")
+
+
+def _digest(model: str) -> str:
+    return blake2b(model_digest(model).encode(), digest_size=4).hexdigest()

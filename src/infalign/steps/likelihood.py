@@ -1,0 +1,87 @@
+"""How likely the preferred responses of test pairs are to the reference and to each policy; of the stage evaluate."""
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import listed, read_table, write_table
+from infalign.data.examples import reply
+from infalign.method.calibration import Array
+from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
+from infalign.models.settings import Compute, Fit
+from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.layout import Layout
+from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.run import Run
+
+BATCH_TOKENS = 16384  # tokens per forward pass
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the likelihood by the reference and by each policy; none unless the recipe asks for it."""
+    recipe, layout = run.recipe, run.layout
+    if not recipe.evaluate.held_out_likelihood:
+        return
+    models = {"reference": (run.reference, run.reference_inputs)}
+    models |= {name: (str(layout.model(name)), (layout.data, layout.model(name))) for name in recipe.policies}
+    for name, (model, inputs) in models.items():
+        output = layout.held_out_likelihood(name)
+        yield Unit(
+            "evaluate",
+            "likelihood",
+            name,
+            inputs=inputs,
+            settings=run.key("policy") | {"evaluate": {"prompts": recipe.evaluate.prompts}},
+            output=output,
+            work=partial(measure_likelihood, model, layout, output, recipe.evaluate.prompts, recipe.compute),
+            passes=partial(likelihood_passes, run, name),
+        )
+
+
+def likelihood_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
+    """Yield the passes in float32."""
+    for network in run.networks(name):
+        rows = min(run.recipe.evaluate.prompts, texts.count("test_pairs"))
+        yield Read(network, rows, 1, texts.prompt, texts.response, vocabulary=True, fit=Fit())
+
+
+def measure_likelihood(
+    model: str, layout: Layout, output: Path, pairs: int, compute: Compute, *, on_progress: OnProgress
+) -> Summary:
+    """Write log π per token of the preferred responses of the first ``pairs`` test pairs."""
+    policy, _ = load_policy(model, device=compute.torch_device())
+    table = read_table(layout.data / "test_pairs.parquet", ["prompt", "chosen"]).slice(0, pairs)
+    found = preferred_logprobs(policy, load_tokenizer(layout.tokenizer), table)
+    write_table(output, pa.table({"logprob_per_token": found}))
+    return {"responses": len(found)}
+
+
+def preferred_logprobs(model: Any, tokenizer: Any, pairs: pa.Table) -> Array:
+    """Return log π per token, in nats, of each preferred response that fits the model's context, shape (R,).
+
+    Raises DataError if fewer than two fit.
+    """
+    from infalign.models.logprobs import token_logprobs
+
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    prompts, responses = list[list[int]](), list[list[int]]()
+    for prompt, chosen in zip(listed(pairs, "prompt"), listed(pairs, "chosen"), strict=True):
+        whole = conversation_ids(tokenizer, [*prompt, reply(chosen)], add_generation_prompt=False)
+        opening = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
+        start = next((i for i, pair in enumerate(zip(opening, whole, strict=False)) if len({*pair}) > 1), len(opening))
+        if start < len(whole) <= context:
+            prompts.append(whole[:start])
+            responses.append(whole[start:])
+    if len(responses) < 2:
+        raise DataError(
+            f"{len(responses)} of {pairs.num_rows} preferred test responses fit the model's context of {context} "
+            "tokens, and evaluate.held_out_likelihood needs 2; leave it out"
+        )
+    sums = token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)
+    return sums / list(map(len, responses))

@@ -1,0 +1,107 @@
+"""The reference's log-probabilities of the rollouts, as a training computes them where drawing rounds otherwise.
+
+A log-ratio is then 0 before the first step. The units are of the stage train.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.core.progress import OnProgress
+from infalign.core.storage import write_table
+from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.settings import Compute
+from infalign.pipeline.units import Summary, Unit
+from infalign.steps.material import Material
+from infalign.steps.passes import Architecture, Aside, Last, Pass, Read, Texts
+from infalign.steps.run import Run
+from infalign.training.solvers.base import Offline, Solver
+
+BATCH_TOKENS = 16384  # tokens per forward pass
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield one unit for each kind of log-probabilities that some policy is trained with."""
+    material, layout = Material.of(run), run.layout
+    asking = {material.logprobs(policy): policy for policy in run.recipe.policies.values()}
+    for asked, policy in asking.items():
+        if asked is None:
+            continue
+        assert isinstance(policy, Offline)
+        parts, states = range(len(run.rollout_parts)), asked.states
+        read = () if states is None else (layout.states(str(states), part) for part in parts)
+        yield Unit(
+            "train",
+            "logprobs",
+            str(asked),
+            inputs=(*map(layout.rollouts, parts), *run.reference_inputs, *read),
+            settings=run.key("policy") | {"logprobs": str(asked)},
+            output=layout.logprobs(str(asked)),
+            work=partial(find_logprobs, policy, material, run.recipe.compute, layout.logprobs(str(asked))),
+            passes=partial(logprob_passes, run, policy),
+        )
+
+
+def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
+    """Return the table that a policy's training reads, if there is one."""
+    asked = Material.of(run).logprobs(policy)
+    return () if asked is None else (run.layout.logprobs(str(asked)),)
+
+
+def logprob_passes(run: Run, policy: Offline, texts: Texts) -> Iterator[Pass]:
+    """Yield the pass over the rollouts, of the whole reference or of what follows its states; none if it is stored."""
+    rollout, which, reference = run.recipe.rollout, policy.states, run.architecture("policy")
+    if which is not None and which.likely:
+        return
+    network: Architecture = reference
+    if which is not None:
+        network = Last(reference, which.last) if policy.guide is None else Aside(reference, policy.guide)
+    prompts = texts.prompts(rollout.prompts, "train")
+    yield Read(network, prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=True, fit=policy.fit)
+
+
+def find_logprobs(
+    policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Write log π_ref of each rollout, in the order of the rollouts."""
+    which = policy.states
+    if which is not None and which.likely:
+        found: Any = [float(said.likely.of_drawn.sum()) for said in material.stored.states(which)]
+    else:
+        found = _passed(policy, material, compute, on_progress)
+    write_table(path, pa.table({"logprob": pa.array(found)}))
+    return {"responses": len(found)}
+
+
+def _passed(policy: Offline, material: Material, compute: Compute, on_progress: OnProgress) -> Any:
+    """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
+    import torch
+
+    from infalign.models.above import above
+    from infalign.models.logprobs import token_logprobs
+    from infalign.models.packed import packed_logprobs, packs
+
+    tokenizer = load_tokenizer(material.layout.tokenizer)
+    stored = material.stored
+    if policy.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
+        model, _ = load_policy(material.reference, device=compute.torch_device())
+    else:
+        model = material.start(policy, tokenizer, compute)
+    prompts, responses = stored.all_texts()
+    states = () if policy.states is None else stored.states(policy.states)
+    last = policy.states.last if policy.states is not None else 0
+
+    def report(done: int, total: int) -> None:
+        on_progress(done, total, "log-probabilities of the reference")
+
+    mixed = torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16)
+    with above(model, last) if last else nullcontext():
+        together = packs(model)  # told before rounding
+        with mixed:
+            if together:
+                return packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=report)
+            return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)

@@ -1,0 +1,107 @@
+"""What the policies of a run are trained from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from infalign.core.sequences import Lazy
+from infalign.core.storage import read_table
+from infalign.method.procedures import Served
+from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.settings import Compute
+from infalign.recipe.layout import Layout
+from infalign.steps.passes import Architecture, Aside, Last
+from infalign.steps.run import Provenance, Run
+from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, States
+
+
+class Logprobs(NamedTuple):
+    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise."""
+
+    states: States | None
+    bf16: bool
+
+    def __str__(self) -> str:
+        of = "tokens" if self.states is None else str(self.states)
+        return f"{of}-bf16" if self.bf16 else of
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What the policies of a run are trained from."""
+
+    reference: str
+    provenance: Provenance
+    stored: StoredRollouts
+    procedure: Served
+    max_new_tokens: int
+    drawn_as_trained: bool  # whether the engine's log-probabilities equal those that training in float32 computes
+
+    @classmethod
+    def of(cls, run: Run) -> Material:
+        """Return that of a run."""
+        recipe, rollout = run.recipe, run.recipe.rollout
+        drawn_as_trained = rollout.engine.rounds_as_training and recipe.compute.dtype == "float32"
+        return cls(
+            run.reference, run.provenance, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The run directory."""
+        return self.stored.layout
+
+    def start(self, policy: Offline, tokenizer: Any, compute: Compute) -> Any:
+        """Return what a policy's training starts from: the reference, with an untrained guide if it is to have one."""
+        model, _ = load_policy(self.reference, device=compute.torch_device())
+        return model if policy.guide is None else self._guided(policy.guide, model, tokenizer)
+
+    def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
+        """Return the rollouts, with the reference's states that the policy or its teacher reads.
+
+        The reference's log-probabilities are those of the training's precision.
+        """
+        rows = self.stored.rows()
+        for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
+            if which is not None:
+                rows = _with(rows, name, self.stored.states(which))
+        computed = self.logprobs(policy)
+        if computed is not None:
+            found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
+            rows = _with(rows, "reference_logprob", found.to_pylist())
+        return rows
+
+    def logprobs(self, policy: Solver) -> Logprobs | None:
+        """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
+        if not isinstance(policy, Offline) or (self.drawn_as_trained and not policy.fit.bf16):
+            return None
+        return Logprobs(policy.states, policy.fit.bf16)
+
+    def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
+        """Return the reference with an untrained guide."""
+        from infalign.models.guided import GuidedForCausalLM
+
+        if guide.lora is not None:
+            return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
+        if guide.side is not None:
+            shape = guide.side.model_dump(exclude={"stored"})
+            return GuidedForCausalLM.reading(reference, **shape, likely=guide.likely)
+        of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
+        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, likely=guide.likely)
+
+
+def networks(run: Run, name: str) -> list[Architecture]:
+    """Return what the training of a policy computes with, what it trains last."""
+    policy, (reference, *trunk) = run.recipe.policies[name], run.networks(name)
+    guide = policy.guide if isinstance(policy, Offline) else None
+    if guide is not None and (guide.side is not None or guide.likely is not None):
+        return [*([] if policy.states is not None else [reference]), Aside(reference, guide, *trunk)]
+    return [reference, *trunk] if policy.states is None else [Last(reference, policy.states.last)]
+
+
+def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
+    """Return rows with a column more, or another one."""
+    return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})

@@ -1,0 +1,143 @@
+"""The rank model: a classifier that predicts the calibrated rewards of responses; a unit of the stage calibrate."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.evaluation.diagnostics import rank_correlations
+from infalign.evaluation.settings import Confidence
+from infalign.method.calibration import calibrate
+from infalign.models.pretrained import load_tokenizer
+from infalign.models.settings import Fit, Scratch
+from infalign.pipeline.units import Summary, Unit
+from infalign.rewards.base import score
+from infalign.rewards.classifier import ClassifierReward
+from infalign.sampling.prompts import repeated
+from infalign.steps.passes import Pass, Read, Texts, trained
+from infalign.steps.run import Provenance, Run
+from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.training.target import Target, fitting
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the training of the rank model, if the recipe has one."""
+    settings, target = run.recipe.rank_model, run.target("rank")
+    if settings is not None:
+        intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
+        start = rank_model_start(run)
+        yield Unit(
+            "calibrate",
+            "rank-model",
+            inputs=(run.layout.calibrated,),
+            settings=run.key("rank_model"),
+            output=target.model,
+            work=partial(fit_rank_model, start, settings.fit, run.stored, target, run.provenance, intervals),
+            workspace=target.checkpoints,
+            together=True,
+            so_far=target.so_far,
+            passes=partial(rank_model_passes, run),
+        )
+
+
+def rank_model_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the training on nine tenths of the rollouts, and the pass over the others."""
+    settings, rollout = run.recipe.rank_model, run.recipe.rollout
+    assert settings is not None
+    own = rank_architecture(run)
+    prompts = texts.prompts(rollout.prompts, "train")
+    drawn = replace(texts, response=texts.drawn)
+    yield from trained(own, settings.fit, 0.9 * prompts * rollout.k, drawn)
+    yield Read(own, 0.1 * prompts * rollout.k, 1, texts.prompt, texts.drawn, fit=settings.fit)
+
+
+def rank_architecture(run: Run) -> Scratch | str:
+    """Return the architecture of the rank model, which is that of `rank_model_start`."""
+    assert run.recipe.rank_model is not None
+    return run.recipe.rank_model.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
+
+
+def rank_model_start(run: Run) -> str:
+    """Return where the rank model starts: its own `model`, else the reward model, else the reference policy."""
+    assert run.recipe.rank_model is not None
+    if run.recipe.rank_model.model is not None:
+        return run.recipe.rank_model.model
+    reward = run.scorer("reward")
+    return reward.model if reward.source.has_trunk else run.reference
+
+
+def fit_rank_model(
+    start: str,
+    fit: Fit,
+    stored: StoredRollouts,
+    target: Target,
+    provenance: Provenance,
+    intervals: Confidence,
+    *,
+    on_progress: OnProgress,
+) -> Summary:
+    """Train a classifier to predict Ĉ of the rollouts; return its `_rank_quality` on a held-out tenth of the prompts.
+
+    Raises DataError where `Provenance.check` does, if no rollout fits, or if fewer than two held-out prompts have
+    rollouts of different rewards.
+    """
+    from infalign.training.rank_model import fit_calibrated
+
+    provenance.check(stored.layout)
+    of_policy = start == provenance.reference  # whose own folder may lack the recipe's chat template
+    tokenizer = load_tokenizer(stored.layout.tokenizer if of_policy else start)
+    k, rows = stored.k, _ranked_rollouts(stored)
+    every = min(10, len(rows) // k // 2)  # at least two prompts are held out
+    train, held_out = ([row for i, row in enumerate(rows) if (i // k % every == 0) == out] for out in (False, True))
+    ordered = sum(len({row["rank"] for row in held_out[i : i + k]}) > 1 for i in range(0, len(held_out), k))
+    if ordered < 2:
+        raise DataError(
+            f"{ordered} of the {len(held_out) // k} prompts held out from the rank model have rollouts of different "
+            "rewards, and an interval needs 2; raise rollout.prompts or rollout.k"
+        )
+    short, long = fitting(train, tokenizer, fit.max_length, lambda row: [row["response"]])
+    if not short:
+        raise DataError(f"all {long} rollouts exceed {fit.max_length} tokens; raise rank_model.fit.max_length")
+    with target.job(on_progress) as (job, folder):
+        ranked = [(row["prompt"], row["response"], row["rank"]) for row in short]
+        fit_calibrated(start, tokenizer, ranked, fit, job, folder)
+    quality = _rank_quality(target, held_out, k, intervals)
+    return {"rollouts": len(short), "rollouts_too_long": long, **quality, "held_out_prompts": len(held_out) // k}
+
+
+def _ranked_rollouts(stored: StoredRollouts) -> list[dict[str, Any]]:
+    """Return prompt, response and rank of all rollouts, prompt by prompt; the rank is among the prompt's own K."""
+    rows: list[dict[str, Any]] = []
+    for part, prompts in enumerate(stored.prompts()):
+        rewards_PK = stored.rewards(part)
+        columns = {
+            "prompt": repeated(prompts.conversations, stored.k),
+            "response": stored.drawn(part, prompts).values("text"),
+            "rank": calibrate(rewards_PK, np.sort(rewards_PK, axis=1)).ravel().tolist(),
+        }
+        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return rows
+
+
+def _rank_quality(target: Target, rows: list[dict[str, Any]], k: int, intervals: Confidence) -> Summary:
+    """Return how well the rank model predicts the ranks of ``rows``, K of each prompt: means over prompts.
+
+    With u = sigmoid(output), ``squared_error`` is (u − Ĉ)² and ``rank_correlation`` is Spearman's correlation, over the
+    prompts whose rollouts do not all tie. A constant 1/2 has ``squared_error_of_half`` and a correlation of 0.
+    """
+    model = ClassifierReward.load(target.model, device=target.compute.torch_device())
+    outputs = score(model, [row["prompt"] for row in rows], [row["response"] for row in rows], name="rank")
+    predicted_PK = expit(outputs).reshape(-1, k)
+    ranks_PK = np.reshape([row["rank"] for row in rows], predicted_PK.shape)
+    ordered = np.ptp(ranks_PK, axis=1) > 0
+    found = {
+        "squared_error": ((predicted_PK - ranks_PK) ** 2).mean(axis=1),
+        "squared_error_of_half": ((0.5 - ranks_PK) ** 2).mean(axis=1),
+        "rank_correlation": rank_correlations(predicted_PK[ordered], ranks_PK[ordered]),
+    }
+    return {name: intervals.of(values_P) for name, values_P in found.items()}

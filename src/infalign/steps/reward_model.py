@@ -1,0 +1,193 @@
+"""The stage reward-model: the reward model and, on other rows, the judge."""
+
+from collections.abc import Iterator
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table
+from infalign.data.examples import Message
+from infalign.evaluation.garbage import GARBAGE
+from infalign.evaluation.settings import Confidence
+from infalign.method.calibration import win
+from infalign.models.pretrained import load_states, load_tokenizer
+from infalign.models.settings import Fit
+from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.layout import Layout
+from infalign.rewards.base import RewardFunction, score
+from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.settings import Head, RewardSource
+from infalign.steps.passes import Pass, Read, Texts, trained
+from infalign.steps.run import Run
+from infalign.training.target import Target, fitting
+
+Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+SPOILT = 256  # chosen responses of test pairs that are compared with garbage made of them, at most
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield a training for each reward source that has to be trained; units are named after the sources."""
+    intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
+    for name, source in run.recipe.rewards.items():
+        target = run.target(name)
+        if source.trained:
+            from_policy = not (source.model or source.scratch)
+            yield Unit(
+                "reward-model",
+                name,
+                inputs=run.reference_inputs if from_policy else (run.layout.data,),
+                settings=run.key(name) | run.precision,
+                output=target.model,
+                work=partial(fit_reward, name, source, run.reference, run.layout, target, intervals),
+                workspace=target.checkpoints,
+                together=source.fit is not None,
+                so_far=target.so_far,
+                passes=partial(reward_passes, run, name),
+            )
+
+
+def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
+    """Yield the training on pairs, or the pass for the states of a head, and the evaluations on pairs held out."""
+    source, network = run.recipe.rewards[name], run.architecture(name)
+    settings = source.fit or source.head
+    assert settings is not None
+    texts = texts.within(settings.max_length)
+    pairs = texts.count(f"{_share(name)}_pairs")
+    spoilt = (1 + len(GARBAGE)) * min(SPOILT, texts.count("test_pairs"))
+    if source.head is not None:
+        used = 2 * (min(pairs, source.head.pairs) + texts.count("test_pairs"))
+        yield Read(network, used + spoilt, 1, texts.prompt, texts.response)
+        return
+    assert source.fit is not None
+    yield from trained(network, source.fit, pairs, texts, texts=2)
+    evaluations = ceil(source.fit.epochs) + 1  # after each epoch and of the saved model
+    every = 2 * evaluations * texts.count("test_pairs") + spoilt
+    yield Read(network, every, 1, texts.prompt, texts.response, fit=source.fit)
+
+
+def _share(name: str) -> str:
+    """Return whose pairs a reward source learns from: gold has the judge's."""
+    return name if name in ("reward", "test") else "judge"
+
+
+def fit_reward(
+    name: str,
+    source: RewardSource,
+    reference: str,
+    layout: Layout,
+    target: Target,
+    intervals: Confidence,
+    *,
+    on_progress: OnProgress,
+) -> Summary:
+    """Fit the reward model or the judge (``name``), or its head, on its own share of the preference pairs."""
+    settings = source.fit or source.head
+    assert settings is not None
+    start, tokenizer = reward_start(source, reference, layout, target)
+    train, long = _pairs(layout, name, tokenizer, settings)
+    test, _ = _pairs(layout, "test", tokenizer, settings)
+    with target.job(on_progress) as (job, folder):
+        if isinstance(settings, Fit):
+            from infalign.training.reward_model import fit_reward_model
+
+            found: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job, folder)}
+        else:
+            order = np.random.default_rng(target.seed).permutation(len(train))
+            train = [train[row] for row in order[: settings.pairs]]
+            found = _fit_head(start, tokenizer, train, target, folder, intervals, on_progress)
+    reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
+    # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
+    accuracy = _accuracy(name, reward, test, intervals)
+    garbage = over_garbage(name, reward, _spoilt(layout, tokenizer, settings, target.seed), intervals)
+    return {
+        "pairs": len(train),
+        "pairs_too_long": long,
+        **found,
+        "test_accuracy": accuracy,
+        "over_garbage": garbage,
+        "confidence": intervals.level,
+    }
+
+
+def _fit_head(
+    start: str,
+    tokenizer: Any,
+    pairs: list[Pair],
+    target: Target,
+    folder: Path,
+    intervals: Confidence,
+    on_progress: OnProgress,
+) -> Summary:
+    """Fit a head on the frozen model ``start`` and save both to ``folder``."""
+    from infalign.training.common import save_model
+    from infalign.training.frozen_head import fit_head
+
+    base = load_states(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
+    model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
+    save_model(model, tokenizer, folder)
+    right = intervals.of_shares(chosen.margins > 0)
+    return {"layers": chosen.layers, "penalty": chosen.penalty, "validated_accuracy": right}
+
+
+def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: Confidence) -> dict[str, float]:
+    """Return how often a reward model prefers the chosen response; a tie counts one half."""
+    prompts, chosen, rejected = map(list, zip(*pairs, strict=True))
+    return intervals.of_shares(
+        win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
+    )
+
+
+def over_garbage(
+    name: str, reward: RewardFunction, spoilt: list[dict[str, Any]], intervals: Confidence
+) -> dict[str, dict[str, float]]:
+    """Return how often a reward model prefers a response to each kind of garbage made of it; a tie counts one half."""
+    if not spoilt:
+        return {}
+    prompts = [row["prompt"] for row in spoilt]
+    sound = score(reward, prompts, [row["chosen"] for row in spoilt], name=name)
+    garbage = zip(GARBAGE, zip(*(row["garbage"] for row in spoilt), strict=True), strict=True)
+    return {
+        kind: intervals.of_shares(win(sound, score(reward, prompts, list(responses), name=name)))
+        for kind, responses in garbage
+    }
+
+
+def _spoilt(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: int) -> list[dict[str, Any]]:
+    """Return test pairs with ``garbage`` made of the chosen response, one of each kind, all of them short enough."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        row | {"garbage": [spoil(row["chosen"], rng) for spoil in GARBAGE.values()]}
+        for row in read_table(layout.data / "test_pairs.parquet").to_pylist()
+    ]
+    return fitting(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])[0][:SPOILT]
+
+
+def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
+    """Return the initial model of a reward model, created here if it is trained from scratch, and its tokenizer."""
+    from infalign.models.scratch import new_policy
+    from infalign.training.common import save_model
+
+    tokenizer = load_tokenizer(source.model or layout.tokenizer)
+    if source.scratch is None:
+        return source.model or reference, tokenizer
+    start = target.checkpoints / "start"
+    save_model(new_policy(source.scratch, tokenizer, seed=target.seed + 1), tokenizer, Path(start))
+    return str(start), tokenizer
+
+
+def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> tuple[list[Pair], int]:
+    """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
+    part = _share(name)
+    table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
+    rows, long = fitting(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
+    if not rows:
+        raise DataError(
+            f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "
+            f"{settings.max_length} tokens; use more data or raise {type(settings).__name__.lower()}.max_length"
+        )
+    return [(row["prompt"], row["chosen"], row["rejected"]) for row in rows], long

@@ -1,0 +1,184 @@
+"""A recipe in its run directory, from which the stages declare their units."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from infalign.core.errors import DataError
+from infalign.core.storage import read_table
+from infalign.models.gguf import folder_of, is_gguf
+from infalign.models.pretrained import model_digest
+from infalign.models.settings import Scratch
+from infalign.recipe.fingerprints import Digests, settings_of
+from infalign.recipe.layout import Layout
+from infalign.recipe.settings import Recipe
+from infalign.rewards.settings import RewardSource
+from infalign.rewards.sources import Scorer
+from infalign.sampling.prompts import PromptTable, Sampler
+from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.training.solvers.base import Offline
+from infalign.training.target import Target
+
+MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The models that calibrated rewards depend on: they may change while their names in the recipe stay the same."""
+
+    reference: str
+    reward: Scorer
+
+    def digests(self) -> dict[str, str]:
+        """Return the current digest of the reference policy and the current identity of the reward."""
+        return {"reference": model_digest(self.reference), "reward": self.reward.identity}
+
+    def check(self, layout: Layout) -> None:
+        """Raise DataError unless the calibrated rewards of a run come from these models.
+
+        The pipeline detects a changed recipe; this check detects models that were replaced under the same name.
+        """
+        path = layout.calibrated
+        table = read_table(path)
+        manifest = (table.schema.metadata or {}).get(MANIFEST)
+        if manifest is None or "reference_rewards" not in table.column_names:
+            raise DataError(
+                f"{path} has {'no manifest' if manifest is None else 'no column reference_rewards'}; remove it and run "
+                "the recipe again"
+            )
+        made, now = json.loads(manifest), self.digests()
+        for name, stale in (("reference", "rollouts"), ("reward", "scores")):
+            if made[name] != now[name]:
+                raise DataError(
+                    f"{path} was made with another {name} model than the one that the recipe gives now; remove the "
+                    f"folder {layout.root / stale} and run the recipe again"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A recipe in its run directory, with content hashes for paths (`fingerprints.settings_of`).
+
+    ``recipe`` has folders in the place of the names of GGUFs and packages, and ``ggufs`` the names by folder.
+    """
+
+    recipe: Recipe
+    layout: Layout
+    contents: Mapping[str, Any]
+    ggufs: Mapping[str, str]
+
+    @classmethod
+    def of(cls, recipe: Recipe, digests: Digests | None = None) -> "Run":
+        """Return the run of a recipe; ``digests`` defaults to those of its directory."""
+        layout = Layout(Path(recipe.run_dir))
+        digests = digests or Digests(layout.digests)
+        named = recipe.named_models
+        files = {name: str(folder_of(model, digests)) for name, model in named.items() if is_gguf(model)}
+        places = (named | files).items()
+        update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in places}
+        ggufs = {folder: named[name] for name, folder in files.items()}
+        return cls(recipe.model_copy(update=update), layout, settings_of(recipe, digests), ggufs)
+
+    def key(self, *names: str) -> dict[str, Any]:
+        """Return the seed and the parts of the recipe that an output depends on."""
+        return {"seed": self.recipe.seed, **{name: self.contents[name] for name in names}}
+
+    # Models
+
+    @property
+    def reference(self) -> str:
+        """The folder or hub id of the reference policy."""
+        fitted = self.recipe.policy.fit is not None
+        return str(self.layout.model("reference")) if fitted else str(self.recipe.policy.model)
+
+    @property
+    def reference_inputs(self) -> tuple[Path, ...]:
+        """The outputs that must exist before the reference policy can be used."""
+        fitted = self.recipe.policy.fit is not None
+        return (self.layout.data, self.layout.model("reference")) if fitted else (self.layout.data,)
+
+    def target(self, name: str) -> Target:
+        """Return the training folders of the model ``name``."""
+        return target(self.recipe, self.layout, name)
+
+    def architecture(self, name: str) -> Scratch | str:
+        """Return the architecture of the policy or of a reward; a reward without one of its own has the policy's."""
+        source = self.recipe.models[name]
+        own = source.scratch or source.model
+        return own if own is not None else self.architecture("policy")
+
+    def networks(self, name: str) -> list[Scratch | str]:
+        """Return the architectures that the reference or a policy computes with: a guide's comes second."""
+        policy, own = self.recipe.policies.get(name), self.architecture("policy")
+        guide = policy.guide if isinstance(policy, Offline) else None
+        if guide is None or guide.side is not None:  # the small network beside it is no model of its own
+            return [own]
+        if guide.trunk == "reward":
+            return [own, self.architecture("reward")]
+        return [own, own if guide.trunk == "reference" else guide.trunk]
+
+    # Rewards
+
+    def scorer(self, name: str) -> Scorer:
+        """Return the reward ``name``: reward, judge or gold."""
+        return scorer(self.recipe, self.layout, name)
+
+    def reward_inputs(self, *names: str) -> tuple[Path, ...]:
+        """Return the model folders that must exist before the rewards ``names`` can score."""
+        return tuple(self.layout.model(name) for name in names if self.recipe.rewards[name].trained)
+
+    @property
+    def provenance(self) -> Provenance:
+        """What calibrated rewards depend on."""
+        return Provenance(self.reference, self.scorer("reward"))
+
+    # Samples
+
+    def sampler(self, model: str) -> Sampler:
+        """Return how responses of a model are drawn."""
+        rollout = self.recipe.rollout
+        return Sampler(model, rollout.engine, rollout.max_new_tokens, self.recipe.compute)
+
+    @property
+    def rollout_parts(self) -> list[PromptTable]:
+        """The training prompts, in parts whose rollouts are drawn and scored separately."""
+        return rollout_parts(self.recipe, self.layout)
+
+    @property
+    def stored(self) -> StoredRollouts:
+        """The rollouts of the training prompts, once they are drawn and scored."""
+        return StoredRollouts(self.layout, tuple(self.rollout_parts), self.recipe.rollout.k)
+
+    @property
+    def sampling_key(self) -> dict[str, Any]:
+        """The parts of the recipe that a model's responses depend on."""
+        rollout = self.contents["rollout"]
+        drawn = {"rollout": {name: rollout[name] for name in ("engine", "max_new_tokens")}}
+        return self.key("policy") | drawn | self.precision
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The precision of drawing and scoring, which their results depend on; nothing where it is float32."""
+        dtype = self.recipe.compute.dtype
+        return {} if dtype == "float32" else {"compute": {"dtype": dtype}}
+
+
+def target(recipe: Recipe, layout: Layout, name: str) -> Target:
+    """Return the training folders of the model ``name`` in ``layout``, with a recipe's seed, device and trackers."""
+    return Target(layout.checkpoints(name), layout.model(name), recipe.seed, recipe.compute, tuple(recipe.report_to))
+
+
+def scorer(recipe: Recipe, layout: Layout, name: str) -> Scorer:
+    """Return a recipe's reward ``name``; the model is in ``layout`` if the run trains it."""
+    source: RewardSource = recipe.rewards[name]
+    model = str(layout.model(name)) if source.trained else str(source.model)
+    return Scorer(name, source, model, layout.tokenizer, recipe.compute, partial(layout.scored, name))
+
+
+def rollout_parts(recipe: Recipe, layout: Layout) -> list[PromptTable]:
+    """Return the training prompts that get rollouts, in parts that do not depend on the number of processes."""
+    parts, first = recipe.rollout.engine.parts, recipe.rollout.prompts
+    return [PromptTable(layout.prompts("train"), first, slice(part, None, parts)) for part in range(parts)]

@@ -1,0 +1,65 @@
+"""The stage score: the rewards of the rollouts."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from infalign.core.progress import OnProgress, SoFar
+from infalign.core.sequences import Lazy
+from infalign.core.storage import write_table
+from infalign.pipeline.units import Summary, Unit
+from infalign.rewards.scores import scored_so_far
+from infalign.rewards.sources import Scorer
+from infalign.sampling.prompts import PromptTable, numbered
+from infalign.sampling.rollouts import find_rollouts
+from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.run import Run
+from infalign.steps.stored_rollouts import cut_off
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield one unit per part of the rollouts."""
+    rollout, scorer = run.recipe.rollout, run.scorer("reward")
+    for number, part in enumerate(run.rollout_parts):
+        rollouts, table = run.layout.rollouts(number), run.layout.scores(number)
+        kept = table.with_suffix("")
+        yield Unit(
+            "score",
+            "score",
+            str(number),
+            inputs=(rollouts, *run.reward_inputs("reward")),
+            settings=run.key("reward") | run.precision,
+            extent={"rollout": {"prompts": rollout.prompts, "k": rollout.k}},
+            output=table,
+            work=partial(score_rollouts, scorer, part, rollout.k, rollouts, table),
+            workspace=kept,
+            so_far=partial(scores_so_far, part, rollout.k, kept),
+            passes=partial(score_passes, run),
+        )
+
+
+def score_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the pass of the reward model over one part of the rollouts; none if the reward is no model of the run."""
+    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
+    if run.recipe.reward.is_classifier:
+        prompts = texts.prompts(rollout.prompts, "train") / parts
+        yield Read(run.architecture("reward"), prompts, rollout.k, texts.prompt, texts.drawn)
+
+
+def scores_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:
+    """Return how many distinct rollouts of one part are scored."""
+    return scored_so_far(len(part.read().prompt_ids) * k, folder)
+
+
+def score_rollouts(
+    scorer: Scorer, part: PromptTable, k: int, rollouts: Path, table: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Score one part of the rollouts with the reward."""
+    prompts = part.read()
+    drawn = find_rollouts(rollouts, prompts.prompt_ids, k)
+    asked = Lazy(len(drawn), lambda i: prompts.conversations[i // k])
+    rewards = scorer.score(asked, drawn.values("text"), table.with_suffix(""), on_progress)
+    write_table(table, numbered(prompts.prompt_ids, k).append_column("reward", pa.array(rewards)))
+    return {"responses": len(drawn), "cut_off": cut_off(drawn)}

@@ -1,0 +1,67 @@
+"""The stage sft: supervised fine-tuning of the policy, whose result is the reference policy."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from infalign.core.errors import DataError
+from infalign.core.progress import OnProgress
+from infalign.core.storage import read_table
+from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.settings import PolicyModel
+from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.layout import Layout
+from infalign.steps.passes import Pass, Texts, trained
+from infalign.steps.run import Run
+from infalign.training.target import Target, fitting
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the fine-tuning, unless the policy is used as it is."""
+    policy, target = run.recipe.policy, run.target("reference")
+    if policy.fit is not None:
+        yield Unit(
+            "sft",
+            "sft",
+            inputs=(run.layout.data,),
+            settings=run.key("policy"),
+            output=target.model,
+            work=partial(fine_tune_policy, policy, run.layout, target),
+            workspace=target.checkpoints,
+            together=True,
+            so_far=target.so_far,
+            passes=partial(sft_passes, run),
+        )
+
+
+def sft_passes(run: Run, texts: Texts) -> Iterator[Pass]:
+    """Yield the training on the demonstrations."""
+    fit = run.recipe.policy.fit
+    assert fit is not None
+    short = texts.within(fit.max_length)
+    yield from trained(run.architecture("policy"), fit, short.count("demonstrations"), short)
+
+
+def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:
+    """Fine-tune the policy on the demonstrations. Raises DataError if none fits."""
+    from infalign.models.scratch import new_policy
+    from infalign.training.sft import fine_tune
+
+    assert policy.fit is not None
+    tokenizer = load_tokenizer(layout.tokenizer)
+    if policy.scratch is not None:
+        model = new_policy(policy.scratch, tokenizer, seed=target.seed)
+    else:
+        model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
+    table = read_table(layout.data / "demonstrations.parquet").to_pylist()
+    rows, long = fitting(table, tokenizer, policy.fit.max_length, lambda row: [row["chosen"]])
+    if not rows:
+        raise DataError(f"all {long} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length")
+    with target.job(on_progress) as (job, folder):
+        pairs = [(row["prompt"], row["chosen"]) for row in rows]
+        history = fine_tune(model, tokenizer, pairs, policy.fit, job, folder)
+    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": _last(history, "loss")}
+
+
+def _last(history: list[dict[str, Any]], name: str) -> float:
+    return float([row[name] for row in history if name in row][-1])

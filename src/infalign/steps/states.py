@@ -1,0 +1,91 @@
+"""The reference's states at every token of the rollouts, for guides that read them and for training the layers above.
+
+The units are of the stage train.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from infalign.core.progress import NOTHING, OnProgress, SoFar
+from infalign.models.pretrained import load_policy
+from infalign.models.settings import Compute
+from infalign.pipeline.units import Summary, Unit
+from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.run import Run
+from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.training.solvers.base import Solver, States
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield one unit per part of the rollouts, for all layers that some policy reads the states of."""
+    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
+    wanted = sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}, reverse=True)
+    for place, which in enumerate(wanted):
+        # Evenly spaced layers come first: what is below the last ones may be among them.
+        others = () if which.likely else tuple(wanted[:place])
+        for part in range(parts):
+            yield Unit(
+                "train",
+                "states",
+                f"{which}-{part}",
+                inputs=(run.layout.rollouts(part), *run.reference_inputs),
+                copies=tuple(run.layout.states(str(other), part) for other in others),
+                settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
+                output=run.layout.states(str(which), part),
+                work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part, others),
+                so_far=partial(states_so_far, run.stored, which, part),
+                passes=partial(states_passes, run, which),
+            )
+
+
+def states_passes(run: Run, which: States, texts: Texts) -> Iterator[Pass]:
+    """Yield the pass of the reference over one part of the rollouts."""
+    rollout = run.recipe.rollout
+    prompts = texts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
+    vocabulary = which.likely > 0
+    yield Read(run.architecture("policy"), prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=vocabulary)
+
+
+def read_by(policy: Solver) -> set[States]:
+    """Return which states of the reference a policy's training reads from the disk."""
+    return {which for which in (policy.states, policy.teacher_states) if which is not None}
+
+
+def compute_states(
+    reference: str,
+    compute: Compute,
+    stored: StoredRollouts,
+    which: States,
+    part: int,
+    others: Sequence[States],
+    *,
+    on_progress: OnProgress,
+) -> Summary:
+    """Write the states of one part of the rollouts, in the precision of drawing and scoring.
+
+    Those that are among ``others``, which the run has stored, are copied. Raises ConfigError for a reference whose last
+    layers cannot be trained from the states below them.
+    """
+    from infalign.models.above import check_above, layers_below
+    from infalign.models.guided import layers_read
+    from infalign.models.states import write_states
+
+    model, _ = load_policy(reference, device=compute.torch_device(), dtype=compute.dtype)
+
+    def layers(of: States) -> list[int]:
+        depth = model.config.num_hidden_layers
+        return layers_read(depth, of.evenly) if of.evenly else [layers_below(model.config, of.last)]
+
+    if not which.evenly:
+        check_above(model, which.last)
+    prompts, responses = stored.texts(part)
+    folder, *there = (stored.layout.states(str(of), part) for of in (which, *others))
+    copied = dict(zip(there, map(layers, others), strict=True))
+    write_states(model, layers(which), prompts, responses, folder, on_progress, likely=which.likely, others=copied)
+    return {"responses": len(responses), "layers": layers(which)}
+
+
+def states_so_far(stored: StoredRollouts, which: States, part: int) -> SoFar:
+    """Return how many shards of one part there are; how many there will be is not known."""
+    shards = len([*stored.layout.states(str(which), part).glob("from-*.safetensors")])
+    return SoFar(f"{shards} shards", 0.0) if shards else NOTHING

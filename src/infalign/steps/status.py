@@ -1,0 +1,105 @@
+"""The status of a run: finished and unfinished units, the reasons, and library versions."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from infalign.core.display import listed_names, plain_table, say
+from infalign.core.errors import ConfigError
+from infalign.pipeline.lock import describe, holder
+from infalign.pipeline.pending import pending
+from infalign.pipeline.records import records
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
+from infalign.report.findings import Finding, findings, sentences
+from infalign.steps.run import Run
+from infalign.steps.whole_run import units, versions
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """The status of a unit: done, or its state and the reason why it is not."""
+
+    stage: str
+    name: str
+    state: Literal["done", "missing", "partial", "stale"]
+    because: str
+    made_with: dict[str, tuple[str | None, str | None]]  # for a done unit: versions that changed, then and now
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of a run, what speaks against its results, and the process that holds its directory."""
+
+    run_dir: str
+    held_by: dict[str, str | int] | None
+    units: Sequence[UnitStatus]
+    findings: Sequence[Finding]  # of the units that are done
+
+    @property
+    def done(self) -> bool:
+        """Whether all units are done."""
+        return all(unit.state == "done" for unit in self.units)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the status as JSON-compatible values."""
+        return asdict(self) | {"done": self.done}
+
+
+def status(recipe: Recipe) -> Status:
+    """Return the status of a recipe's run; nothing is written and no lock is taken.
+
+    A different library version does not make a unit stale. Inputs without a cached hash are hashed on each call.
+    """
+    run = Run.of(recipe)
+    root, wanted = run.layout.root, units(run)
+    todo, made, now = pending(wanted, run.layout.root), records(root), versions()
+    found, against = list[UnitStatus](), list[Finding]()
+    for unit in wanted:
+        if (left := todo.get(unit.name)) is not None:
+            found.append(UnitStatus(unit.stage, unit.name, left.state, left.because, {}))
+        else:
+            then = made[unit.name]["versions"]
+            differ = {lib: (then.get(lib), now.get(lib)) for lib in then | now if then.get(lib) != now.get(lib)}
+            found.append(UnitStatus(unit.stage, unit.name, "done", "", differ))
+            against += findings(recipe, made[unit.name])
+    return Status(str(root), holder(root), found, against)
+
+
+def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
+    """Return the recipe of the last run in a run directory, with overrides, and that directory as its ``run_dir``.
+
+    Raises ConfigError for a folder that is no run's.
+    """
+    if not (root / "recipe.yaml").is_file():
+        raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
+    return load_recipe(root / "recipe.yaml", overrides).model_copy(update={"run_dir": str(root)})
+
+
+def print_findings(found: Iterable[Finding], console: Console) -> None:
+    """Print a line for each finding, with the units that share it."""
+    for line in sentences(found):
+        say(console, f"[yellow]![/] {line}")
+
+
+def print_status(found: Status, console: Console) -> None:
+    """Print a row for each unit, the findings, the versions that differ and who holds the run directory."""
+    table = plain_table("unit", "state", "because", breaking=[2])
+    for unit in found.units:
+        table.add_row(unit.name, unit.state, unit.because)
+    console.print(table, markup=False)
+    print_findings(found.findings, console)
+    made: dict[tuple[str, str | None, str | None], list[str]] = {}
+    for unit in found.units:
+        for library, (then, now) in unit.made_with.items():
+            made.setdefault((library, then, now), []).append(unit.name)
+    for (library, then, now), names in made.items():
+        text = f"{listed_names(names)}: made with {library} {then or 'absent'}, now {now or 'absent'}"
+        say(console, text, markup=False)
+    done = sum(unit.state == "done" for unit in found.units)
+    say(console, f"{done} of {len(found.units)} done in {found.run_dir}", markup=False)
+    if found.held_by:
+        say(console, f"in use by {describe(found.held_by)}", markup=False)

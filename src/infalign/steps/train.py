@@ -1,0 +1,240 @@
+"""The stage train: each policy by its solver, from the stored rollouts or on-policy."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infalign.core.distributed import is_first
+from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
+from infalign.core.sequences import Lazy
+from infalign.core.storage import read_table
+from infalign.method.procedures import rewinds
+from infalign.method.shapings import Ranked
+from infalign.method.transforms import Identity
+from infalign.models.pretrained import TRANSFORMATION, load_policy, load_tokenizer
+from infalign.models.settings import Lora
+from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.resolved import policy_betas, resolved, table_of
+from infalign.recipe.settings import Recipe
+from infalign.rewards.classifier import ClassifierReward
+from infalign.steps import judged, logprobs, states
+from infalign.steps.material import Material, networks
+from infalign.steps.passes import Draw, Pass, Read, Texts, Train
+from infalign.steps.run import Run
+from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
+from infalign.training.solvers.distil import Settings as Distil
+from infalign.training.target import Target
+
+MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the training of each policy, after the states that their guides read."""
+    recipe = run.recipe
+    yield from states.units(run)
+    yield from logprobs.units(run)
+    material = Material.of(run)
+    parts, policies = len(run.rollout_parts), recipe.policies
+    for name in _in_order(policies):
+        policy = policies[name]
+        target = run.target(name)
+        yield Unit(
+            "train",
+            "train",
+            name,
+            inputs=(
+                run.layout.calibrated,
+                *(run.layout.model(model) for model in policy.needs),
+                *judged.inputs(run, name),
+                *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
+                *logprobs.inputs(run, policy),
+            ),
+            settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
+            output=target.model,
+            work=partial(train_policy, name, policies, material, target),
+            workspace=target.checkpoints,
+            together=True,
+            so_far=target.so_far,
+            warnings=partial(coarse_ranks, recipe, name),
+            passes=partial(policy_passes, run, name),
+        )
+
+
+def _in_order(policies: Mapping[str, Solver]) -> list[str]:
+    """Return the names of policies, each student after its teacher."""
+    place = {name: number for number, name in enumerate(policies)}
+
+    def key(name: str) -> tuple[int, bool]:
+        teachers = [place[need] for need in policies[name].needs if need in policies]
+        return max([place[name], *teachers]), bool(teachers)
+
+    return sorted(policies, key=key)
+
+
+def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
+    """Yield what training a policy computes: on the stored rollouts, or on responses that it draws itself."""
+    from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, watched
+
+    policy, rollout = run.recipe.policies[name], run.recipe.rollout
+    *frozen, own = networks(run, name)
+    prompts = texts.prompts(rollout.prompts, "train")
+    if isinstance(policy, OnPolicy):
+        if policy.predicts_ranks:
+            prompts = texts.count("train_prompts")
+        group, fit = policy.generations if policy.generates else rollout.k, policy.fit
+        steps = max(1.0, prompts * fit.epochs * group / fit.batch_size)
+        if policy.generates:
+            drawn = policy.draws * steps * fit.batch_size / group
+            yield Draw(own, drawn, group, texts.prompt, texts.drawn, rollout.max_new_tokens)
+            if policy.predicts_ranks or run.recipe.reward.is_classifier:
+                yield Read(run.architecture("reward"), drawn, group, texts.prompt, texts.drawn)
+        both = 2 * steps * fit.batch_size  # the policy's and the reference's
+        yield Read(own, both, 1, texts.prompt, texts.drawn, vocabulary=True, fit=fit)
+        yield Train(own, fit, steps, fit.batch_size, 1, texts.prompt, texts.drawn)
+        return
+    if isinstance(policy, Distil):
+        solver: Offline = policy.followed
+        frozen = [run.architecture("policy")] if solver.guide is None else networks(run, policy.teacher)
+    else:
+        assert isinstance(policy, Offline)
+        solver = policy
+    if solver.shaping == JUDGED:  # as many examples as with any other
+        solver = solver.model_copy(update={"transform": Ranked(Identity())})
+    law = solver.law(run.recipe.procedure)
+    objective = solver.objective(1.0 if law is None else law.beta)
+    rollouts_EM, _ = objective.examples(np.arange(float(rollout.k)), np.random.default_rng(0))
+    examples, together = rollouts_EM.shape
+    fit = policy.fit
+    if isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
+        fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
+    steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
+    rows = fit.batch_size * together
+    yield Train(own, fit, steps, rows, TOGETHER, texts.prompt, texts.drawn)
+    validated = VALIDATIONS * watched(steps * fit.batch_size, HELD_OUT * prompts * examples) * together
+    read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)
+    for network in frozen:
+        yield read(network, steps * rows / TOGETHER, TOGETHER)
+    for network in (*frozen, own):
+        yield read(network, validated / TOGETHER, TOGETHER)
+
+
+def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
+    """Return a warning if a policy loses much because its rewards are ranked among K rollouts only.
+
+    Theory gives the loss for a policy with a KL budget that is trained on ranks, under the recipe's procedure; it has
+    no result for Rewind-and-Repeat.
+    """
+    policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
+    if rewinds(procedure) or policy.ranked is None or policy.budget is None:
+        return []
+    try:
+        found = finite_rollouts(policy.ranked, procedure, rollouts=k, kl=policy.budget, seed=recipe.seed)
+    except ConfigError as error:  # K rollouts cannot spend this budget
+        return [f"policies.{name}: {error}; or raise rollout.k"]
+    if found.lost <= MOST_LOST:
+        return []
+    return [
+        f"policies.{name}: with {k} rollouts a prompt {policy.shaping.name} wins {100 * found.lost:.1f} ± "
+        f"{100 * found.standard_error:.1f} points less of {procedure.name} at {policy.budget:g} nats than with exact "
+        "ranks; raise rollout.k"
+    ]
+
+
+def train_policy(
+    name: str, policies: Mapping[str, Solver], material: Material, target: Target, *, on_progress: OnProgress
+) -> Summary:
+    """Train one of the policies by its solver, with the β that its KL budget or its n requires.
+
+    Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
+    """
+    material.provenance.check(material.layout)
+    policy = resolved(name, policies, material.layout)
+    beta, trainer_beta = policy_betas(policy, material.procedure, material.layout)
+    with target.job(on_progress) as (job, folder):
+        if isinstance(policy, OnPolicy):
+            history = _train_on_policy(policy, trainer_beta, material, target, job, folder)
+        elif isinstance(policy, Distil):
+            history = _distil(policy, beta, material, target, job, folder)
+        else:
+            assert isinstance(policy, Offline)
+            history = _train_offline(policy, beta, material, target, job, folder)
+        table = table_of(name, policies, material.layout)
+        if table is not None and is_first():
+            shutil.copyfile(table, folder / TRANSFORMATION)  # the model folder keeps what it was trained on
+    held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
+    watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
+    watched |= {key: history[-1][key] for key in ("overfitted", "resumed", "scale", "reached") if key in history[-1]}
+    return {"beta": beta, "trainer_beta": trainer_beta, **watched, "history": history}
+
+
+def _train_offline(
+    policy: Offline, beta: float, material: Material, target: Target, job: Any, folder: Path
+) -> list[dict[str, Any]]:
+    """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
+    from infalign.training.offline import fit_offline
+
+    tokenizer = load_tokenizer(material.layout.tokenizer)  # it has the chat template
+    model, rows = material.start(policy, tokenizer, target.compute), material.rows(policy)
+    return fit_offline(
+        model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder, policy.kl(material.procedure)
+    )
+
+
+def _distil(
+    policy: Distil, beta: float, material: Material, target: Target, job: Any, folder: Path
+) -> list[dict[str, Any]]:
+    """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
+    from infalign.training.offline import fit_offline
+
+    device = target.compute.torch_device()
+    teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
+    model, _ = load_policy(material.reference, device=device)
+    tokenizer = load_tokenizer(material.layout.tokenizer)
+    objective, rows = policy.followed.objective(beta), material.rows(policy)
+    return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
+
+
+def _train_on_policy(
+    policy: OnPolicy, beta: float, material: Material, target: Target, job: Any, folder: Path
+) -> list[dict[str, Any]]:
+    """Train a policy on-policy, with ``beta`` for the normalised values, and return the log.
+
+    With ranks from the rank model it uses all training prompts, including those without rollouts.
+    """
+    from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
+
+    layout = material.layout
+    if policy.predicts_ranks:
+        reward: Any = ClassifierReward.load(layout.model("rank"), device=target.compute.torch_device())
+        prompts = read_table(layout.prompts("train"), columns=["prompt"])
+    else:
+        reward = material.provenance.reward.load()
+        prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards"])
+    problem = Problem(
+        material.reference,
+        load_tokenizer(layout.tokenizer, padding_side="left"),
+        prompts.to_pylist(),
+        reward,
+        beta,
+        material.procedure,
+        material.max_new_tokens,
+        stored=None if policy.generates else StoredGroups(_by_prompt(material.stored)),
+    )
+    return fit_on_policy(problem, policy, job, folder)
+
+
+def _by_prompt(stored: StoredRollouts) -> dict[str, Sequence[dict[str, Any]]]:
+    """Return the rollouts of each prompt."""
+    rows, k = stored.rows(), stored.k
+    return {rows[i]["prompt_id"]: Lazy(k, partial(_after, rows, i)) for i in range(0, len(rows), k)}
+
+
+def _after(rows: Sequence[dict[str, Any]], first: int, i: int) -> dict[str, Any]:
+    return rows[first + i]

@@ -1,0 +1,147 @@
+"""A run of a recipe: its units of work, and doing those that are left."""
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from rich.console import Console
+
+from infalign.core.distributed import is_first, processes
+from infalign.core.errors import ConfigError
+from infalign.core.storage import write_text, writing
+from infalign.models.gguf import converted, is_gguf
+from infalign.models.pretrained import check_reach
+from infalign.pipeline.lock import held
+from infalign.pipeline.ownership import check_inputs
+from infalign.pipeline.records import Record, records
+from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
+from infalign.pipeline.units import Unit
+from infalign.pipeline.workers import Workers
+from infalign.recipe.fingerprints import Digests
+from infalign.recipe.layout import Layout
+from infalign.recipe.reading import dump_recipe
+from infalign.recipe.settings import Recipe
+from infalign.report.findings import check_worth, findings, sentences
+from infalign.steps import STAGES, calibrate, data, evaluate, report, reward_model, rollout, score, sft, train
+from infalign.steps.run import Run
+
+UNITS_OF = {
+    "data": data.units,
+    "sft": sft.units,
+    "reward-model": reward_model.units,
+    "rollout": rollout.units,
+    "score": score.units,
+    "calibrate": calibrate.units,
+    "train": train.units,
+    "evaluate": evaluate.units,
+}
+LIBRARIES = ("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets")  # that affect numbers
+
+
+def units(run: Run, *, until: str = "report") -> list[Unit]:
+    """Return the units of all stages up to ``until``, each after those it needs."""
+    stages = list(STAGES)[: list(STAGES).index(until) + 1]
+    found = [unit for stage in stages if stage in UNITS_OF for unit in UNITS_OF[stage](run)]
+    return [*found, report.unit(run, [unit.name for unit in found])] if until == "report" else found
+
+
+def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
+    """Do all unfinished work up to stage ``until``, and return the run directory."""
+    with open_run(recipe) as found:
+        write_recipe(recipe, found.layout.root)
+        do_units(found, units(found, until=until), until=until, console=console)
+    return found.layout.root
+
+
+@contextmanager
+def open_run(recipe: Recipe) -> Iterator[Run]:
+    """Yield the run of a recipe with its directory created and locked; the file hashes are cached in it.
+
+    Raises ConfigError, before anything is written, for a directory that is no run's and for inputs in the places of
+    outputs.
+    """
+    layout = Layout(Path(recipe.run_dir))
+    with held(layout.root):
+        records(layout.root)  # raises for records that this version cannot read, before anything is written
+        digests = Digests(layout.digests)
+        found = Run.of(recipe, digests)
+        check_inputs(digests.files, units(found))
+        with writing(layout.root / "stages"):
+            (layout.root / "stages").mkdir(parents=True, exist_ok=True)
+        for model in filter(is_gguf, recipe.named_models.values()):
+            converted(model)
+        if is_first():
+            digests.save()
+        yield found
+
+
+def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> None:
+    """Do the units that are not done yet; a distributed run does only those of stage ``until``.
+
+    Warnings about a result are printed below it, each once. Raises InfalignError for a worthless result, also of an
+    earlier run.
+    """
+    recipe, remaining = run.recipe, Remaining.of(wanted, run.layout.root)
+    check_distributed(remaining, until)
+    remaining.describe(console)
+    if remaining.todo:
+        recipe.compute.check()
+        for model in {*recipe.named_models.values(), *recipe.named_trunks.values()}:
+            check_reach(model)
+        for warning in (*recipe.of_machine(), *remaining.warnings):
+            console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
+    for record in remaining.done:
+        check_worth(recipe, findings(recipe, record))
+    warned = set[str]()
+
+    def after_unit(record: Record) -> list[str]:
+        found = findings(recipe, record)
+        check_worth(recipe, found)
+        new = [finding for finding in found if finding.said not in warned]
+        warned.update(finding.said for finding in new)
+        return sentences(new)
+
+    at_once = 1 if processes() > 1 else recipe.compute.processes
+    workers = Workers(at_once, recipe.compute.threads)
+    run_units(remaining, workers, console=console, versions=versions(), after_unit=after_unit)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of infalign and of the installed libraries that affect the numbers."""
+    found = dict[str, str]()
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_recipe(recipe: Recipe, root: Path) -> None:
+    """Write the recipe with every default spelled out to ``recipe.yaml`` in the run directory.
+
+    Raises ConfigError if there is one that a run did not write, or that was changed since.
+    """
+    path, text = root / "recipe.yaml", dump_recipe(recipe)
+    if path.is_symlink() or (path.exists() and not _is_sealed(path)):
+        raise ConfigError(
+            f"{path} was written or changed by hand, and the run records its recipe there; move it out of {root} and "
+            "run it from there"
+        )
+    write_text(path, f"{_seal(text)}\n{text}")
+
+
+def _is_sealed(path: Path) -> bool:
+    """Return whether a run wrote a recipe, and nobody changed it since."""
+    try:
+        first, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return first == _seal(rest)
+
+
+def _seal(text: str) -> str:
+    digest = blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"# The recipe of this run as infalign read it. To change it, copy it elsewhere. {digest}"

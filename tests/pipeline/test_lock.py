@@ -1,0 +1,134 @@
+"""One process at a time in a run directory: who holds it, what a dead one leaves, who takes no lock."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+
+from infalign.core.distributed import is_first, processes
+from infalign.core.errors import ConfigError, InfalignError
+from infalign.pipeline.lock import HOLDER, held, holder
+from infalign.pipeline.ownership import MARKER
+
+HOLD = """
+import sys
+from pathlib import Path
+from infalign.pipeline.lock import held
+with held(Path(sys.argv[1])):
+    print('held', flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Return another process, which holds the run directory ``run``."""
+    words = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def recipe(tmp_path: Path) -> str:
+    """Return the path of a recipe that runs in the folder ``run``."""
+    return micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("words", [["run"], ["data"], ["compare"], ["reproduce", "hacking"]])
+def test_a_second_process_says_who_holds_the_directory(
+    main: Any, tmp_path: Path, other: subprocess.Popen[str], words: list[str]
+) -> None:
+    """It ends with exit code 1 and one sentence with pid and command of the first, and has written nothing."""
+    code, _, err = main(*words, recipe(tmp_path))
+    assert code == 1
+    assert err.startswith(f"infalign: the run directory {tmp_path / 'run'} is in use by process {other.pid} on ")
+    assert "(-c " in err
+    assert err.count("\n") == 1
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", HOLDER, MARKER}
+
+
+def test_looking_takes_no_lock(main: Any, tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    """`status` and `--dry-run` answer while another process works; status says which, and exit code 4 that it must."""
+    code, out, err = main("status", recipe(tmp_path))
+    assert (code, err) == (4, "")
+    assert f"in use by process {other.pid} on " in out
+    code, _, err = main("run", recipe(tmp_path), "--dry-run")
+    assert (code, err) == (0, "")
+
+
+def test_a_dead_process_holds_nothing(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    """After SIGKILL its holder file is still there, names nobody, and is overwritten by the next process."""
+    root = tmp_path / "run"
+    assert holder(root) == json.loads((root / HOLDER).read_text())
+    other.kill()
+    other.communicate()
+    assert (root / HOLDER).exists()
+    assert holder(root) is None
+    with held(root):
+        found = holder(root)
+        assert found is not None
+        assert found["pid"] == os.getpid()
+    assert not (root / HOLDER).exists()
+
+
+def test_of_a_distributed_run_only_the_first_process_takes_the_lock(
+    tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others work in a directory that is held, and leave the holder's name alone."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with held(tmp_path / "run"):
+        found = holder(tmp_path / "run")
+        assert found is not None
+        assert found["pid"] == other.pid
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        *({"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "1"}, {"RANK": "2", "WORLD_SIZE": "2"}),
+        *({"RANK": "abc", "WORLD_SIZE": "2"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "-1", "WORLD_SIZE": "2"}),
+        *({"RANK": "1", "WORLD_SIZE": "2.0"}, {"RANK": "1", "WORLD_SIZE": "-2"}),
+        *({"RANK": "1", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "1"}),
+    ],
+)
+def test_stray_variables_of_a_cluster_make_no_distributed_run(
+    tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    """Without a rank below a number of processes this is the only process, and takes the lock."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (is_first(), processes()) == (True, 1)
+    with pytest.raises(InfalignError, match="in use by process"), held(tmp_path / "run"):
+        pass
+
+
+def test_a_process_may_hold_a_directory_twice(tmp_path: Path) -> None:
+    """An inner block changes nothing; a directory that stayed empty is gone in the end, one with content stays."""
+    for content in (False, True):
+        with held(tmp_path / "run"):
+            with held(tmp_path / "run"):
+                pass
+            assert holder(tmp_path / "run") is not None
+            if content:
+                (tmp_path / "run" / "results.json").touch()
+        assert (tmp_path / "run").exists() == content
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_of_the_recipe(tmp_path: Path) -> None:
+    """A file in the way is said with its remedy."""
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"file/run cannot be made: Not a directory; change run_dir"),
+        held(tmp_path / "file" / "run"),
+    ):
+        pass

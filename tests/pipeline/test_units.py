@@ -1,0 +1,151 @@
+"""Toy units of work, which know no language model: what is done, done again, continued, refused and stopped."""
+
+import io
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.core.progress import OnProgress, SoFar
+from infalign.pipeline.records import Record, records
+from infalign.pipeline.scheduler import Remaining, run_units
+from infalign.pipeline.units import Summary, Unit
+from infalign.pipeline.workers import Workers
+
+
+def write(path: Path, text: str, *, on_progress: OnProgress) -> Summary:
+    """Write a file and report its length."""
+    path.write_text(text)
+    return {"length": len(text)}
+
+
+def join(paths: Sequence[Path], output: Path, *, on_progress: OnProgress) -> Summary:
+    """Write a file that holds others."""
+    return write(output, "".join(path.read_text() for path in paths), on_progress=on_progress)
+
+
+def count(folder: Path, numbers: int, *, on_progress: OnProgress) -> Summary:
+    """Write a file for each number that has none yet; the file ``stop`` stops it before the third."""
+    folder.mkdir(exist_ok=True)
+    made = 0
+    for number in range(numbers):
+        if number == 2 and (folder.parent / "stop").exists():
+            raise DataError("stopped")
+        if not (folder / str(number)).exists():
+            (folder / str(number)).touch()
+            made += 1
+    return {"made": made}
+
+
+def counted(folder: Path, numbers: int) -> SoFar:
+    """Return how many numbers are there."""
+    there = len(list(folder.glob("*")))
+    return SoFar(f"{there} of {numbers}", there / numbers)
+
+
+def toys(root: Path, *, first: str = "a", last: str = "b", numbers: int = 3) -> list[Unit]:
+    """Return four units: two texts, their join, and a folder that grows."""
+    texts = [
+        Unit(
+            "texts",
+            "text",
+            name,
+            inputs=(),
+            settings={"text": text},
+            output=root / name,
+            work=partial(write, root / name, text),
+        )
+        for name, text in (("first", first), ("last", last))
+    ]
+    outputs = tuple(unit.output for unit in texts)
+    joined, folder = root / "joined", root / "numbers"
+    return [
+        *texts,
+        Unit("joins", "join", inputs=outputs, settings={}, output=joined, work=partial(join, outputs, joined)),
+        Unit(
+            "joins",
+            "count",
+            inputs=(),
+            settings={},
+            output=folder,
+            work=partial(count, folder, numbers),
+            extent={"count": {"numbers": numbers}},
+            so_far=partial(counted, folder, numbers),
+        ),
+    ]
+
+
+def run(root: Path, units: Sequence[Unit], *, processes: int = 1, warn: Any = lambda record: []) -> list[str]:
+    """Do what is left, and return the names of the units that were done."""
+    (root / "stages").mkdir(parents=True, exist_ok=True)
+    done = list[str]()
+
+    def after_unit(record: Record) -> list[str]:
+        done.append("-".join(filter(None, (record["kind"], record["subject"]))))
+        return list(warn(record))
+
+    console = Console(file=io.StringIO())
+    remaining = Remaining.of(units, root)
+    run_units(remaining, Workers(processes, None), console=console, versions={"infalign": "1"}, after_unit=after_unit)
+    return sorted(done)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_units_are_done_once_and_then_only_what_a_change_affects(tmp_path: Path, processes: int) -> None:
+    """A second run does nothing; a changed setting redoes its unit and those that read its output."""
+    assert run(tmp_path, toys(tmp_path), processes=processes) == ["count", "join", "text-first", "text-last"]
+    assert run(tmp_path, toys(tmp_path), processes=processes) == []
+    assert run(tmp_path, toys(tmp_path, last="c"), processes=processes) == ["join", "text-last"]
+    assert (tmp_path / "joined").read_text() == "ac"
+
+
+def test_a_larger_extent_keeps_what_is_there(tmp_path: Path) -> None:
+    """Only the two numbers that are new are made."""
+    run(tmp_path, toys(tmp_path))
+    assert Remaining.of(toys(tmp_path, numbers=5), tmp_path).todo["count"].because == "count.numbers 3 → 5; 3 of 5"
+    assert run(tmp_path, toys(tmp_path, numbers=5)) == ["count"]
+    assert records(tmp_path)["count"]["summary"] == {"made": 2}
+
+
+def test_a_stopped_unit_is_continued_and_another_setting_starts_anew(tmp_path: Path) -> None:
+    """What the stopped attempt made is kept by the same units, and removed by units with other settings."""
+    (tmp_path / "stop").touch()
+    with pytest.raises(DataError, match="stopped"):
+        run(tmp_path, toys(tmp_path))
+    assert Remaining.of(toys(tmp_path), tmp_path).todo["count"].because == "2 of 3"
+    (tmp_path / "stop").unlink()
+    run(tmp_path, toys(tmp_path))
+    assert records(tmp_path)["count"]["summary"] == {"made": 1}
+
+
+def test_a_function_may_stop_the_run_after_any_unit(tmp_path: Path) -> None:
+    """The unit is recorded, so the next run goes on after it."""
+
+    def refuse(record: Record) -> list[str]:
+        raise InfalignError(f"{record['subject']} is short")
+
+    with pytest.raises(InfalignError, match="is short"):
+        run(tmp_path, toys(tmp_path)[:1], warn=refuse)
+    assert run(tmp_path, toys(tmp_path)[:1]) == []
+
+
+def test_a_changed_output_is_refused_and_a_removed_one_made_again(tmp_path: Path) -> None:
+    """An output that differs from its record is an error, a missing one is work to do."""
+    run(tmp_path, toys(tmp_path))
+    (tmp_path / "first").write_text("changed")
+    with pytest.raises(DataError, match="not what text-first made"):
+        run(tmp_path, toys(tmp_path))
+    (tmp_path / "first").unlink()
+    assert run(tmp_path, toys(tmp_path)) == ["join", "text-first"]
+
+
+def test_a_file_that_the_run_did_not_make_is_never_replaced(tmp_path: Path) -> None:
+    """A unit whose place is taken is refused before anything is done."""
+    (tmp_path / "joined").write_text("mine")
+    with pytest.raises(ConfigError, match="joined was not made by this run, and join would replace it"):
+        run(tmp_path, toys(tmp_path))
+    assert (tmp_path / "joined").read_text() == "mine"

@@ -1,0 +1,181 @@
+"""What a run says against its own results: from the numbers of its records, with the cure."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+
+from infalign.core.errors import InfalignError
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
+from infalign.report.findings import FEW_STEPS, Finding, check_worth, findings, sentences
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """Return a recipe with two policies of 1 nat and one of 0.5."""
+    settings = micro.settings(tmp_path / "run")
+    del settings["allow_worthless"]
+    return load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
+
+
+def test_a_policy_may_be_called_as_a_number_of_a_summary(recipe: Recipe) -> None:
+    """The results are by the names of policies, which are free."""
+    headline = {"history": {"mean": 0.6}, "cut_off": {"mean": 0.5}, "train_prompts": {"mean": 0.7}, "kl": 0}
+    assert findings(recipe, record("results", headline)) == []
+
+
+def record(unit: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a finished unit."""
+    kind, _, subject = unit.partition("-")
+    return {"kind": kind, "subject": subject, "summary": summary}
+
+
+def history(steps: int, *losses: float) -> list[dict[str, Any]]:
+    """Return a log as a trainer leaves it."""
+    return [*({"loss": loss, "step": 1} for loss in losses), {"step": steps, "train_runtime": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("unit", "bad", "good", "words"),
+    [
+        ("data", {"test_prompts": 9, "test_prompts_too_long": 10}, {"test_prompts_too_long": 9}, "max_prompt_tokens"),
+        (
+            "judge",
+            {"pairs": 9, "pairs_too_long": 10},
+            {"pairs_too_long": 9},
+            "more pairs .* its fit.max_length",
+        ),
+        ("score-0", {"cut_off": 0.96}, {"cut_off": 0.5}, r"rollout.max_new_tokens \(12\) .* raise it"),
+        ("sft", {"history": history(1)}, {"history": history(FEW_STEPS)}, "1 optimiser step, .* raise its fit.epochs"),
+        ("train-aware", {"history": history(9)}, {"history": history(10)}, "had 9 optimiser steps"),
+        ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
+        ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
+        (
+            "reward",
+            {"test_accuracy": {"low": 0.5}},
+            {"test_accuracy": {"low": 0.51}},
+            "no better than a coin; .*pairs",
+        ),
+        (
+            "judge",
+            {"over_garbage": {"noise": {"high": 0.49}, "less": {"high": 0.5}}},
+            {"over_garbage": {"noise": {"high": 0.5}}},
+            r"prefers garbage .* \(noise\), and policies",
+        ),
+        ("rank-model", {"rank_correlation": {"low": 0.0}}, {"rank_correlation": {"low": 0.1}}, "raise rollout.prompts"),
+        ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
+        ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the 1 it is to spend; raise .*epochs"),
+        (
+            "evaluate.train-online",
+            {"kl": 0.56},
+            {"kl": 0.54},
+            "112.0% of the 0.5 it is to spend; lower its fit.learning",
+        ),
+    ],
+)
+def test_a_bad_number_is_said_with_its_cure(
+    unit: str, bad: dict[str, Any], good: dict[str, Any], words: str, recipe: Recipe
+) -> None:
+    """One sentence for each number beyond its limit, and none at the limit."""
+    (found,) = findings(recipe, record(unit, bad))
+    assert (found.unit, found.worthless) == (unit, False)
+    assert re.search(words, found.said)
+    assert findings(recipe, record(unit, bad | good)) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "summary", "words"),
+    [
+        ("calibrate", {"prompts": 8, "degenerate_prompts": 8}, "calibrate: .* the same reward, .* use a reward that"),
+        ("evaluate-aware", {"kl": 0.0}, "evaluate-aware: the KL is exactly 0, .* raise its fit.epochs, or lower"),
+    ],
+)
+def test_what_is_worthless_is_an_error_unless_allowed(
+    unit: str, summary: dict[str, Any], words: str, recipe: Recipe
+) -> None:
+    """The error says what was found, the cure and how to go on nevertheless; then it is said like other findings."""
+    found = findings(recipe, record(unit, summary))
+    with pytest.raises(InfalignError, match=f"{words}.* --set allow_worthless=true"):
+        check_worth(recipe, found)
+    check_worth(recipe.model_copy(update={"allow_worthless": True}), found)
+    assert len(sentences(found)) == 1
+
+
+def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
+    """A given β has the KL of its law, here of exp:10 at 1 nat; raw rewards have no law, so any KL will do."""
+    aware = recipe.policies["aware"]
+    law = aware.law(recipe.procedure)
+    assert law is not None
+    own = {"kl_budget": None, "beta": law.beta}
+    for transform, said in (("exp:10", 1), ("raw", 0)):
+        policy = type(aware).model_validate(aware.model_dump() | own | {"transform": transform})
+        asked = recipe.model_copy(update={"policies": {"aware": policy}})
+        assert len(findings(asked, record("evaluate-aware", {"kl": 0.4}))) == said
+        assert findings(asked, record("evaluate-aware", {"kl": 0.95})) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "summary", "words"),
+    [
+        (
+            "evaluate-guided",
+            {"kl": 0.85},
+            "85.0% of the 1 it is to spend; raise rollout.prompts, a tenth of",
+        ),
+        ("evaluate-student", {"kl": 0.85}, "raise its fit.epochs or fit.learning_rate, if guided spends its own"),
+        ("evaluate-online", {"kl": 0.44}, "88.0% of the 0.5 it is to spend; raise its fit.epochs or fit.learning_rate"),
+        (
+            "train-guided",
+            {"reached": 0.3, "scale": 4.0},
+            "0.3 nats of 1 at 4 times its strength, the most .*; raise",
+        ),
+        ("train-guided", {"reached": 1.2, "scale": 0.25}, "at 0.25 times its strength, the least .*; lower its fit.ep"),
+    ],
+)
+def test_who_misses_the_budget_is_told_its_own_knob(
+    unit: str, summary: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Guides, students and policies that learn on their own responses miss it for reasons of their own."""
+    settings = micro.settings(tmp_path / "run")
+    settings["policies"] |= {
+        "guided": settings["policies"]["aware"] | {"guide": {}},
+        "student": {"solver": "distil", "teacher": "guided", "fit": micro.FIT},
+    }
+    recipe = load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
+    (found,) = findings(recipe, record(unit, summary))
+    assert re.search(words, found.said)
+    near = {"kl": 0.92 * recipe.policies[unit.partition("-")[2]].budget} if "kl" in summary else {"reached": 0.92}
+    assert findings(recipe, record(unit, summary | near)) == []
+
+
+def test_fewer_prompts_than_asked_for_are_said(recipe: Recipe) -> None:
+    """Each number that the data does not reach, and where other prompts went; nothing where all are there."""
+    there = {"train_prompts": 12, "train_prompts_too_long": 0, "test_prompts": 6, "test_prompts_too_long": 2}
+    assert findings(recipe, record("data", there)) == []
+    (found,) = findings(recipe, record("data", there | {"test_prompts": 5}))
+    assert found.said == (
+        "5 of the 6 prompts of evaluate.prompts: the data has no more beside those that are too long "
+        "(data.max_prompt_tokens)"
+    )
+    (found,) = findings(
+        recipe, record("data", there | {"train_prompts": 9, "test_prompts": 5, "test_prompts_too_long": 0})
+    )
+    assert found.said == (
+        "9 of the 12 prompts of rollout.prompts, 5 of the 6 prompts of evaluate.prompts: the data has no more beside "
+        "those that are the judge's (data.judge_fraction)"
+    )
+    alone = recipe.model_copy(update={"judge": None})
+    (found,) = findings(alone, record("data", there | {"train_prompts": 9}))
+    assert found.said == "9 of the 12 prompts of rollout.prompts: the data has no more"
+
+
+def test_units_share_a_line() -> None:
+    """The same words against several units are one line, and what is worthless comes first."""
+    found = [Finding(f"score-{part}", "is short") for part in range(5)]
+    assert sentences([*found, Finding("calibrate", "is flat", worthless=True)]) == [
+        "calibrate: is flat",
+        "score-0, score-1, score-2 and 2 more: is short",
+    ]

@@ -1,0 +1,199 @@
+"""A recipe of one's own: a reward in a file beside it, a model without a chat template, and no more than is needed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+from transformers import AutoTokenizer
+
+from infalign.core.errors import ConfigError
+from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.recipe.reading import dump_recipe, load_recipe
+from infalign.recipe.settings import Recipe
+from infalign.rewards.function import function_reward
+from infalign.steps.run import Run
+from infalign.world import dialogues
+
+REWARD = "def score(prompts, responses):\n    return [float(len(response)) for response in responses]\n"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model whose tokenizer has no chat template."""
+    folder = tmp_path_factory.mktemp("bare")
+    scratch = Scratch(**micro.SCRATCH)
+    tokenizer = train_tokenizer((d.reply for d in dialogues(100, seed=0)), scratch)
+    new_policy(scratch, tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def least(model: Path) -> dict[str, Any]:
+    """Return a recipe with as little as a run needs: data, a model used as it is, a reward, a policy."""
+    return {
+        "run_dir": "run",
+        "data": {"sources": [{"world": 60}]},
+        "policy": {"model": str(model), "chat_template": "plain"},
+        "reward": {"function": "my_reward.py:score"},
+        "rollout": {"prompts": 12, "k": 6, "max_new_tokens": 6},
+        "policies": {"aware": {"transform": "exp:10", "kl_budget": 0.5, "fit": micro.FIT | {"epochs": 8}}},
+        "evaluate": {"prompts": 6, "samples": 8, "max_n": 4},
+        "compute": {"device": "cpu", "threads": 1},
+    }
+
+
+def test_the_least_recipe_runs_from_another_folder(
+    main: Any, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without judge, rewind, fine-tuning and chat template it ends with a report, which says what a judge is for."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "my_reward.py").write_text(REWARD)
+    path = micro.write(project / "recipe.yaml", least(bare))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = main("run", path)
+    assert (code, err) == (0, "")
+    assert "only the reward that training saw judges" in out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["judges"] == ["reward"]
+    assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
+    assert "only the reward that training saw judges" in (tmp_path / "run" / "report.html").read_text()
+    # What was trained can be prompted by anybody: it has the template that it was trained with.
+    template = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "aware").chat_template
+    assert template == load_tokenizer(bare, template="plain").chat_template
+    # The recorded recipe means the same file from anywhere, and the place of the file does not count.
+    monkeypatch.chdir("/")
+    assert main("status", tmp_path / "run")[0] == 0
+    shutil.copytree(project, tmp_path / "elsewhere")
+    moved = load_recipe(tmp_path / "elsewhere" / "recipe.yaml", [f"run_dir={tmp_path / 'run'}"])
+    assert main("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}")[0] == 0
+    (tmp_path / "elsewhere" / "my_reward.py").write_text(REWARD.replace("float", "int"))
+    words = ("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}", "--json")
+    code, out, _ = main(*words)
+    assert code == 4
+    assert "the content of reward.function (my_reward.py:score) changed" in out
+    assert moved.reward.function == f"{tmp_path / 'elsewhere' / 'my_reward.py'}:score"
+
+
+def test_a_file_of_the_recipe_lies_beside_it_and_one_of_set_in_the_working_directory(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative files become absolute where the recipe is read; a module stays a module."""
+    (tmp_path / "there").mkdir()
+    path = micro.write(tmp_path / "there" / "recipe.yaml", least(bare))
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(
+        path, ["judge.function=here.py:score", "policy.chat_template=here.jinja", "gold={function: a.b:c}"]
+    )
+    assert recipe.reward.function == f"{tmp_path / 'there' / 'my_reward.py'}:score"
+    assert recipe.judge is not None
+    assert recipe.judge.function == f"{tmp_path / 'here.py'}:score"
+    assert recipe.policy.chat_template == str(tmp_path / "here.jinja")
+    assert recipe.gold is not None
+    assert recipe.gold.function == "a.b:c"
+    recorded = micro.write(tmp_path / "recorded.yaml", {})
+    Path(recorded).write_text(dump_recipe(recipe))
+    assert load_recipe(recorded) == recipe
+
+
+def test_a_function_of_a_file_is_imported_once_and_errors_name_the_file(tmp_path: Path) -> None:
+    """A file is a module of its own, dataclasses included; an absent file or function is named."""
+    file = tmp_path / "mine.py"
+    file.write_text("from dataclasses import dataclass\n@dataclass\nclass Two:\n    value: float = 2.0\n" + REWARD)
+    reward = function_reward(f"{file}:score")
+    assert reward([], ["abc"]) == [3.0]
+    assert function_reward(f"{file}:score") is reward
+    for spec, said in (
+        (f"{file}:best", "has no function best"),
+        (f"{tmp_path}/absent.py:score", "there is no file"),
+        (f"{file}:", r"write it as package\.module:function or my_file\.py:function"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            function_reward(spec)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    for _ in range(2):  # a failed import leaves nothing behind that a second one would find
+        with pytest.raises(ConfigError, match=r"importing .*broken\.py raised ZeroDivisionError in broken\.py, line 1"):
+            function_reward(f"{tmp_path / 'broken.py'}:score")
+
+
+def test_the_plain_template_ends_a_response_with_eos_and_its_prompt_begins_the_conversation(bare: Path) -> None:
+    """What is sampled from continues to what is trained on, token by token, and ends where the model stops."""
+    tokenizer = load_tokenizer(bare, template="plain")
+    prompt, reply = [{"role": "user", "content": "Hi"}], {"role": "assistant", "content": "Hello."}
+    ids = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
+    whole = conversation_ids(tokenizer, [*prompt, reply], add_generation_prompt=False)
+    assert whole[: len(ids)] == ids
+    assert tokenizer.decode(ids) == "User:\nHi\n\nAssistant:\n"
+    answer = tokenizer.decode(whole[len(ids) :])
+    assert answer.removesuffix("\n\n") == f"Hello.{tokenizer.eos_token}"
+
+
+def test_a_template_comes_from_a_file_and_is_part_of_what_data_depends_on(bare: Path, tmp_path: Path) -> None:
+    """Another template is other data; where no template is named, the key of a run is as it was without the setting."""
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for message in messages %}[{{ message['content'] }}]{% endfor %}")
+    tokenizer = load_tokenizer(bare, template=str(file))
+    prompt = [{"role": "user", "content": "Hi"}]
+    assert tokenizer.decode(conversation_ids(tokenizer, prompt, add_generation_prompt=True)) == "[Hi]"
+    path = micro.write(tmp_path / "recipe.yaml", least(bare))
+    keys = [
+        Run.of(load_recipe(path, [f"policy.chat_template={given}"])).key("policy")["policy"].get("chat_template")
+        for given in (file, "plain", "null")
+    ]
+    assert len({str(key) for key in keys}) == 3
+    assert "chat_template" not in Run.of(load_recipe(path, ["policy.chat_template=null"])).key("policy")["policy"]
+    with pytest.raises(ConfigError, match=r"the chat template .*absent\.jinja cannot be read"):
+        load_tokenizer(bare, template="absent.jinja")
+    with pytest.raises(ConfigError, match=r"has no chat template; .* set policy\.chat_template to plain or to a file"):
+        load_tokenizer(bare)
+
+
+def test_pretrained_weights_are_trained_at_a_rate_that_is_safe_for_them(bare: Path) -> None:
+    """Without a rate of its own a model from scratch has 1e-3, pretrained weights 2e-5, an adapter on them 2e-4.
+
+    A guide that is a new network beside pretrained weights has that of one, also on the trunk of a small reward.
+    """
+    new = {"scratch": micro.SCRATCH | {"context": 512}, "fit": {}}
+    policies: dict[str, Any] = {
+        "whole": {"kl_budget": 0.5},
+        "adapter": {"kl_budget": 0.5, "fit": {"lora": {}}},
+        "guide": {"kl_budget": 0.5, "guide": {"lora": {}}},
+        "side": {"kl_budget": 0.5, "guide": {"side": {}}},
+        "trunk": {"kl_budget": 0.5, "guide": {"trunk": "reward"}},
+        "mine": {"kl_budget": 0.5, "fit": {"learning_rate": 0.5}},
+    }
+    others: dict[str, Any] = {"reward": {"fit": {}}, "judge": new, "gold": {"model": str(bare), "fit": {}}}
+    tuned = {"model": str(bare), "chat_template": "plain", "fit": {}}
+    for policy, expected in (
+        (tuned, [2e-5, 2e-5, 1e-3, 2e-5, 2e-5, 2e-4, 2e-4, 1e-3, 2e-5, 0.5]),
+        (new, [1e-3, 1e-3, 1e-3, 2e-5, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 0.5]),
+    ):
+        recipe = Recipe.model_validate(least(bare) | others | {"policy": policy, "policies": policies})
+        models = [recipe.policy, recipe.reward, recipe.judge, recipe.gold]
+        fits = [*(model.fit for model in models if model is not None), *(one.fit for one in recipe.policies.values())]
+        assert [fit.learning_rate for fit in fits if fit is not None] == expected
+        assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe  # the recorded recipe says them
+    small = {"policy": tuned, "reward": new, "policies": {"trunk": policies["trunk"]}}
+    assert Recipe.model_validate(least(bare) | small).policies["trunk"].fit.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewind"),
+    [
+        ({}, "rewind:0.85:32"),
+        ({"evaluate": {"samples": 16}}, "rewind:0.85:8"),
+        ({"evaluate": {"samples": 8, "max_n": 4}}, "rewind:0.5:4"),
+        ({"procedure": "rewind:0.5:4"}, "rewind:0.5:4"),
+        ({"procedure": "rewind:0.5:4", "evaluate": {"samples": 16}}, "rewind:0.5:4"),
+        ({"evaluate": {"rewind": "rewind:0.5:2"}}, "rewind:0.5:2"),
+    ],
+)
+def test_rewind_needs_no_setting(bare: Path, settings: dict[str, Any], rewind: str) -> None:
+    """What is evaluated besides is the procedure itself if it rewinds, or what the samples are enough for."""
+    assert Recipe.model_validate(least(bare) | {"evaluate": {}} | settings).evaluate.rewind.name == rewind

@@ -1,0 +1,374 @@
+"""A whole small run, and what happens when it is run again, changed, extended or killed."""
+
+import io
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from infalign.core.errors import ConfigError
+from infalign.evaluation.garbage import GARBAGE, SIGNS
+from infalign.evaluation.settings import Confidence
+from infalign.method.calibration import win
+from infalign.method.procedures import BestOfN
+from infalign.method.transforms import parse_transform
+from infalign.models.pretrained import load_policy
+from infalign.recipe.layout import Layout
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
+from infalign.rewards.classifier import ClassifierReward
+from infalign.steps import train, whole_run
+from infalign.steps.dry_run import print_plan
+from infalign.steps.reward_model import over_garbage
+from infalign.steps.run import Run, rollout_parts
+from infalign.theory.optimum import optimal
+
+POLICIES = ["aware", "plain", "online"]
+CARDS = [f"card-{name}" for name in sorted(POLICIES)]  # as in the recipe on disk
+
+
+@pytest.fixture
+def root(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of the finished run."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
+    """Run the recipe with changes in this process and return the names of the units that were done."""
+    path = micro.write(root / "again.yaml", micro.settings(root))
+    recipe = load_recipe(path, ["compute.processes=1", *overrides])
+    console = Console(file=io.StringIO(), width=200)
+    whole_run.run_recipe(recipe, until=until, console=console)
+    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+
+
+def recipe_of(root: Path) -> Recipe:
+    """Return the recipe that a run recorded."""
+    return load_recipe(root / "recipe.yaml")
+
+
+def rollouts(root: Path) -> list[dict[str, Any]]:
+    """Return all rollouts of a run, ordered by prompt and number."""
+    shards = sorted((root / "rollouts").glob("part-*/part-*.parquet"))
+    return (
+        pa.concat_tables([pq.read_table(shard) for shard in shards])
+        .sort_by([("prompt_id", "ascending"), ("index", "ascending")])
+        .to_pylist()
+    )
+
+
+def test_a_run_leaves_models_that_transformers_loads(finished: Path) -> None:
+    """Reference and policies are causal language models, reward and judge classifiers with one output."""
+    prompt = [{"role": "user", "content": "Hello"}]
+    for name in ("reference", *POLICIES):
+        model, info = AutoModelForCausalLM.from_pretrained(finished / "models" / name, output_loading_info=True)
+        assert not info["missing_keys"]
+        tokenizer = AutoTokenizer.from_pretrained(finished / "models" / name)
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        assert torch.isfinite(model(**ids).logits).all()
+    for name in ("reward", "judge"):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            finished / "models" / name, output_loading_info=True
+        )
+        assert not info["missing_keys"]
+        assert model.config.num_labels == 1
+    assert {path.name for path in (finished / "models").iterdir()} == {"reference", "reward", "judge", *POLICIES}
+    assert not list(finished.rglob("checkpoint-*"))
+
+
+def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
+    """Rollouts, scores, calibrated prompts and evaluations have all their rows, and calibration is a dataset column."""
+    recipe = recipe_of(finished)
+    prompts, k = recipe.rollout.prompts, recipe.rollout.k
+    assert len(rollouts(finished)) == prompts * k
+    scores = pa.concat_tables([pq.read_table(path) for path in sorted((finished / "scores").glob("*.parquet"))])
+    assert scores.num_rows == prompts * k
+    calibrated = pq.read_table(finished / "calibrated.parquet").to_pylist()
+    own: dict[str, list[float]] = {}
+    for row in scores.to_pylist():
+        own.setdefault(row["prompt_id"], []).append(row["reward"])
+    assert {row["prompt_id"]: row["reference_rewards"] for row in calibrated} == {i: sorted(r) for i, r in own.items()}
+    for name in ("reference", *POLICIES):
+        table = pq.read_table(finished / "evaluation" / name / "scores.parquet")
+        assert table.num_rows == recipe.evaluate.prompts * recipe.evaluate.samples
+        assert {"reward", "judge", "gold", "length"} <= set(table.column_names)
+
+
+def test_the_parts_share_out_the_training_prompts(finished: Path) -> None:
+    """Each of the first prompts is in one part."""
+    recipe = recipe_of(finished)
+    table = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()
+    parts = rollout_parts(recipe, Layout(finished))
+    assert len(parts) == 4
+    assert sorted(i for part in parts for i in part.read().prompt_ids) == sorted(table[: recipe.rollout.prompts])
+
+
+@pytest.mark.parametrize("judge", ["reward", "judge", "gold"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_win_rates_follow_from_the_table_of_scores(finished: Path, policy: str, judge: str) -> None:
+    """Standard and best-of-2 win rates and KL of results.json are recomputed by counting pairs of samples."""
+    results = json.loads((finished / "results.json").read_text())["policies"][policy]
+
+    def samples(name: str, column: str) -> np.ndarray:
+        return pq.read_table(finished / "evaluation" / name / "scores.parquet")[column].to_numpy().reshape(6, 8)
+
+    def served(name: str) -> list[np.ndarray]:
+        """Return, prompt by prompt, the judge's score of what each pair of samples serves: the better by reward."""
+        pairs = [(i, j) for i in range(8) for j in range(8) if i != j]
+        selected, judged = samples(name, "reward"), samples(name, judge)
+        # Of a tie the first is served; the pair also comes in the other order, so each is served once.
+        return [
+            np.array([q[i] if s[i] >= s[j] else q[j] for i, j in pairs]) for s, q in zip(selected, judged, strict=True)
+        ]
+
+    standard = win(samples(policy, judge)[:, :, None], samples("reference", judge)[:, None, :]).mean()
+    best = np.mean([win(a[:, None], b).mean() for a, b in zip(served(policy), served("reference"), strict=True)])
+    assert results["win_rates"][judge]["standard"]["mean"] == pytest.approx(standard)
+    assert results["win_rates"][judge]["best-of-2"]["mean"] == pytest.approx(best)
+    assert results["kl"]["mean"] == pytest.approx(samples(policy, "kl").mean())
+
+
+def test_running_again_does_nothing(root: Path) -> None:
+    """A finished run has nothing left to do, and no file of it changes."""
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
+    assert again(root) == []
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")} == before
+
+
+def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:
+    """Another KL budget leaves the rollouts and the other policies as they are."""
+    assert again(root, "policies.plain.kl_budget=0.3") == [
+        "train-plain",
+        *micro.evaluation("plain"),
+        "results",
+        "report",
+        *CARDS,
+    ]
+    assert again(root, "policies.plain.kl_budget=0.3") == []
+
+
+def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> None:
+    """Samples, KL and the reward's scores stay as they are; the judge's are new."""
+    evaluated = {path: path.stat().st_mtime_ns for path in (root / "evaluation").rglob("*.parquet")}
+    models = ["reference", *POLICIES]
+    done = again(root, "judge.fit.epochs=2", "judge.fit.learning_rate=0.01")
+    assert done[0] == "judge"
+    assert sorted(done[1:5]) == sorted(f"evaluate-{name}" for name in models)
+    assert done[5:] == ["results", "report", *CARDS]
+    changed = {path for path, before in evaluated.items() if not path.exists() or path.stat().st_mtime_ns != before}
+    assert {"/".join(path.relative_to(root / "evaluation").parts[1:]) for path in changed} == {
+        "scores.parquet",
+        "scores/judge/part-00000.parquet",
+    }
+
+
+@pytest.mark.slow
+def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Path, tmp_path: Path) -> None:
+    """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
+    table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
+    table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
+    expected = ["train-plain", *micro.evaluation("plain"), "results", "report", *CARDS]
+    assert again(root, f"policies.plain.transform={table}") == expected
+    kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
+    ranks = np.linspace(0, 1, 11)
+    assert (kept(ranks) == parse_transform(str(table))(ranks)).all()
+    table.rename(elsewhere)
+    assert again(root, f"policies.plain.transform={elsewhere}") == []
+    elsewhere.write_text(optimal(BestOfN(4), kl=0.4).transform.to_json())
+    assert again(root, f"policies.plain.transform={elsewhere}") == expected
+
+
+def test_the_held_out_likelihood_adds_its_numbers_and_redoes_nothing_else(root: Path) -> None:
+    """Each model is measured once, and the difference to the reference is paired by response."""
+    asked = [f"likelihood-{name}" for name in ("reference", *POLICIES)]
+    done = again(root, "evaluate.held_out_likelihood=true")
+    assert sorted(done[: len(asked)]) == sorted(asked)
+    assert done[len(asked) :] == ["results", "report", *CARDS]
+    assert again(root, "evaluate.held_out_likelihood=true") == []
+    found = json.loads((root / "results.json").read_text())["held_out_likelihood"]
+    own, base = (pq.read_table(root / "likelihood" / f"{name}.parquet") for name in ("plain", "reference"))
+    differences = own["logprob_per_token"].to_numpy() - base["logprob_per_token"].to_numpy()
+    assert found["policies"]["plain"]["difference"]["mean"] == pytest.approx(differences.mean())
+    assert found["responses"] == len(differences) > 2
+    assert 'id="likelihood"' in (root / "report.html").read_text()
+
+
+def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:
+    """A record without its output is not believed, and what was made from that output is made again too."""
+    (root / "results.json").unlink()
+    assert again(root) == ["results", "report", *CARDS]
+
+
+def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
+    """A judge that needs no training changes the split, so the data is shared out again, all pairs to the reward."""
+    before = pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows
+    done = again(root, "judge={function: 'infalign.world:gold'}", until="data")
+    assert done == ["data"]
+    assert pq.read_table(Layout(root).data / "judge_pairs.parquet").num_rows == 0
+    assert pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows > before
+
+
+@pytest.mark.slow
+def test_a_policy_in_a_gguf_is_that_of_its_folder(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is converted at the start; where the file lies does not count, and the recipe keeps its name."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    model, tokenizer = load_policy(finished / "models" / "reference")
+    file = micro.write_gguf(model, tokenizer, tmp_path / "tiny.gguf")
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
+    changes = ["policy.scratch=null", "policy.fit=null", "policies={aware: {solver: qrpo, kl_budget: 0.3}}"]
+    whole_run.run_recipe(
+        load_recipe(path, [*changes, f"policy.model={file}"]), until="rollout", console=Console(quiet=True)
+    )
+    root = tmp_path / "run"
+    assert recipe_of(root).policy.model == str(file)
+    assert len({row["text"] for row in rollouts(root)}) > 1
+    moved = file.rename(tmp_path / "moved.gguf")
+    assert again(root, *changes, f"policy.model={moved}", until="rollout") == []
+
+
+def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
+    """Only the head is trained, on its own pairs, and the run scores with it; the report shows both accuracies.
+
+    The policy has the recipe's chat template, which its folder lacks, and so has the reward that starts from it.
+    """
+    pretrained = Layout(root).model("reference").rename(root.parent / "pretrained")
+    bare = shutil.copytree(pretrained, root.parent / "bare")
+    turns = (bare / "chat_template.jinja").rename(root.parent / "turns.jinja")
+    changes = ["reward.fit=null", "reward.head={pairs: 40}", f"judge={{head: {{pairs: 30}}, model: {pretrained}}}"]
+    of_policy = [f"policy.model={bare}", f"policy.chat_template={turns}", "policy.scratch=null", "policy.fit=null"]
+    done = again(root, *of_policy, *changes)
+    assert {"reward", "judge", "score-0", "train-aware", "results", "report"} <= set(done)
+    records = {name: json.loads((root / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
+    assert [records[name]["summary"]["pairs"] for name in ("reward", "judge")] == [40, 30]
+    for record in records.values():
+        assert record["summary"]["layers"] == [1]
+        assert 0 <= record["summary"]["validated_accuracy"]["mean"] <= 1
+    reward = AutoModelForSequenceClassification.from_pretrained(root / "models" / "reward")
+    assert type(reward).__name__ == "PooledForSequenceClassification"
+
+
+def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None:
+    """It alone is trained anew, and a dry run tells what it and the evaluations take."""
+    folder = micro.encoder(tmp_path / "encoder")
+    change = f"judge={{model: {folder}, head: {{pairs: 30}}}}"
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(load_recipe(micro.write(root / "again.yaml", micro.settings(root)), [change]), console)
+    assert "judge" in console.file.getvalue()
+    assert "not counted" not in console.file.getvalue()
+    assert again(root, change, until="reward-model") == ["judge"]
+    config = AutoConfig.from_pretrained(root / "models" / "judge")
+    assert config.base["model_type"] == "bert"
+    of_policy = [f"policy.model={folder}", "policy.scratch=null"]
+    with pytest.raises(ConfigError, match="holds BertModel, not a causal language model"):
+        print_plan(load_recipe(root / "again.yaml", of_policy), console)
+
+
+def test_a_reward_is_compared_with_garbage(finished: Path) -> None:
+    """A reward that counts signs knows them and not disorder; the run's own models are in its records and report."""
+    spoilt = [
+        {"prompt": [], "chosen": chosen, "garbage": [spoil(chosen, rng) for spoil in GARBAGE.values()]}
+        for rng in [np.random.default_rng(0)]
+        for chosen in ["Let the dough rise.", "Knead it well."]
+    ]
+
+    def no_signs(_: Any, responses: list[str]) -> list[float]:
+        return [-float(sum(sign in response for sign in SIGNS)) for response in responses]
+
+    found = over_garbage("reward", no_signs, spoilt, Confidence(0.95, 0))
+    assert [found[kind]["mean"] for kind in GARBAGE] == [1.0, 0.5, 0.5]
+    assert over_garbage("reward", no_signs, [], Confidence(0.95, 0)) == {}
+    records = {name: json.loads((finished / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
+    for record in records.values():
+        assert list(record["summary"]["over_garbage"]) == list(GARBAGE)
+        assert all(
+            0 <= own["low"] <= own["mean"] <= own["high"] <= 1 for own in record["summary"]["over_garbage"].values()
+        )
+    report = (finished / "report.html").read_text()
+    assert all(f"over {kind}, %" in report for kind in GARBAGE)
+
+
+def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:
+    """What depends on it is made again, and nothing else; the rewards are those of float32 to its rounding."""
+    before = {path.name: pq.read_table(path)["reward"].to_numpy() for path in (root / "scores").glob("*.parquet")}
+    reward = ClassifierReward.load(root / "models" / "reward", dtype="bfloat16")
+    prompts, responses = [[{"role": "user", "content": "Hi"}]] * 2, ["Hello there.", "No"]
+    exact = ClassifierReward.load(root / "models" / "reward")(prompts, responses)
+    np.testing.assert_allclose(reward(prompts, responses), exact, atol=0.05)
+    done = again(root, "compute.dtype=bfloat16", until="calibrate")
+    assert {"data", "sft"}.isdisjoint(done)
+    assert {"reward", "judge", "rollout-0", "score-3", "calibrate"} <= set(done)
+    after = {path.name: pq.read_table(path)["reward"].to_numpy() for path in (root / "scores").glob("*.parquet")}
+    assert any((before[name] != after[name]).any() for name in before)
+    assert again(root, "compute.dtype=bfloat16", until="calibrate") == []
+
+
+def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: Path) -> None:
+    """Wherever the recipe names it: it takes the longest, and nothing else would be left to do beside it."""
+    recipe = load_recipe("demo", [f"run_dir={tmp_path}"])
+    named = dict(sorted(recipe.policies.items(), key=lambda item: item[0] != "aware-student"))
+    for policies in (recipe.policies, named):
+        run = Run.of(recipe.model_copy(update={"policies": policies}))
+        order = [unit.name for unit in train.units(run) if unit.name.startswith("train-")]
+        assert order == [f"train-{name}" for name in ("aware", "aware-student", "raw", "identity")]
+
+
+def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
+    """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
+    before = rollouts(root)
+    done = again(root, "rollout.k=10", "rollout.prompts=16", until="calibrate")
+    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "calibrate"]
+    after = rollouts(root)
+    assert len(after) == 160
+    keys = {(row["prompt_id"], row["index"]) for row in before}
+    assert [row for row in after if (row["prompt_id"], row["index"]) in keys] == before
+    calibrated = pq.read_table(root / "calibrated.parquet").to_pylist()
+    assert {len(row["reference_rewards"]) for row in calibrated} == {10}
+
+
+def test_a_run_killed_during_rollouts_ends_as_an_undisturbed_one(root: Path, tmp_path: Path) -> None:
+    """After SIGKILL the workers end by themselves, and the same command gives the rollouts that no kill would."""
+    changes = ["rollout.prompts=68", "rollout.k=300"]
+    undisturbed = Path(shutil.copytree(root, tmp_path / "undisturbed"))
+    again(undisturbed, *changes, until="rollout")
+
+    path = micro.write(tmp_path / "killed.yaml", micro.settings(root) | micro.WORKERS)
+    words = [
+        micro.COMMAND,
+        "run",
+        path,
+        "--until",
+        "rollout",
+        *(word for change in changes for word in ("--set", change)),
+    ]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    shards = len(list(root.glob("rollouts/part-*/*")))
+    while len(list(root.glob("rollouts/part-*/part-*"))) == shards:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.005)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()  # returns when the workers are gone too
+    assert len(rollouts(root)) < 68 * 300
+    again(root, *changes, until="rollout")
+    assert rollouts(root) == rollouts(undisturbed)
+
+
+def test_a_changed_setting_removes_what_an_unfinished_attempt_left(root: Path) -> None:
+    """Rollouts of other lengths are not mixed with those that are there."""
+    again(root, "rollout.max_new_tokens=3", until="rollout")
+    assert len(rollouts(root)) == 72
+    assert max(len(row["token_ids"]) for row in rollouts(root)) == 3
+    assert Layout(root).scores(0).exists()  # not yet touched
