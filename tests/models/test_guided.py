@@ -18,9 +18,8 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.settings import Recipe
-from infalign.sampling.continuous import ContinuousBatch
 from infalign.sampling.engine import Prompt, Sampling
-from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.sampling.shared_prefix import SharedPrefixBatch, SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
 PROMPT = [5, 6, 7, 8]
@@ -175,7 +174,7 @@ def test_a_saved_guide_is_drawn_from_in_half_precision(folder: Path, form: str, 
         some = gap[gap.abs() <= gap.abs().quantile(0.98)]  # at the edge of the likely tokens rounding decides on Q
         assert some.norm() < 0.02 * model(ids).logits.norm()
     SharedPrefixEngine(read, tokenizer, Sampling(8)).sample(PROMPT, "p", range(3))
-    ContinuousBatch(read, tokenizer).join([(Prompt("p", PROMPT), 0, Sampling(8))])
+    SharedPrefixBatch(read, tokenizer).join([(Prompt("p", PROMPT), 0, Sampling(8))])
 
 
 @pytest.mark.parametrize(("reference_by", "trunk_by"), [(3, 0), (0, 3), (5, 2)])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 CDF_BLOCK = 64
-NO_POLICY = "the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint"
+UNDEFINED_POLICY = "the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +209,10 @@ def pick_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[T
     return tokens[:, 0], (probabilities.gather(-1, tokens).double() / cdf[:, -1:]).log()[:, 0]
 
 
-def as_responses(tokens: Tensor, lengths: Tensor, logprobs: Tensor, tokenizer: Any) -> list[Response]:
-    """Return rows of ``tokens`` (responses × T), cut to ``lengths``, as responses."""
-    if not logprobs.isfinite().all():
-        raise ConfigError(NO_POLICY)
-    ids = [tuple(row[:length]) for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+def as_responses(ids: Sequence[Sequence[int]], logprobs: Sequence[float], tokenizer: Any) -> list[Response]:
+    """Return the tokens of each response, with its log-probability, as responses."""
+    if not all(map(math.isfinite, logprobs)):
+        raise ConfigError(UNDEFINED_POLICY)
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     finishes = ["stop" if row[-1] == tokenizer.eos_token_id else "length" for row in ids]
-    return [Response(*fields) for fields in zip(ids, texts, finishes, logprobs.tolist(), strict=True)]
+    return [Response(*fields) for fields in zip(map(tuple, ids), texts, finishes, logprobs, strict=True)]

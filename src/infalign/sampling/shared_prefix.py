@@ -1,20 +1,19 @@
-"""Draw many responses to a prompt fast: they share one computation and one cache of the prompt."""
+"""Draw many responses together: those to one prompt share its computation and its cache, and rows join and leave."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from infalign.core.errors import ConfigError, first_line
-from infalign.models.attention import check_plain, odd_layers
+from infalign.models.attention import odd_layers
 from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (
-    NO_POLICY,
+    UNDEFINED_POLICY,
     Asked,
     Engine,
     EngineSettings,
@@ -27,27 +26,204 @@ from infalign.sampling.engine import (
     pick_tokens,
     token_uniforms,
 )
+from infalign.sampling.prefix_cache import Layers, SharedPrefixCache, attend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-SUFFIX_BLOCK = 32
-USE_GENERIC = "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model"
+POLICY = Sampling(1)  # temperature 1 and no truncation
+ALTERNATIVES = (
+    "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model, or serve it with "
+    "vLLM and name that server's URL as the engine"
+)
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A response that is being drawn: a random number for each token that it may have, and its tokens so far."""
+
+    prompt_tokens: int
+    uniforms: list[float]
+    token_ids: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    ended: bool = False
+
+
+class SharedPrefixBatch:
+    """Responses to one or many prompts that are drawn together: a token of each at every step.
+
+    Rows join and leave between steps. Takes any transformers decoder in which every layer attends to all earlier tokens
+    through the attention interface (Llama, Qwen, Mistral without a window, Gemma, GPT-2, …), also a guided policy;
+    raises `ConfigError` for others. A response depends on (seed, prompt_id, index) only, up to rounding in matrix
+    products, which depends on the batch size.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, distribution: Sampling = POLICY) -> None:
+        self.model, self.tokenizer, self.distribution = model, tokenizer, distribution
+        self.eos = eos_token_id(tokenizer)
+        self.rows: list[Row] = []  # with some that have ended: compacting the cache is costly
+        self._cache = SharedPrefixCache()
+        self._configs = _configs(model)
+        self._logits: Tensor  # rows × V, after the last token of each row
+        self._check()
+
+    def join(self, draws: Iterable[tuple[Prompt, int, Sampling]]) -> list[Row]:
+        """Begin rollouts, each of a prompt and a number; neighbors of one prompt share its computation.
+
+        Of a rollout's sampling the seed and the length count. Raises DataError for a prompt that the model cannot
+        answer.
+        """
+        begun: list[tuple[Sequence[int], list[Row]]] = []
+        for _, group in groupby(draws, lambda draw: draw[0].prompt_id):
+            rows = list(group)
+            prompt, longest = rows[0][0], max((sampling for *_, sampling in rows), key=lambda one: one.max_new_tokens)
+            check_prompt(prompt.token_ids, prompt.prompt_id, self.model, longest)
+            streams = [token_uniforms(sampling, prompt.prompt_id, [index])[0] for _, index, sampling in rows]
+            begun.append((prompt.token_ids, [Row(len(prompt.token_ids), stream.tolist()) for stream in streams]))
+        self._begin(begun)
+        return [row for _, rows in begun for row in rows]
+
+    def leave(self, rows: Collection[Row]) -> None:
+        """Take rows out, finished or not."""
+        for row in rows:
+            row.ended = True
+        if all(row.ended for row in self.rows):
+            self.rows, self._cache = [], SharedPrefixCache()
+
+    def step(self) -> list[Row]:
+        """Draw the next token of every row; return the rows that end with it, which have left.
+
+        Raises ConfigError for a model with NaN or infinite logits.
+        """
+        import torch
+
+        uniforms = [0.0 if row.ended else row.uniforms[len(row.token_ids)] for row in self.rows]
+        with torch.no_grad():
+            at = torch.tensor(uniforms, dtype=torch.float64, device=self._logits.device)
+            tokens, logprobs = pick_tokens(self._logits, at, self.distribution)
+            ended = []
+            for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+                if row.ended:
+                    continue
+                if not math.isfinite(logprob):
+                    raise ConfigError(UNDEFINED_POLICY)
+                row.token_ids.append(token)
+                row.logprob += logprob
+                if token == self.eos or len(row.token_ids) == len(row.uniforms):
+                    ended.append(row)
+            self.leave(ended)
+            if sum(not row.ended for row in self.rows) <= 0.75 * len(self.rows):
+                self._compact()
+            if self.rows:
+                self._forward()
+        return ended
+
+    def responses(self, rows: Sequence[Row]) -> list[Response]:
+        """Return rows as responses."""
+        return as_responses([row.token_ids for row in rows], [row.logprob for row in rows], self.tokenizer)
+
+    def _begin(self, begun: Sequence[tuple[Sequence[int], list[Row]]]) -> None:
+        """Add the rows of each prompt."""
+        import torch
+
+        self._compact()
+        with torch.no_grad():
+            parts = [self._logits] if self.rows else []
+            for prompt_ids, rows in begun:
+                logits, prefix = _prefill(self.model, prompt_ids)
+                self._cache.add(prefix, len(rows))
+                self.rows += rows
+                parts.append(logits.expand(len(rows), -1))
+            self._logits = torch.cat(parts)
+
+    def _compact(self) -> None:
+        """Keep only the rows that have not ended."""
+        places = [place for place, row in enumerate(self.rows) if not row.ended]
+        if 0 < len(places) < len(self.rows):
+            self.rows, self._logits = [self.rows[place] for place in places], self._logits[places]
+            self._cache.keep(places)
+
+    def _forward(self) -> None:
+        """Append the last token of each row to the cache, and compute the logits after it."""
+        import torch
+
+        device, cache = self._logits.device, self._cache
+        tokens = [row.token_ids[-1] for row in self.rows]
+        positions = [row.prompt_tokens + len(row.token_ids) - 1 for row in self.rows]
+        with self._attention():
+            out = self.model(
+                input_ids=torch.tensor(tokens, device=device)[:, None],
+                position_ids=torch.tensor(positions, device=device)[:, None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+                shared_prefix=cache,  # models pass unknown keyword arguments on to the attention function
+            )
+        cache.length += 1
+        self._logits = out.logits[:, -1]
+
+    def _check(self) -> None:
+        """Raise `ConfigError` unless tokens after prompts of different lengths get the logits of plain passes."""
+        import torch
+
+        check_evaluating(self.model)
+        name = type(self.model).__name__
+        if odd := odd_layers(self.model):
+            raise ConfigError(f"{name} has layers without full attention ({odd}){ALTERNATIVES}")
+        ids = [token % self.model.config.get_text_config(decoder=True).vocab_size for token in range(1, 6)]
+        device = self.model.device
+        try:
+            with torch.no_grad():
+                plain = [
+                    self.model(torch.tensor([text], device=device), use_cache=False).logits[0, -1]
+                    for text in (ids, ids, ids[:3])
+                ]
+                self._begin([(ids[:3], [Row(3, []), Row(3, [])])])
+                self._append([ids[3]] * 2)
+                self._begin([(ids[:2], [Row(2, [])])])
+                self._append([ids[4], ids[4], ids[2]])
+        except Exception as error:  # a model without the attention interface can raise any exception
+            raise ConfigError(f"{name} cannot share a prefix: {first_line(error)}{ALTERNATIVES}") from error
+        expected, found = torch.stack(plain).float(), self._logits.float()
+        self.leave(self.rows)
+        if not expected.isfinite().all():
+            raise ConfigError(UNDEFINED_POLICY)
+        # Not the largest gap: at the edge of a guide's likely tokens rounding decides which logits change.
+        gap = float((found - expected).abs().quantile(0.98) / (1 + expected.abs().max()))
+        if not gap <= torch.finfo(self.model.dtype).eps ** 0.5:
+            raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){ALTERNATIVES}")
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Append a token to each row."""
+        for row, token in zip(self.rows, tokens, strict=True):
+            row.token_ids.append(token)
+        self._forward()
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        """Let the model attend by `attend` inside the block.
+
+        No mask function is registered with it, so models build no mask; `attend` knows how long each prompt is.
+        """
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("infalign_shared_prefix", attend)
+        before = [config._attn_implementation for config in self._configs]
+        try:
+            for config in self._configs:
+                config._attn_implementation = "infalign_shared_prefix"
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation = name
 
 
 class SharedPrefixEngine:
-    """Draw many responses to a prompt fast: they share one computation and one cache of the prompt.
-
-    Takes any transformers decoder in which every layer attends to all earlier tokens through the attention interface
-    (Llama, Qwen, Mistral without a window, Gemma, GPT-2, …); raises `ConfigError` for others. A response depends on
-    (seed, prompt_id, index) only, up to rounding in matrix products, which depends on the batch size.
-    """
+    """Draws the rollouts of a run by `SharedPrefixBatch`: those of one call begin together."""
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
-        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
-        self.eos = eos_token_id(tokenizer)
-        _check_shares_prefix(model)
+        self.batch, self.sampling = SharedPrefixBatch(model, tokenizer, sampling), sampling
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return rollouts number ``indices`` of the prompt, in that order."""
@@ -56,222 +232,33 @@ class SharedPrefixEngine:
 
     def sample_together(self, asked: Sequence[Asked]) -> list[list[Response]]:
         """Return the rollouts of each of ``asked``, which are drawn in one batch."""
-        import torch
-
-        for (prompt_id, prompt_ids), _ in asked:
-            check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
-        counts = [len(indices) for _, indices in asked]
-        n, steps = sum(counts), self.sampling.max_new_tokens
-        device = self.model.device
-        streams = [token_uniforms(self.sampling, prompt.prompt_id, indices) for prompt, indices in asked]
-        uniforms = torch.from_numpy(np.concatenate(streams)).to(device)
-        tokens = torch.full((n, steps), self.eos, device=device)
-        lengths = torch.full((n,), steps, device=device)
-        logprobs = torch.zeros(n, dtype=torch.float64, device=device)
-        rows = torch.arange(n, device=device)  # the response that each row of the batch belongs to
-        done = torch.zeros(n, dtype=torch.bool, device=device)
-        with torch.no_grad():
-            after, prefixes = zip(*(prefill(self.model, prompt.token_ids) for prompt, _ in asked), strict=True)
-            cache = _SharedPrefixCache(list(map(_layers, prefixes)), counts)
-            logits = torch.cat([one.expand(count, -1) for one, count in zip(after, counts, strict=True)])
-            with _attention(self.model, _register()):
-                for step in range(steps):
-                    picked, logprob = pick_tokens(logits, uniforms[rows, step], self.sampling)
-                    picked = picked.where(~done, self.eos)
-                    tokens[rows, step] = picked
-                    logprobs[rows] += logprob.where(~done, 0.0)
-                    ended = ~done & (picked == self.eos)
-                    lengths[rows[ended]] = step + 1
-                    done |= ended
-                    left = len(rows) - int(done.sum())
-                    if left == 0 or step == steps - 1:
-                        break
-                    if left <= 0.75 * len(rows):  # compacting the cache is costly, so not after every finished response
-                        keep = (~done).nonzero()[:, 0]
-                        rows, done, picked = rows[keep], done[keep], picked[keep]
-                        cache.keep(keep)
-                    logits = _decode(self.model, picked, cache)
-        drawn = as_responses(tokens, lengths, logprobs, self.tokenizer)
-        ends = list(accumulate(counts, initial=0))
+        try:
+            rows = self.batch.join((prompt, index, self.sampling) for prompt, indices in asked for index in indices)
+            while self.batch.rows:
+                self.batch.step()
+        except BaseException:
+            self.batch.leave(self.batch.rows)
+            raise
+        drawn = self.batch.responses(rows)
+        ends = list(accumulate((len(indices) for _, indices in asked), initial=0))
         return [drawn[begin:end] for begin, end in pairwise(ends)]
 
 
-Layers = list[tuple["Tensor", "Tensor"]]
-"""Keys and values of each layer."""
+def _configs(model: Any) -> list[Any]:
+    """Return the configurations of a model and of its parts."""
+    found = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
 
 
-class _SharedPrefixCache:
-    """The KV cache: keys and values of each prompt once for all of its rows, and blocks for the rows' own tokens.
-
-    The rows of a prompt follow each other, so many as ``counts`` says.
-
-    Whole blocks are read, unused positions included: on a CPU that is 2-3 times faster than slices of one large buffer.
-    Models call only ``update`` and ``get_seq_length`` of a cache.
-    """
-
-    def __init__(self, prefixes: list[Layers], counts: list[int]) -> None:
-        self.prefixes, self.counts = prefixes, counts  # per prompt and layer; 1 × KV heads × P × width
-        self.suffix: list[Layers] = [[] for _ in prefixes[0]]  # per layer and block; rows × KV heads × BLOCK × width
-        self.length = 0  # number of own tokens per row
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append one token to each row of a layer; `_attend` reads the blocks, so only the new token is returned."""
-        blocks, place = self.suffix[layer_idx], self.length % SUFFIX_BLOCK
-        if place == 0:
-            blocks.append((_empty_block(key), _empty_block(value)))
-        for block, new in zip(blocks[-1], (key, value), strict=True):
-            block[:, :, place] = new[:, :, 0]
-        return key, value
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens before the one being computed, of the longest row."""
-        return max(self.prefix_lengths) + self.length
-
-    @property
-    def prefix_lengths(self) -> list[int]:
-        """The number of tokens of each prompt."""
-        return [int(layers[0][0].shape[2]) for layers in self.prefixes]
-
-    def layers_of(self, part: slice) -> _SharedPrefixCache:
-        """Return some layers as a cache of their own, for one of the models of a guided policy."""
-        found = _SharedPrefixCache([layers[part] for layers in self.prefixes], self.counts)
-        found.suffix, found.length = self.suffix[part], self.length
-        return found
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep these rows only, in their order."""
-        prompt_of = [prompt for prompt, count in enumerate(self.counts) for _ in range(count)]
-        kept = Counter(prompt_of[row] for row in rows.tolist())
-        self.prefixes = [self.prefixes[prompt] for prompt in kept]
-        self.counts = list(kept.values())
-        self.suffix = [[(keys[rows], values[rows]) for keys, values in blocks] for blocks in self.suffix]
-
-
-def _empty_block(new: Tensor) -> Tensor:
-    return new.new_zeros(*new.shape[:2], SUFFIX_BLOCK, new.shape[3])
-
-
-def prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Any]:
-    """Return the logits after the prompt (1 × V) and its cache, by the model's normal attention."""
+def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:
+    """Return the logits after the prompt (1 × V) and its keys and values, by the model's normal attention."""
     import torch
     from transformers import DynamicCache
 
     ids = torch.tensor([list(prompt_ids)], device=model.device)
     cache = DynamicCache(config=model.config)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-    return logits, cache
-
-
-def _layers(cache: Any) -> Layers:
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-def _decode(model: Any, tokens: Tensor, cache: _SharedPrefixCache) -> Tensor:
-    """Append a token to each row and return the logits after it (rows × V)."""
-    lengths = tokens.new_tensor(cache.prefix_lengths).repeat_interleave(tokens.new_tensor(cache.counts))
-    positions = lengths[:, None] + cache.length
-    out = model(
-        input_ids=tokens[:, None],
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-        shared_prefix=cache,  # models pass unknown keyword arguments on to the attention function
-    )
-    cache.length += 1
-    logits: Tensor = out.logits[:, -1]
-    return logits
-
-
-def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    *,
-    shared_prefix: _SharedPrefixCache,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend from one token per row (rows × heads × 1 × width) to the row's prompt and to its own tokens."""
-    import torch
-    from torch.nn.functional import pad
-
-    check_plain(kwargs)
-    prefixes = [layers[module.layer_idx] for layers in shared_prefix.prefixes]
-    counts, longest = shared_prefix.counts, max(shared_prefix.prefix_lengths)
-    blocks = shared_prefix.suffix[module.layer_idx]
-    n, kv_heads, _, width = key.shape
-    query = query.reshape(n, kv_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
-    group = query.shape[2]
-
-    def by_prompt(rows: Tensor, of_prompts: Iterable[Tensor]) -> list[Tensor]:
-        """Return the product of each prompt's rows, one per head for all of them, which makes the engine fast."""
-        found = []
-        for some, of_prompt in zip(torch.split(rows, counts), of_prompts, strict=True):
-            heads = some[..., : of_prompt.shape[1]].transpose(0, 1).reshape(kv_heads, len(some) * group, -1)
-            found.append((heads @ of_prompt).view(kv_heads, len(some), group, -1).transpose(0, 1))
-        return found
-
-    to_prompts = by_prompt(query, (keys[0].mT for keys, _ in prefixes))
-    if len(prefixes) > 1:
-        to_prompts = [pad(some, (0, longest - some.shape[-1]), value=-torch.inf) for some in to_prompts]
-    scores = torch.cat((torch.cat(to_prompts), *(query @ keys.mT for keys, _ in blocks)), dim=-1)
-    scores[..., longest + shared_prefix.length + 1 :] = -torch.inf  # mask the unused positions of the last block
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    to_prefix, *to_blocks = torch.split(weights, [longest] + [SUFFIX_BLOCK] * len(blocks), dim=-1)
-    out = torch.cat(by_prompt(to_prefix, (values[0] for _, values in prefixes)))
-    for to_block, (_, values) in zip(to_blocks, blocks, strict=True):
-        out = out + to_block @ values
-    return out.reshape(n, 1, kv_heads * group, -1), None
-
-
-def _register() -> str:
-    """Make `_attend` known to transformers and return its name.
-
-    No mask function is registered with it, so models build no mask; `_attend` knows how long each prompt is.
-    """
-    from transformers import AttentionInterface
-
-    AttentionInterface.register("infalign_shared_prefix", _attend)
-    return "infalign_shared_prefix"
-
-
-@contextmanager
-def _attention(model: Any, name: str) -> Iterator[None]:
-    """Use another attention implementation in ``model`` inside the block."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-def _check_shares_prefix(model: Any) -> None:
-    """Raise `ConfigError` unless two tokens decoded on a shared prefix get the logits of a plain forward pass."""
-    import torch
-
-    check_evaluating(model)
-    name = type(model).__name__
-    if odd := odd_layers(model):
-        raise ConfigError(f"{name} has layers without full attention ({odd}){USE_GENERIC}")
-    ids = torch.arange(1, 6, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
-    try:
-        with torch.no_grad():
-            expected = model(input_ids=ids[None], use_cache=False).logits[0, -2:].float()
-            _, prefix = prefill(model, ids[:3].tolist())
-            cache = _SharedPrefixCache([_layers(prefix)], [2])
-            with _attention(model, _register()):
-                found = torch.stack([_decode(model, token.expand(2), cache)[1] for token in ids[3:]]).float()
-    except Exception as error:  # a model without the attention interface can raise any exception
-        raise ConfigError(f"{name} cannot share a prefix: {first_line(error)}{USE_GENERIC}") from error
-    if expected.isnan().any():
-        raise ConfigError(NO_POLICY)
-    gap = float((found - expected).abs().max() / (1 + expected.abs().max()))
-    if not gap <= torch.finfo(model.dtype).eps ** 0.5:
-        raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){USE_GENERIC}")
+    return logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
 class Settings(EngineSettings):

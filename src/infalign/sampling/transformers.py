@@ -69,7 +69,9 @@ class TransformersEngine:
         tokens = out[:, len(prompt_ids) :]
         before_end = (tokens == self.eos).cumsum(dim=1) - (tokens == self.eos).long() == 0
         sums = torch.stack(logprobs, dim=1).where(before_end, 0.0).sum(dim=1)
-        return as_responses(tokens, before_end.sum(dim=1), sums, self.tokenizer)
+        lengths = before_end.sum(dim=1).tolist()
+        ids = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
+        return as_responses(ids, sums.tolist(), self.tokenizer)
 
 
 class Settings(EngineSettings):

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from infalign.core.errors import DataError
 from infalign.core.http import abandon_names
-from infalign.sampling.continuous import ContinuousBatch, Row
 from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt, context_of
 from infalign.sampling.server import ServerEngine
+from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
 
 OnTokens = Callable[[Sequence[int]], None]
 """Is called with all tokens of a draw so far, each time that there is one more."""
@@ -65,7 +65,7 @@ class LocalDraws:
 
     def __init__(self, model: Any, tokenizer: Any, *, rows: int) -> None:
         self.counts: Counter[str] = Counter()
-        self._batch, self._rows = ContinuousBatch(model, tokenizer), rows
+        self._batch, self._rows = SharedPrefixBatch(model, tokenizer), rows
         self._waiting: deque[_Draw] = deque()
         self._begun: list[_Draw] = []
         self._asked = asyncio.Event()
@@ -140,7 +140,8 @@ class LocalDraws:
             if draw.on_tokens is not None:
                 draw.on_tokens(draw.row.token_ids)
             if draw.row in ended:
-                draw.answer.set_result(self._batch.response(draw.row))
+                (response,) = self._batch.responses([draw.row])
+                draw.answer.set_result(response)
                 self.counts.update(draws=1, tokens=len(draw.row.token_ids))
         self._begun = [draw for draw in self._begun if draw.row not in ended or draw.answer.cancelled()]
 

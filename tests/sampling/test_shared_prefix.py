@@ -8,9 +8,8 @@ from test_rollouts import tiny, words
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.models.guided import GuidedForCausalLM
-from infalign.sampling.continuous import ContinuousBatch, Row
 from infalign.sampling.engine import Prompt, Response, Sampling
-from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.sampling.shared_prefix import Row, SharedPrefixBatch, SharedPrefixEngine
 
 PROMPTS = [Prompt("long", [5, 1, 7, 2, 6, 4, 9, 8]), Prompt("short", [5, 6]), Prompt("middle", [1, 2, 9, 4])]
 SAMPLING = Sampling(40, seed=3)
@@ -33,18 +32,18 @@ MODELS = {
 }
 
 
-def drawn(batch: ContinuousBatch, rows: list[Row]) -> list[Response]:
+def drawn(batch: SharedPrefixBatch, rows: list[Row]) -> list[Response]:
     """Return the responses of rows, stepping until the batch is empty."""
     while batch.rows:
         batch.step()
-    return [batch.response(row) for row in rows]
+    return batch.responses(rows)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
     """Prompts of several lengths join at different steps, some rows leave, and every other response is the same."""
     policy = MODELS[model]()
-    batch, alone = ContinuousBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
+    batch, alone = SharedPrefixBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
     rows = batch.join((PROMPTS[0], index, SAMPLING) for index in [0, 1, 2])
     batch.step()
     gone = batch.join((PROMPTS[1], index, SAMPLING) for index in [7, 8])
@@ -68,7 +67,7 @@ def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
 
 def test_rows_may_have_different_lengths() -> None:
     """A shorter limit cuts the same response."""
-    batch = ContinuousBatch(tiny(), words())
+    batch = SharedPrefixBatch(tiny(), words())
     rows = batch.join((PROMPTS[0], 0, Sampling(limit, seed=3)) for limit in (40, 4, 1))
     whole, four, one = (response.token_ids for response in drawn(batch, rows))
     assert (four, one) == (whole[:4], whole[:1])
@@ -77,13 +76,13 @@ def test_rows_may_have_different_lengths() -> None:
 def test_what_cannot_be_drawn_is_refused() -> None:
     """A window, a model in training, a prompt too long, and NaN."""
     with pytest.raises(ConfigError, match="without full attention"):
-        ContinuousBatch(tiny("Mistral", sliding_window=4), words())
+        SharedPrefixBatch(tiny("Mistral", sliding_window=4), words())
     with pytest.raises(ConfigError, match="training mode"):
-        ContinuousBatch(tiny().train(), words())
+        SharedPrefixBatch(tiny().train(), words())
     with pytest.raises(DataError, match="exceeds the model's context of 128"):
-        ContinuousBatch(tiny(), words()).join([(Prompt("a", [5]), 0, Sampling(128))])
+        SharedPrefixBatch(tiny(), words()).join([(Prompt("a", [5]), 0, Sampling(128))])
     broken = tiny()
-    batch = ContinuousBatch(broken, words())
+    batch = SharedPrefixBatch(broken, words())
     broken.lm_head.weight.data.fill_(float("nan"))
     batch.join([(PROMPTS[0], 0, SAMPLING)])
     with pytest.raises(ConfigError, match="NaN"):
