@@ -4,21 +4,18 @@ import gzip
 import io
 import json
 import re
-import signal
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import micro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from faults.registry import Lab, Seen, again, fault, tables
-from infalign import cli
-from infalign.core.storage import read_record, read_table
+from faults.lab import Lab, Seen, infalign, refused, summary, told, untouched
+from faults.registry import fault
+from infalign.core.storage import read_table
+from infalign.data.files import read_rows
 from infalign.world import preferences
 
 ROWS = [
@@ -27,146 +24,25 @@ ROWS = [
 ]
 
 
-def infalign(*words: object) -> tuple[int, str, str]:
-    """Run a command line in this process and return exit code, output and the sentence of the error."""
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    out, err = io.StringIO(), io.StringIO()
-    code: Any = 0
-    try:
-        with patch.object(sys, "argv", ["infalign", *map(str, words)]), redirect_stdout(out), redirect_stderr(err):
-            cli.main()
-    except SystemExit as stopped:
-        code = stopped.code
-    finally:
-        for number, handler in signals.items():
-            signal.signal(number, handler)
-    return code, out.getvalue(), err.getvalue().removeprefix("infalign: ")
-
-
 def lines(rows: list[dict[str, Any]]) -> bytes:
     """Return rows as lines of JSON."""
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def reading(lab: Lab, root: Path, name: str, content: bytes | None) -> str:
-    """Write a file of data, or a directory, and a recipe for ``root`` that reads it, and return the recipe's path."""
-    if content is None:
-        (lab.folder / name).mkdir()
-    else:
-        (lab.folder / name).write_bytes(content)
-    data = {"folder": str(lab.folder), "sources": [{"path": name}], "max_prompt_tokens": 180}
-    return recipe(lab, micro.settings(root) | {"data": data})
-
-
-def recipe(lab: Lab, settings: dict[str, Any]) -> str:
-    """Write a recipe and return its path."""
-    return micro.write(lab.folder / "recipe.yaml", settings)
-
-
-def state(root: Path, *but: str) -> dict[str, tuple[int, int]]:
-    """Return time and size of every file and folder of a run, without those whose name begins with ``but``."""
-    found = {file.relative_to(root).as_posix(): file.stat() for file in root.rglob("*")}
-    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items() if not name.startswith(but)}
-
-
-def refused(lab: Lab, name: str, content: bytes | None, *words: str) -> Seen:
-    """Point the finished run at a file, or at a directory; exit code 3 comes before any work on it is touched."""
-    root = lab.copy()
-    path = reading(lab, root, name, content)
-    names = ("data", "stages", "recipe.yaml", "digests.json", ".lock", "holder.json")
-    before = state(root, *names)
-    code, _, said = infalign("run", path, *words)
-    assert code == 3, said
-    assert str(lab.folder / name) in said
-    assert state(root, *names) == before
-    assert all((root / "stages" / f"{unit}.json").exists() for unit in ("sft", "rollout-0", "train-aware", "results"))
-    return Seen(code, said)
-
-
-def done(lab: Lab, content: bytes, *words: str) -> tuple[Path, str]:
-    """Do the data stage of a new run with a file and return the run directory and what was printed."""
-    root = lab.folder / "run"
-    code, out, said = infalign("data", reading(lab, root, "rows.jsonl", content), *words)
-    assert code == 0, said
-    return root, out
-
-
-def counts(out: str) -> str:
-    """Return the numbers printed for the data stage, without its seconds."""
-    return re.search(r"✓ data +[\d.]+ s +(.*)", out)[1]  # type: ignore[index]
-
-
-def unread(lab: Lab, text: str | bytes, *words: str) -> Seen:
-    """Try to run the finished run with another recipe; exit code 2 comes before any file of it is touched."""
-    root = lab.copy()
-    path = lab.folder / "recipe.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.replace("RUN", str(root)).encode())
-    before = state(root)
-    code, _, said = infalign("run", path, *words)
-    assert code == 2, said
-    assert state(root) == before
-    return Seen(code, said)
-
-
-RECIPE = yaml.safe_dump(micro.settings(Path("RUN")), sort_keys=False)
-
-
-# Files that cannot be read
-
-
-@fault("a line of the data is not JSON, also with --skip-invalid", brief=True)
-def not_json(lab: Lab) -> Seen:
-    """The line is named; what could not be read is no row to skip."""
-    content = lines(ROWS[:6]) + b'{"prompt": "Hi", "chosen": \n' + lines(ROWS[6:])
-    seen = refused(lab, "rows.jsonl", content, "--skip-invalid")
-    assert "rows.jsonl line 7: not JSON" in seen.said
-    return seen
-
-
-@fault("a gzipped data file is cut off, also with --skip-invalid")
-def torn_gzip(lab: Lab) -> Seen:
-    """What was read of it is not used, and the last whole line is named."""
-    whole = gzip.compress(lines(ROWS), mtime=0)
-    seen = refused(lab, "rows.jsonl.gz", whole[: len(whole) // 2], "--skip-invalid")
-    assert re.search(r"cannot be read after \S+ line \d+", seen.said)
-    return seen
-
-
-@fault("the data are in UTF-16")
-def utf16(lab: Lab) -> Seen:
-    """The first line is named."""
-    return refused(lab, "rows.jsonl", lines(ROWS).decode().encode("utf-16"))
-
-
-@fault("the data file has blank lines only")
-def blank(lab: Lab) -> Seen:
-    """It holds no rows."""
-    return refused(lab, "rows.jsonl", b"\n \r\n\n")
-
-
-@fault("a directory where the data file should be")
-def directory(lab: Lab) -> Seen:
-    """One of its files is asked for."""
-    return refused(lab, "rows.jsonl", None)
-
-
-@fault("a quote that is not closed in CSV")
-def stray_quote(lab: Lab) -> Seen:
-    """The last row before it is named: where the next one ends nobody knows."""
-    cells = ["prompt,chosen,rejected", "Hi,Yes,No", 'Ho,"Yes,No', *["Hi,Yes,No"] * 20]
-    return refused(lab, "rows.csv", "\n".join(cells).encode())
-
-
-@fault("Parquet data with bytes where text should be")
-def binary_column(lab: Lab) -> Seen:
-    """Bytes are not taken for text."""
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    """Return rows as a Parquet file."""
     file = io.BytesIO()
-    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
-    pq.write_table(pa.table(columns | {"chosen": [text.encode() for text in columns["chosen"]]}), file)
-    return refused(lab, "rows.parquet", file.getvalue())
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
 
 
-# Rows that are no examples
+def reading(lab: Lab, name: str, content: bytes) -> str:
+    """Write a file of data and a recipe that reads it, and return the recipe's path."""
+    (lab.folder / name).write_bytes(content)
+    return lab.recipe(data={"folder": str(lab.folder), "sources": [{"path": name}], "max_prompt_tokens": 180})
+
+
+# Files that cannot be read, and rows that are no examples
 
 DIRTY = [
     {"prompt": "Hi", "chosen": "Yes"},
@@ -179,145 +55,166 @@ DIRTY = [
 ]
 
 
-@fault("a row of the data misses a column", brief=True)
-def missing_column(lab: Lab) -> Seen:
-    """File and line are named."""
-    seen = refused(lab, "rows.jsonl", lines([*ROWS, DIRTY[0]]))
-    assert f"rows.jsonl line {len(ROWS) + 1}: column rejected is missing" in seen.said
-    return seen
+@fault(
+    3,
+    {
+        "a line is not JSON": (
+            "rows.jsonl",
+            lines(ROWS[:6]) + b'{"prompt": "Hi", "chosen": \n' + lines(ROWS[6:]),
+            "rows.jsonl line 7: not JSON",
+        ),
+        "gzip is cut off": (
+            "rows.jsonl.gz",
+            gzip.compress(lines(ROWS), mtime=0)[:2000],
+            r"cannot be read after \S+ line \d+",
+        ),
+        "UTF-16": ("rows.jsonl", lines(ROWS).decode().encode("utf-16"), "line 1: not UTF-8"),
+        "blank lines only": ("rows.jsonl", b"\n \r\n\n", "holds no rows"),
+        "a quote of CSV is not closed": (
+            "rows.csv",
+            "\n".join(["prompt,chosen,rejected", "Hi,Yes,No", 'Ho,"Yes,No', *["Hi,Yes,No"] * 20]).encode(),
+            r"the row after \S+ line 2",
+        ),
+    },
+    brief=("a line is not JSON",),
+)
+def unreadable(lab: Lab, name: str, content: bytes, place: str) -> Seen:
+    """A data file cannot be read, even with `--skip-invalid` → File, line and fix; finished work stays."""
+    return stops(lab, reading(lab, name, content), str(lab.folder / name), place, "--skip-invalid")
 
 
-@fault("seven kinds of invalid rows, with --skip-invalid", brief=True)
-def skipped_rows(lab: Lab) -> Seen:
-    """They are counted, and listed with file, line and reason; the others are used."""
-    root, out = done(lab, lines([*ROWS, *DIRTY]), "--skip-invalid")
-    listed = (root / "data" / "skipped.txt").read_text(encoding="utf-8").splitlines()
-    file = lab.folder / "rows.jsonl"
-    places = [f"{file} line {number}" for number in range(len(ROWS) + 1, len(ROWS) + len(DIRTY) + 1)]
-    assert [reason.split(": ")[0] for reason in listed] == places
-    last = out.splitlines()[-1]
-    assert last.startswith(f"{len(DIRTY)} invalid rows were left out")
-    return Seen(0, last)
-
-
-@fault("--skip-invalid is forgotten when the run goes on")
-def forgotten(lab: Lab) -> Seen:
-    """Without it the run stops, with it nothing is done again."""
-    done(lab, lines([*ROWS, *DIRTY]), "--skip-invalid")
-    code, _, said = infalign("data", lab.folder / "recipe.yaml")
-    assert code == 3, said
-    again, out, _ = infalign("data", lab.folder / "recipe.yaml", "--skip-invalid")
-    assert (again, out.splitlines()[0]) == (0, "1 of 1 steps are done already")
+def stops(lab: Lab, recipe: str, file: str, place: str, *words: str) -> Seen:
+    """Run the recipe in the finished run's directory: the error names file and place, and the run is as it was."""
+    root = lab.copy()
+    with untouched(root, "data", "stages", "recipe.yaml", "digests.json", ".lock", "holder.json"):
+        code, _, said = infalign("run", recipe, *words)
+    assert file in said
+    assert re.search(place, said)
+    assert all((root / "stages" / f"{unit}.json").exists() for unit in ("sft", "rollout-0", "train-aware", "results"))
     return Seen(code, said)
 
 
-@fault("rows that are in the data twice, and prompts with several pairs")
-def repeated(lab: Lab) -> Seen:
-    """Rows count as often as they stand there and are counted; a prompt has its rollouts once."""
-    swapped = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in ROWS[:30]]
-    root, out = done(lab, lines([*ROWS, *ROWS[:50], *swapped]))
-    distinct = {(row["prompt"], row["chosen"], row["rejected"]) for row in [*ROWS, *swapped]}
-    assert f"repeated {len(ROWS) + 80 - len(distinct)} " in counts(out)
-    prompts = read_table(root / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()
+@fault(3)
+def directory(lab: Lab) -> Seen:
+    """A directory where the data file should be → Name one of its files."""
+    (lab.folder / "rows.jsonl").mkdir()
+    return told(lambda: next(read_rows(lab.folder / "rows.jsonl")))
+
+
+@fault(
+    3,
+    {
+        "a column is missing": (
+            "rows.jsonl",
+            lines([*ROWS, DIRTY[0]]),
+            f"rows.jsonl line {len(ROWS) + 1}: column rejected is missing",
+        ),
+        "bytes for text": (
+            "rows.parquet",
+            parquet([{**row, "chosen": row["chosen"].encode()} for row in ROWS]),
+            "row 0: column chosen is of type bytes",
+        ),
+    },
+    brief=("a column is missing",),
+)
+def invalid(lab: Lab, name: str, content: bytes, place: str) -> Seen:
+    """An invalid row in the data → File, row and column; drop it or pass `--skip-invalid`."""
+    return stops(lab, reading(lab, name, content), str(lab.folder / name), place)
+
+
+@fault(0, brief=True)
+def skipped_rows(lab: Lab) -> Seen:
+    """Invalid rows of seven kinds, with `--skip-invalid` → How many were left out, and which file lists them."""
+    path, root = reading(lab, "rows.jsonl", lines([*ROWS, *DIRTY])), lab.folder / "run"
+    code, out, _ = infalign("data", path, "--skip-invalid")
+    listed = (root / "data" / "skipped.txt").read_text(encoding="utf-8").splitlines()
+    places = [f"{lab.folder}/rows.jsonl line {number}" for number in range(len(ROWS) + 1, len(ROWS) + len(DIRTY) + 1)]
+    assert [reason.split(": ")[0] for reason in listed] == places
+    assert out.splitlines()[-1].startswith(f"{len(DIRTY)} invalid rows were left out")
+    assert infalign("data", path)[0] == 3
+    assert infalign("data", path, "--skip-invalid")[1].splitlines()[0] == "1 of 1 steps are done already"
+    return Seen(code, out.splitlines()[-1])
+
+
+SWAPPED = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in ROWS[:30]]
+DISTINCT = {(row["prompt"], row["chosen"], row["rejected"]) for row in [*ROWS, *SWAPPED]}
+LABELS = [{"prompt": f"Say {i}.", "chosen": f"Here is {i}.", "rejected": "No."} for i in range(200)]
+
+
+@fault(
+    0,
+    {
+        "repeated": ([*ROWS, *ROWS[:50], *SWAPPED], {"repeated": len(ROWS) + 80 - len(DISTINCT)}),
+        "both ways round": (
+            [*LABELS, *({**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in LABELS[:7])],
+            {"contradictory": 14},
+        ),
+        "10 MB": (
+            [*ROWS, {"prompt": "spam " * 2_000_000, "chosen": "a" * 100_000, "rejected": "No\0"}],
+            {"examples": len(ROWS) + 1, "train_prompts_too_long": 1},
+        ),
+    },
+    brief=("both ways round",),
+)
+def counted(lab: Lab, rows: list[dict[str, Any]], counts: dict[str, int]) -> Seen:
+    """Odd rows that are valid: repeated, contradictory, 10 MB long → Their numbers, beside the step `data`."""
+    code, _, _ = infalign("data", reading(lab, "rows.jsonl", lines(rows)), "--set", "data.test=[{world: 20}]")
+    found = summary(lab.folder / "run", "data")
+    assert {name: found[name] for name in counts} == counts
+    prompts = read_table(lab.folder / "run" / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()
     assert len(prompts) == len(set(prompts))
-    return Seen(0, counts(out))
+    return Seen(code)
 
 
-@fault("a row of 10 MB")
-def huge_row(lab: Lab) -> Seen:
-    """It is read, left out as too long and counted."""
-    row = {"prompt": "spam " * 2_000_000, "chosen": "a" * 100_000, "rejected": "No\0"}
-    root, out = done(lab, lines([*ROWS, row]), "--set", "data.test=[{world: 20}]")
-    summary = json.loads((root / "stages" / "data.json").read_text())["summary"]
-    assert (summary["examples"], summary["train_prompts_too_long"]) == (len(ROWS) + 1, 1)
-    return Seen(0, f"{counts(out)}, and in stages/data.json train_prompts_too_long {summary['train_prompts_too_long']}")
-
-
-@fault("no prompt is within data.max_prompt_tokens, and the setting is put right again")
+@fault(3)
 def too_long(lab: Lab) -> Seen:
-    """The limit is named, and the old setting leads to the old tables."""
+    """No prompt is within `data.max_prompt_tokens` → Raise the limit; the old value gives the old tables."""
     root = lab.copy()
-    code, _, said = infalign("run", recipe(lab, micro.settings(root)), "--set", "data.max_prompt_tokens=3")
-    assert code == 3, said
-    repeated = again(root)
-    assert tables(root) == tables(lab.finished)
-    return Seen(code, said, f"time: {len(repeated)} steps are done again" if repeated else "nothing")
+    code, _, said = infalign("run", lab.recipe(), "--set", "data.max_prompt_tokens=3")
+    lab.ends_well(root)
+    return Seen(code, said)
 
 
 # Recipes
 
-
-@fault("a prompt and its response can exceed the model's context")
-def beyond_context(lab: Lab) -> Seen:
-    """It is found before anything runs."""
-    return unread(lab, RECIPE, "--set", "rollout.max_new_tokens=100")
+RECIPE = yaml.safe_dump(micro.settings(Path("RUN")), sort_keys=False)
+LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}\n" for i in range(1, 10))
 
 
-@fault("a key stands in the recipe twice", brief=True)
-def key_twice(lab: Lab) -> Seen:
-    """YAML would take the last one."""
-    return unread(lab, RECIPE.replace("rollout:\n", "rollout:\n  k: 100\n"))
+@fault(
+    2,
+    {
+        "beyond the context": (RECIPE, "rollout.max_new_tokens=100"),
+        "a key twice": RECIPE.replace("rollout:\n", "rollout:\n  k: 100\n"),
+        "a misspelled key": RECIPE.replace("max_new_tokens", "max_new_token"),
+        "k: yes": RECIPE.replace("k: 6", "k: yes"),
+        "k: 1:30": (RECIPE, "rollout.k=1:30"),
+        "seed: 0123": (RECIPE, "seed=0123"),
+        "k: 10^18": (RECIPE, f"rollout.k={10**18}"),
+        "a billion aliases": LAUGHS + RECIPE,
+        "a path for a name": RECIPE.replace("  plain:", "  ../../plain:"),
+    },
+    brief=("a key twice", "a misspelled key", "k: 1:30", "seed: 0123"),
+)
+def unread(lab: Lab, text: str | bytes, *settings: str) -> Seen:
+    """A recipe that is wrong → The key, what was found and what is allowed."""
+    root, path = lab.copy(), lab.folder / "recipe.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.replace("RUN", str(root)).encode())
+    with untouched(root):
+        return refused("run", path, *(word for setting in settings for word in ("--set", setting)))
 
 
-@fault("a misspelled key", brief=True)
-def misspelled(lab: Lab) -> Seen:
-    """The nearest key is named."""
-    return unread(lab, RECIPE.replace("max_new_tokens", "max_new_token"))
-
-
-@fault("`k: yes`")
-def switch_for_a_number(lab: Lab) -> Seen:
-    """YAML reads it as true, and that is not 1."""
-    return unread(lab, RECIPE.replace("k: 6", "k: yes"))
-
-
-@fault("--set rollout.k=1000000000000000000")
-def enormous(lab: Lab) -> Seen:
-    """It is refused before anything is reckoned with it."""
-    return unread(lab, RECIPE, "--set", f"rollout.k={10**18}")
-
-
-@fault("a recipe that calls Python", brief=True)
+@fault(2, brief=True)
 def python_object(lab: Lab) -> Seen:
-    """Nothing runs."""
+    """A recipe that calls Python → The line; its Python does not run."""
     marker = lab.folder / "marker"
     seen = unread(lab, f"{RECIPE}report_to: !!python/object/apply:os.system ['touch {marker}']\n")
+    assert seen
     assert not marker.exists()
     return seen
 
 
-@fault("a recipe whose aliases make a billion values")
-def billion_laughs(lab: Lab) -> Seen:
-    """It is refused while it is small."""
-    bomb = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}\n" for i in range(1, 10))
-    return unread(lab, bomb + RECIPE)
-
-
-@fault("the name of a policy is a path")
-def path_for_a_name(lab: Lab) -> Seen:
-    """Names have no slashes and dots."""
-    return unread(lab, RECIPE.replace("  plain:", "  ../../plain:"))
-
-
-@fault("a model's weights for a recipe")
-def not_a_recipe(lab: Lab) -> Seen:
-    """It is refused without reading it whole."""
+@fault(2)
+def not_a_recipe(lab: Lab) -> Seen | None:
+    """A model's weights in place of a recipe → It is no recipe."""
     return unread(lab, (lab.finished / "models" / "reward" / "model.safetensors").read_bytes())
-
-
-fault("`seed: 0123`, which YAML 1.1 reads as 83", brief=True)(
-    lambda lab: unread(lab, yaml.safe_dump(micro.settings(lab.folder / "run")), "--set", "seed=0123")
-)
-fault("`k: 1:30`, which YAML 1.1 reads as 90", brief=True)(
-    lambda lab: unread(lab, yaml.safe_dump(micro.settings(lab.folder / "run")), "--set", "rollout.k=1:30")
-)
-
-
-@fault("pairs are in the data both ways round", brief=True)
-def contradictory(lab: Lab) -> Seen:
-    """They are counted where the data stage says what it read."""
-    found = [{"prompt": f"Say {i}.", "chosen": f"Here is {i}.", "rejected": "No."} for i in range(200)]
-    found += [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in found[:7]]
-    root, out = done(lab, lines(found))
-    assert read_record(root / "stages" / "data.json")["summary"]["contradictory"] == 14
-    return Seen(0, counts(out))

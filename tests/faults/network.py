@@ -5,19 +5,16 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import micro
 import stamina
 
-from faults.data import infalign
-from faults.registry import Lab, Seen, fault
-from faults.rewards import keep, told
-from infalign.core.errors import ConfigError, DataError, PartialError
+from faults.lab import Lab, Seen, infalign, told
+from faults.registry import fault
+from faults.rewards import keep, remote
+from infalign.core.errors import PartialError
 from infalign.models.pretrained import load_tokenizer
-from infalign.rewards.server import RemoteReward
 from infalign.sampling.engine import Sampling
 from infalign.sampling.server import ServerEngine
 
@@ -61,100 +58,105 @@ def read_request(connection: socket.socket) -> None:
         request.read(length)
 
 
-def asked(lab: Lab, begin: bytes, forever: bytes = b"", *, code: int) -> Seen:
+def asked(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
     """Ask such a server for rewards, and one for responses: both end, with the same exit code."""
     tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
     with speaking(begin, forever) as url, stamina.set_testing(True, attempts=2):
-        seen = told(lambda: keep(lab, RemoteReward(url, tokenizer, read_seconds=0.3, retry_seconds=1.0)))
+        seen = told(lambda: keep(lab, remote(lab, url, read_seconds=0.3, retry_seconds=1.0)))
         engine = ServerEngine(url, "m", tokenizer, Sampling(4), retry_seconds=1.0, read_seconds=0.3)
-        assert told(lambda: engine.sample([1, 2], "p", range(2))).code == code
-    assert seen.code == code, seen
+        assert told(lambda: engine.sample([1, 2], "p", range(2))).code == seen.code
     assert seen.said.isprintable()
     return seen
+
+
+def body_of(content: bytes, *header: bytes, head: bytes = OK) -> bytes:
+    """Return an answer with a body."""
+    lines = [head.strip(), *header, b"Content-Length: %d" % len(content)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + content
+
+
+@fault(
+    PartialError.exit_code,
+    {
+        "header after header": (OK, b"X-More: 1\r\n"),
+        "a header by the byte": (OK + b"X-More: ", b"1"),
+        "100 Continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        "empty chunks of compressed data": (
+            OK + b"Content-Encoding: deflate\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n\x78\x9c\r\n",
+            b"5\r\n\x00\x00\x00\xff\xff\r\n",
+        ),
+    },
+    brief=True,
+)
+def endless(lab: Lab, begin: bytes, forever: bytes) -> Seen:
+    """A server never ends its answer → Within bounded time: start it and rerun."""
+    return asked(lab, begin, forever)
+
+
+@fault(
+    PartialError.exit_code,
+    {
+        "too short": OK + b'Content-Length: 999\r\n\r\n{"rewards": [',
+        "a negative length": OK + b"Content-Length: -1\r\n\r\n{}",
+        "two lengths": OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        "a chunk without a size": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+        "mail": b"220 mail ESMTP\r\n",
+        "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
+        "nothing": b"",
+        "Retry-After is no number": b"HTTP/1.1 503 Busy\r\nRetry-After: \xe9\xb2\xd9\xa3\r\nContent-Length: 0\r\n\r\n",
+    },
+    brief=("too short", "Retry-After is no number"),
+)
+def broken(lab: Lab, begin: bytes) -> Seen:
+    """A server's answer is no HTTP, or broken off → What broke; start the server and rerun."""
+    return asked(lab, begin)
 
 
 def deflated(size: int) -> bytes:
     """Return an answer in gzip that has ``size`` bytes of blanks."""
     packer = zlib.compressobj(9, wbits=31)
-    body = packer.compress(b" " * size) + packer.flush()
-    return OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    return body_of(packer.compress(b" " * size) + packer.flush(), b"Content-Encoding: gzip")
 
 
-NEVER = {
-    "sends one header after another, without end": (OK, b"X-More: 1\r\n"),
-    "sends a header by the byte, without end": (OK + b"X-More: ", b"1"),
-    "says 100 Continue again and again": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "sends empty chunks of compressed data again and again": (
-        OK + b"Content-Encoding: deflate\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n\x78\x9c\r\n",
-        b"5\r\n\x00\x00\x00\xff\xff\r\n",
-    ),
-}
-for how, (begin, forever) in NEVER.items():
-    fault(f"a server {how}", brief=True)(partial(asked, begin=begin, forever=forever, code=PartialError.exit_code))
-fault("a server's answer of 0.4 MB expands to 400 MB", brief=True)(
-    partial(asked, begin=deflated(400_000_000), code=ConfigError.exit_code)
+@fault(
+    2,
+    {
+        "0.4 MB that are 400": deflated(400_000_000),
+        "no character set": body_of(
+            b"\xffno\x1b", b"Content-Type: text/plain; charset=zlib_codec", head=b"HTTP/1.1 400 No"
+        ),
+    },
+    brief=True,
 )
-fault("a server refuses in a character set that is none", brief=True)(
-    partial(
-        asked,
-        begin=b"HTTP/1.1 400 No\r\nContent-Type: text/plain; charset=zlib_codec\r\nContent-Length: 4\r\n\r\n\xffno\x1b",
-        code=ConfigError.exit_code,
-    )
+def unusable(lab: Lab, begin: bytes) -> Seen:
+    """A server's answer expands a thousandfold, or has no character set → Size or answer, printable."""
+    return asked(lab, begin)
+
+
+@fault(
+    3,
+    {
+        "100,000 lists in lists": b'{"rewards": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        "no UTF-8": b'{"rewards": ["\xff"]}',
+        "rewards in rewards": b'{"rewards": {"rewards": [1, 2, 3, 4, 5, 6]}}',
+        "each in a list": b'{"rewards": [[1], [2], [3], [4], [5], [6]]}',
+        "no float tells them apart": b'{"rewards": [1, 2, 3, 4, 9007199254740992, 9007199254740993]}',
+        "twice": b'{"rewards": [1, 2, 3, 4, 5, 6], "rewards": [6, 5, 4, 3, 2, 1]}',
+    },
+    brief=True,
 )
-fault("a server asks to be left alone for a time that is no number", brief=True)(
-    partial(
-        asked,
-        begin=b"HTTP/1.1 503 Busy\r\nRetry-After: \xe9\xb2\xd9\xa3\r\nContent-Length: 0\r\n\r\n",
-        code=PartialError.exit_code,
-    )
-)
-
-
-def json_answer(body: bytes, *, head: bytes = OK) -> bytes:
-    """Return an answer with a body."""
-    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-BROKEN = {
-    "ends its answer before the length that it gave": OK + b'Content-Length: 999\r\n\r\n{"rewards": [',
-    "gives a negative length": OK + b"Content-Length: -1\r\n\r\n{}",
-    "gives two lengths": OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    "gives a chunk no size": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
-    "speaks no HTTP": b"220 mail ESMTP\r\n",
-    "switches protocols": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
-    "says nothing and hangs up": b"",
-}
-for how, begin in BROKEN.items():
-    fault(f"a server {how}", brief=how.startswith("ends"))(partial(asked, begin=begin, code=PartialError.exit_code))
-
-
-def refused_answer(lab: Lab, body: bytes) -> Seen:
-    """An answer that holds no rewards is refused, and none of it is stored."""
-    tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
-    with speaking(json_answer(body)) as url, stamina.set_testing(True, attempts=2):
-        seen = told(lambda: keep(lab, RemoteReward(url, tokenizer, retry_seconds=1.0)))
-    assert seen.code == DataError.exit_code
+def no_rewards(lab: Lab, body: bytes) -> Seen:
+    """A reward server's answer holds no rewards → How the answer begins; none of it is stored."""
+    with speaking(body_of(body)) as url, stamina.set_testing(True, attempts=2):
+        seen = told(lambda: keep(lab, remote(lab, url, retry_seconds=1.0)))
     assert not list((lab.folder / "scores").glob("part-[0-9]*.parquet"))
     return seen
 
 
-REFUSED = {
-    "with lists in lists, a hundred thousand deep": b'{"rewards": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "in an encoding that is no UTF-8": b'{"rewards": ["\xff"]}',
-    "with rewards in rewards": b'{"rewards": {"rewards": [1, 2, 3, 4, 5, 6]}}',
-    "with every reward in a list of its own": b'{"rewards": [[1], [2], [3], [4], [5], [6]]}',
-    "with rewards that no float tells apart": b'{"rewards": [1, 2, 3, 4, 9007199254740992, 9007199254740993]}',
-    "that gives the rewards twice": b'{"rewards": [1, 2, 3, 4, 5, 6], "rewards": [6, 5, 4, 3, 2, 1]}',
-}
-for what, body in REFUSED.items():
-    fault(f"the reward server sends an answer {what}", brief=True)(partial(refused_answer, body=body))
-
-
-@fault("the name of a server resolves for ever")
+@fault(PartialError.exit_code)
 def never_resolves(lab: Lab) -> Seen:
-    """A request ends with its deadline, and a plan too says that nobody is reached."""
-    tokenizer, end = load_tokenizer(lab.finished / "data" / "tokenizer"), threading.Event()
-    resolve = socket.getaddrinfo
+    """The name of a server never resolves → No answer in time; a dry run warns."""
+    resolve, end = socket.getaddrinfo, threading.Event()
 
     def hang(host: Any, *rest: Any, **options: Any) -> Any:
         return end.wait() if host in ("far.example", b"far.example") else resolve(host, *rest, **options)
@@ -162,25 +164,21 @@ def never_resolves(lab: Lab) -> Seen:
     url = "http://far.example:1/get_reward"
     try:
         with patch("socket.getaddrinfo", hang), stamina.set_testing(True, attempts=2):
-            seen = told(lambda: keep(lab, RemoteReward(url, tokenizer, read_seconds=0.2, retry_seconds=1.0)))
-            recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(lab.folder / "run"))
-            with patch("infalign.steps.dry_run.CONNECT_SECONDS", 0.2):
-                code, out, _ = infalign("run", recipe, "--dry-run", "--set", f"reward={{url: '{url}'}}")
+            seen = told(lambda: keep(lab, remote(lab, url, read_seconds=0.2, retry_seconds=1.0)))
+            with patch("infalign.runs.plan.CONNECT_SECONDS", 0.2):
+                code, out, _ = infalign("run", lab.recipe(), "--dry-run", "--set", f"reward={{url: '{url}'}}")
     finally:
         end.set()
-    assert (seen.code, code, f"{url} cannot be reached now" in out) == (PartialError.exit_code, 0, True)
+    assert (code, f"{url} cannot be reached now" in out) == (0, True)
     return seen
 
 
-@fault("a proxy that is set for all programs does not answer", brief=True)
+@fault(PartialError.exit_code, brief=True)
 def dead_proxy(lab: Lab) -> Seen:
-    """The sentence is that of a server that does not answer; the URL in it is the server's."""
-    tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
+    """A proxy that is set for all programs does not answer → The server does not answer; start it and rerun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         proxy = f"http://127.0.0.1:{free.getsockname()[1]}"
         with patch.dict("os.environ", {"HTTP_PROXY": proxy}), stamina.set_testing(True, attempts=2):
-            reward = RemoteReward("http://far.example:1/get_reward", tokenizer, read_seconds=1.0, retry_seconds=1.0)
-            seen = told(lambda: keep(lab, reward))
-    assert seen.code == PartialError.exit_code
-    return seen
+            url = "http://far.example:1/get_reward"
+            return told(lambda: keep(lab, remote(lab, url, read_seconds=1.0, retry_seconds=1.0)))

@@ -3,119 +3,87 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import micro
 
-from faults.data import infalign
-from faults.registry import Lab, Seen, again, fault, tables
-from faults.storage import KILLED, death, everywhere, refused, undo
+from faults.lab import KILLED, Lab, Seen, again, infalign, refused, told, undo, untouched
+from faults.registry import fault
+from faults.storage import death, everywhere
 from infalign.core.storage import read_record, remove, write_record
 from infalign.pipeline.ownership import MARKER, write_recipe
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 
-
-def content(root: Path) -> dict[str, bytes]:
-    """Return every file below a folder, but for the run's own notes of what happened when."""
-    own = ("stages", "digests.json", "holder.json", ".lock", MARKER, "recipe.yaml", "again.yaml")
-    files = (path for path in root.rglob("*") if path.is_file())
-    return {name: file.read_bytes() for file in files if not (name := str(file.relative_to(root))).startswith(own)}
+OWN = ("stages", "digests.json", "holder.json", ".lock", MARKER, "recipe.yaml", "again.yaml")  # notes of what happened
+CHANGE = "policies.aware.kl_budget=0.7"
 
 
-def project(folder: Path, finished: Path) -> Path:
-    """Return a folder with somebody's work under the names that a run uses."""
+def mine(file: Path) -> None:
+    """Write a file of the user."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+
+
+def project(root: Path) -> None:
+    """Make a folder with somebody's work under the names that a run uses."""
     for name in ("data/train.jsonl", "rollouts/part-0/mine.txt", "evaluation/notes.txt", "checkpoints/aware/a.txt"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("years of work")
-    for name in ("results.json", "report.html", "recipe.yaml"):
-        (folder / name).write_text("# mine\n")
-    shutil.copytree(finished / "models" / "aware", folder / "models" / "aware")
-    return folder
+        mine(root / name)
+    for name in ("results.json", "report.html", "recipe.yaml", "models/aware/model.safetensors"):
+        mine(root / name)
 
 
-def told(words: list[Any], code: int) -> Seen:
-    """Run a command line, which must end with ``code``, and return what it says."""
-    found, _, said = infalign(*words)
-    assert found == code, (found, said)
-    return Seen(found, said)
+def linked_project(root: Path) -> None:
+    """Make a link to such a folder."""
+    project(root.with_name("project"))
+    root.symlink_to(root.with_name("project"))
 
 
-def untouched(lab: Lab, folder: Path, words: list[Any]) -> Seen:
-    """Run a command line that must be refused as a wrong recipe and leave every name in a folder as it is."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    seen = told(words, 2)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    return seen
-
-
-def not_ours(lab: Lab, prepare: Callable[[Path, Path], object]) -> Seen:
-    """Whatever command is given a directory that no run made, nothing in it changes, not even a lock is added."""
+@fault(
+    2,
+    {
+        "a project": project,
+        "a link to a project": linked_project,
+        "a file among stages": lambda root: mine(root / "stages/plan.json"),
+        "one file": lambda root: mine(root / "thesis.tex"),
+        "an empty folder": lambda root: (root / "data").mkdir(parents=True),
+    },
+    brief=True,
+)
+def not_ours(lab: Lab, make: Callable[[Path], object]) -> Seen:
+    """The run directory is something that no run made → It is not a run's directory; choose another."""
     root = lab.folder / "run"
-    prepare(root, lab.finished)
-    recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(root))
-    commands = (["data"], ["compare"], ["reproduce", "hacking"], ["run", "--dry-run"], ["run"])
-    return [untouched(lab, root, [*words, recipe]) for words in commands][-1]
+    make(root)
+    recipe = lab.recipe()
+    with untouched(root.resolve()):
+        return [refused(*words, recipe) for words in (["data"], ["compare"], ["run", "--dry-run"], ["run"])][-1]
 
 
-def one_file(name: str) -> Callable[[Path, Path], object]:
-    """Return how a folder with one file is made."""
-
-    def prepare(root: Path, _: Path) -> None:
-        (root / name).parent.mkdir(parents=True)
-        (root / name).write_text("mine")
-
-    return prepare
-
-
-for what, prepare in {
-    "the run directory is a project with data, models, results and a recipe": project,
-    "the run directory holds a file of another program among its stages": one_file("stages/plan.json"),
-    "the run directory holds one file of the user": one_file("thesis.tex"),
-    "the run directory holds an empty folder of the user": lambda root, _: (root / "data").mkdir(parents=True),
-}.items():
-    fault(what, brief=True)(lambda lab, prepare=prepare: not_ours(lab, prepare))  # type: ignore[misc]
-
-
-@fault("the run directory is `.`, with the recipe in it", brief=True)
+@fault(2, brief=True)
 def here(lab: Lab) -> Seen:
-    """The recipe itself is a file of the user."""
+    """The run directory is `.`, with the recipe in it → The recipe is in it; choose another."""
     root = lab.folder / "run"
     root.mkdir()
     recipe = micro.write(root / "recipe.yaml", micro.settings(root))
-    return untouched(lab, root, ["run", recipe])
+    with untouched(root):
+        return refused("run", recipe)
 
 
-@fault("the run directory holds nothing but hidden files", brief=True)
+@fault(0, brief=True)
 def hidden(lab: Lab) -> Seen:
-    """As a version control or a desktop leaves them; they stay."""
+    """The run directory holds nothing but hidden files → Nothing; they stay."""
     root = lab.folder / "run"
     root.mkdir()
     (root / ".gitkeep").touch()
-    seen = told(["data", micro.write(lab.folder / "recipe.yaml", micro.settings(root))], 0)
+    code, _, said = infalign("data", lab.recipe())
     assert (root / ".gitkeep").exists()
-    return seen
+    return Seen(code, said)
 
 
-@fault("the run directory was made before there were markers", brief=True)
-def unmarked(lab: Lab) -> Seen:
-    """Its records show that it is a run's; its recipe has no seal, and only a dump has this form."""
-    root = lab.copy()
-    (root / MARKER).unlink()
-    recorded = root / "recipe.yaml"
-    recorded.write_text(recorded.read_text().partition("\n")[2])
-    assert again(root) == []
-    assert (root / MARKER).exists()
-    assert again(root) == []
-    assert tables(root) == tables(lab.finished)
-    return Seen(0, "")
-
-
-@fault("SIGKILL at any open, fsync or rename while a run begins its directory", brief=True)
+@fault(KILLED, brief=True)
 def begun_and_killed(lab: Lab) -> Seen:
-    """Whatever a killed first start left is a run's directory for the next one, and only then holds anything else."""
+    """SIGKILL at any call while a run begins its directory → Nothing; the next start takes it over."""
     root = lab.folder / "run"
-    recipe = load_recipe(micro.write(lab.folder / "recipe.yaml", micro.settings(root)))
+    recipe = load_recipe(lab.recipe())
 
     def begin() -> None:
         with whole_run.open_run(recipe):
@@ -126,240 +94,179 @@ def begun_and_killed(lab: Lab) -> Seen:
         assert not visible or (root / MARKER).exists()
         begin()
 
-    return Seen(KILLED, everywhere(death, begin, before=lambda: remove(root), after=after))
+    everywhere(death, begin, before=lambda: remove(root), after=after)
+    return Seen(KILLED)
 
 
 # In a directory of a run
 
 
+@fault(
+    2,
+    {
+        name: (name, unit)
+        for name, unit in {
+            "models/aware/notes.txt": "train-aware",
+            "data/notes.csv": "data",
+            "rollouts/part-0/mine.txt": "rollout-0",
+            "checkpoints/aware/weights.bin": "train-aware",
+            "results.json": "results",
+            "calibrated.parquet": "calibrate",
+        }.items()
+    },
+    brief=("results.json",),
+)
 def in_the_way(lab: Lab, name: str, unit: str) -> Seen:
-    """A file of the user where a unit will write is named before any unit starts; once it is gone the run ends well."""
+    """A file of the user lies where a step will write → Its name, before any step starts; move it and rerun."""
     root = lab.copy()
     undo(root, unit)
-    file = root / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("mine")
-    before = content(root)
-    seen = Seen(2, str(refused(lambda: again(root, until="evaluate"))))
-    assert content(root) == before
-    file.rename(lab.folder / "mine")
-    again(root, until="evaluate")
-    assert tables(root) == tables(lab.finished)
+    mine(root / name)
+    with untouched(root, *OWN):
+        seen = told(lambda: again(root, until="evaluate"))
+    (root / name).rename(lab.folder / "mine")
+    lab.ends_well(root)
     return seen
 
 
-for name, unit in {
-    "models/aware/notes.txt": "train-aware",
-    "data/notes.csv": "data",
-    "rollouts/part-0/mine.txt": "rollout-0",
-    "checkpoints/aware/weights.bin": "train-aware",
-    "results.json": "results",
-    "calibrated.parquet": "calibrate",
-}.items():
-    fault(f"the user's {name} lies where {unit} will write", brief=unit in ("train-aware", "results"))(
-        lambda lab, name=name, unit=unit: in_the_way(lab, name, unit)  # type: ignore[misc]
-    )
+def link_out(path: Path) -> None:
+    """Make a link to a folder of the user."""
+    mine(path.parents[3] / "rows" / "rows.jsonl")
+    path.symlink_to(path.parents[3] / "rows")
 
 
-def beside(lab: Lab, name: str, change: str) -> Seen:
-    """A file of the user beside what a unit made, which a change of the recipe makes stale, is not removed with it."""
-    return beside_in(lab.copy(), name, change)
-
-
-def beside_in(root: Path, name: str, change: str = "policies.aware.kl_budget=0.7") -> Seen:
-    """A file of the user in a run directory is not removed with what a change of the recipe makes stale."""
-    (root / name).write_text("mine")
-    before = content(root)
-    said = refused(lambda: again(root, change, until="train"))
-    assert content(root) == before
-    return Seen(said.exit_code, str(said))
-
-
-fault("the user keeps a converted model beside the one that is to be trained again", brief=True)(
-    lambda lab: beside(lab, "models/aware/model.gguf", "policies.aware.kl_budget=0.7")
+@fault(
+    2,
+    {
+        "model": ("models/aware/model.gguf", mine, CHANGE),
+        "notes": ("rollouts/part-0/notes.txt", mine, "rollout.max_new_tokens=11"),
+        "table": ("data/mine.parquet", mine, "data.max_prompt_tokens=170"),
+        "hidden folder": ("models/aware/.git/HEAD", mine, CHANGE),
+        "link to data": ("models/aware/data", link_out, CHANGE),
+    },
+    brief=True,
 )
-fault("the user keeps notes beside rollouts that are to be drawn again", brief=True)(
-    lambda lab: beside(lab, "rollouts/part-0/notes.txt", "rollout.max_new_tokens=11")
-)
-fault("the user keeps a table beside data that are to be made again", brief=True)(
-    lambda lab: beside(lab, "data/mine.parquet", "data.max_prompt_tokens=170")
-)
-
-
-def own_input(lab: Lab, change: str, **files: str) -> Seen:
-    """What the recipe reads lies where the run writes: the run is refused, and it is still there."""
+def beside(lab: Lab, name: str, put: Callable[[Path], None], change: str) -> Seen:
+    """A file of the user lies beside outputs that a changed recipe makes stale → Its name; move it and rerun."""
     root = lab.copy()
-    for name, text in files.items():
-        (root / name.replace("__", "/").replace("_jsonl", ".jsonl")).write_text(text)
-    before = content(root)
-    said = refused(lambda: again(root, change.replace("RUN", str(root))))
-    assert "the recipe reads" in str(said)
-    assert content(root) == before
-    path = micro.write(root / "again.yaml", micro.settings(root))
-    assert told(["run", path, "--dry-run", "--set", change.replace("RUN", str(root))], 2).said.strip() == str(said)
-    return Seen(said.exit_code, str(said))
+    (root / "models" / "aware" / ".DS_Store").write_text("")
+    put(root / name)
+    with untouched(lab.folder, *(f"run/{own}" for own in OWN)):
+        return told(lambda: again(root, change, until="train"))
 
 
-fault("a source of data lies in the data folder of the run", brief=True)(
-    lambda lab: own_input(
-        lab, "data={folder: RUN, sources: [{path: data/train.jsonl}], max_prompt_tokens: 180}", data__train_jsonl="{}\n"
-    )
+@fault(
+    2,
+    {
+        "data": "data={folder: RUN, sources: [{path: data/train.jsonl}], max_prompt_tokens: 180}",
+        "data behind a link": "data={folder: LINK/data, sources: [{path: train.jsonl}], max_prompt_tokens: 180}",
+        "reward model": "reward={model: RUN/models/reward, fit: {batch_size: 32}}",
+        "policy": "policy={model: RUN/models/aware}",
+    },
+    brief=True,
 )
-fault("the reward model starts from the folder that it is saved to", brief=True)(
-    lambda lab: own_input(lab, "reward={model: RUN/models/reward, fit: {batch_size: 32}}")
-)
-fault("the policy is one that the same run trained", brief=True)(
-    lambda lab: own_input(lab, "policy={model: RUN/models/aware}")
-)
+def own_input(lab: Lab, change: str) -> Seen:
+    """What the recipe reads lies where the run writes → What to move; a dry run says the same."""
+    root, link = lab.copy(), lab.folder / "elsewhere"
+    link.symlink_to(root)
+    (root / "data" / "train.jsonl").write_text("{}\n")
+    change = change.replace("RUN", str(root)).replace("LINK", str(link))
+    with untouched(root, *OWN):
+        seen = told(lambda: again(root, change))
+        assert refused("run", lab.recipe(), "--dry-run", "--set", change) == seen
+    assert "the recipe reads" in seen.said
+    return seen
 
 
-@fault("a source of data lies behind a link in the data folder of the run", brief=True)
-def linked_input(lab: Lab) -> Seen:
-    """Links are resolved on both sides."""
-    (lab.folder / "elsewhere").symlink_to(lab.folder / "run")
-    return own_input(
-        lab,
-        f"data={{folder: {lab.folder}/elsewhere/data, sources: [{{path: mine.jsonl}}], max_prompt_tokens: 180}}",
-        data__mine_jsonl="{}\n",
-    )
-
-
-@fault("a trained model is a link to a larger disk, and the model is trained again", brief=True)
-def linked_model(lab: Lab) -> Seen:
-    """The link is replaced; what it named stays."""
+@fault(0, brief=True)
+def linked_model(lab: Lab) -> None:
+    """A trained model is a link to a larger disk, and is trained again → Nothing; only the link is replaced."""
     root = lab.copy()
     disk = lab.folder / "disk"
     (root / "models" / "aware").rename(disk)
     (root / "models" / "aware").symlink_to(disk)
-    before = content(disk)
-    assert again(root, until="evaluate") == []
-    assert again(root, "policies.aware.kl_budget=0.7", until="train") == ["train-aware"]
-    assert content(disk) == before
+    with untouched(disk):
+        assert again(root, until="evaluate") == []
+        assert again(root, CHANGE, until="train") == ["train-aware"]
     assert not (root / "models" / "aware").is_symlink()
-    return Seen(0, "")
 
 
-def own_recipe(lab: Lab, text: str) -> Seen:
-    """A recipe in the run directory that no run wrote as it is stays as it is."""
-    root = lab.copy()
-    recipe = root / "recipe.yaml"
-    recipe.write_text(text.replace("RECORDED", recipe.read_text()))
-    return untouched(lab, root, ["run", recipe, "--set", f"run_dir={root}"])
-
-
-fault("the user adds a comment to the recipe in the run directory and runs it", brief=True)(
-    lambda lab: own_recipe(lab, "# Careful with the budget.\nRECORDED")
-)
-fault("the user changes the recipe in the run directory and runs it", brief=True)(
-    lambda lab: own_recipe(lab, "RECORDED\n")
-)
-
-
-@fault("the user keeps a hidden folder in a model that is to be trained again", brief=True)
-def hidden_in_model(lab: Lab) -> Seen:
-    """Its files are the user's; what a desktop leaves is not, and goes with the model."""
-    root = lab.copy()
-    (root / "models" / "aware" / ".DS_Store").write_text("")
-    (root / "models" / "aware" / ".git").mkdir()
-    seen = beside_in(root, "models/aware/.git/HEAD")
-    shutil.rmtree(root / "models" / "aware" / ".git")
-    assert again(root, "policies.aware.kl_budget=0.7", until="train") == ["train-aware"]
-    return seen
-
-
-@fault("the user links a folder of data into a model that is to be trained again", brief=True)
-def linked_folder(lab: Lab) -> Seen:
-    """The link is named, and what it leads to stays."""
-    root, data = lab.copy(), lab.folder / "data"
-    data.mkdir()
-    (data / "rows.jsonl").write_text("mine")
-    (root / "models" / "aware" / "data").symlink_to(data)
-    said = refused(lambda: again(root, "policies.aware.kl_budget=0.7", until="train"))
-    assert (data / "rows.jsonl").read_text() == "mine"
-    return Seen(said.exit_code, str(said))
-
-
-@fault("the user's link stands where rollouts will be drawn", brief=True)
+@fault(2, brief=True)
 def linked_rollouts(lab: Lab) -> Seen:
-    """A link to nowhere too is somebody's."""
+    """The user's link stands where rollouts will be drawn → Its name; it stays."""
     root = lab.copy()
     undo(root, "rollout-0")
     remove(root / "rollouts" / "part-0")
     (root / "rollouts" / "part-0").symlink_to(lab.folder / "large-disk")
-    said = refused(lambda: again(root, until="calibrate"))
+    seen = told(lambda: again(root, until="calibrate"))
     assert (root / "rollouts" / "part-0").is_symlink()
-    return Seen(said.exit_code, str(said))
-
-
-@fault("the user keeps a recipe in the data folder of the run", brief=True)
-def recipe_among_data(lab: Lab) -> Seen:
-    """A recipe is no data, and it is read before its folder would be removed."""
-    root = lab.copy()
-    recipe = micro.write(root / "data" / "mine.yaml", micro.settings(root))
-    before = content(root)
-    seen = told(["run", recipe, "--set", "data.max_prompt_tokens=170"], 2)
-    assert content(root) == before
     return seen
 
 
-@fault("a file of the user lies beside the records", brief=True)
-def beside_records(lab: Lab) -> Seen:
-    """Nothing there is removed that no unit wrote, whatever is done again."""
+@fault(2, {"a comment": "# Careful with the budget.\nRECORDED", "a blank line": "RECORDED\n"}, brief=True)
+def own_recipe(lab: Lab, text: str) -> Seen:
+    """The user edits the recipe in the run directory and runs it → Copy it elsewhere: a run would replace it."""
     root = lab.copy()
-    (root / "stages" / "notes.txt").write_text("mine")
-    assert "train-aware" in again(root, "policies.aware.kl_budget=0.7", until="train")
+    recipe = root / "recipe.yaml"
+    recipe.write_text(text.replace("RECORDED", recipe.read_text()))
+    with untouched(root):
+        return refused("run", recipe, "--set", f"run_dir={root}")
+
+
+@fault(2, brief=True)
+def recipe_among_data(lab: Lab) -> Seen:
+    """The user keeps a recipe in the data folder of the run → Its name; it stays."""
+    root = lab.copy()
+    recipe = micro.write(root / "data" / "mine.yaml", micro.settings(root))
+    with untouched(root, *OWN):
+        return refused("run", recipe, "--set", "data.max_prompt_tokens=170")
+
+
+@fault(0, brief=True)
+def beside_records(lab: Lab) -> None:
+    """A file of the user lies beside the records → Nothing; it stays."""
+    root = lab.copy()
+    mine(root / "stages" / "notes.txt")
+    assert "train-aware" in again(root, CHANGE, until="train")
     assert (root / "stages" / "notes.txt").read_text() == "mine"
-    return Seen(0, "")
 
 
-@fault("the run directory is a link to somebody's project", brief=True)
-def linked_project(lab: Lab) -> Seen:
-    """The link is followed before anything is judged."""
-    folder = project(lab.folder / "project", lab.finished)
-    (lab.folder / "run").symlink_to(folder)
-    recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(lab.folder / "run"))
-    return untouched(lab, folder, ["run", recipe])
-
-
-@fault("a figure of the user has the name of one that the report draws")
+@fault(2)
 def figure(lab: Lab) -> Seen:
-    """It is named and stays; figures of other names stay too, and the run's own are drawn again."""
+    """A figure of the user has the name of one that the report draws → Its name; it stays."""
     root = lab.copy()
-    (root / "figures" / "mine.svg").write_text("mine")
+    mine(root / "figures" / "mine.svg")
     (root / "report.html").unlink()
     assert again(root) == ["report"]
     listed = root / ".figures.json"
     own = read_record(listed)["files"]
     write_record(listed, {"files": own[1:]})
-    (root / "figures" / own[0]).write_text("mine")
+    mine(root / "figures" / own[0])
     (root / "report.html").unlink()
-    said = refused(lambda: again(root))
-    assert own[0] in str(said)
+    seen = told(lambda: again(root))
+    assert own[0] in seen.said
     assert [(root / "figures" / name).read_text() for name in ("mine.svg", own[0])] == ["mine", "mine"]
     (root / "figures" / own[0]).unlink()
     assert again(root) == ["report"]
-    return Seen(said.exit_code, str(said))
+    return seen
 
 
-@fault("a file of the user is where the report's figures go", brief=True)
+@fault(2, brief=True)
 def figures_file(lab: Lab) -> Seen:
-    """It is named and stays."""
+    """A file of the user is where the report's figures go → Its name; it stays."""
     root = lab.copy()
     shutil.rmtree(root / "figures")
-    (root / "figures").write_text("mine")
+    mine(root / "figures")
     (root / "report.html").unlink()
-    said = refused(lambda: again(root))
+    seen = told(lambda: again(root))
     assert (root / "figures").read_text() == "mine"
-    return Seen(said.exit_code, str(said))
+    return seen
 
 
-@fault("a comparison of the user lies in the folder of comparisons", brief=True)
+@fault(2, brief=True)
 def comparison(lab: Lab) -> Seen:
-    """It is named and stays."""
+    """A table of the user lies in the folder of comparisons → Its name; it stays."""
     root = lab.copy()
-    (root / "compare").mkdir()
-    (root / "compare" / "comparison.csv").write_text("mine")
-    recipe = micro.write(lab.folder / "recipe.yaml", micro.settings(root))
-    seen = told(["compare", recipe, "--methods", "rloo", "--kl-budgets", "0.5"], 2)
+    mine(root / "compare" / "comparison.csv")
+    seen = refused("compare", lab.recipe(), "--methods", "rloo", "--kl-budgets", "0.5")
     assert (root / "compare" / "comparison.csv").read_text() == "mine"
     return seen

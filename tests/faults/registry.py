@@ -1,113 +1,81 @@
-"""The list of faults. A case injects one, checks what follows and returns what a user sees of it."""
+"""The kinds of faults: what injects each, in every instance, and its row of the table."""
 
 import importlib
-import io
-import json
 import pkgutil
-import re
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import micro
-import pyarrow as pa
-import pyarrow.parquet as pq
-from rich.console import Console
+from faults.lab import Lab, Seen
 
-from infalign.recipe.reading import load_recipe
-from infalign.steps import whole_run
+HEAD = """\
+# Faults and what a user sees of them
+
+`make test-faults` injects each of these into a real run and checks what follows: every file that was finished is
+intact, none under its final name is partial, and the same command, run again, ends with the tables of an undisturbed
+run, bit for bit. Exit code 0 means that the run continues by itself.
+
+| fault | exit code | what the user sees |
+| --- | --: | --- |
+"""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a user sees of a fault: the exit code, what is said, and what the fault cost."""
+class Fault:
+    """A kind of fault. Each instance injects it into a lab; the ``brief`` ones are part of ``make test``."""
 
+    what: str
     code: int
-    said: str
-    lost: str = "nothing"
+    seen: str
+    instances: Mapping[str, Callable[[Lab], Seen | None]]
+    brief: frozenset[str]
+
+    @property
+    def row(self) -> str:
+        """The row of the table."""
+        return f"| {self.what} | {self.code} | {self.seen} |"
 
 
-@dataclass(frozen=True)
-class Lab:
-    """An empty folder for one fault, and a finished run of `micro.settings` to copy; nothing may change that one."""
-
-    folder: Path
-    finished: Path
-
-    def copy(self, name: str = "run") -> Path:
-        """Return the root of a copy of the finished run."""
-        return Path(shutil.copytree(self.finished, self.folder / name))
+FAULTS: list[Fault] = []
+Injects = Callable[..., Seen | None]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A fault, in the words of the table, and the function that injects it; a brief one is also part of the tests."""
+def fault(
+    code: int, cases: Mapping[str, Any] | None = None, *, brief: bool | tuple[str, ...] = False
+) -> Callable[[Injects], Injects]:
+    """Add the kind that the decorated function injects, given the arguments of each of the ``cases``, if there are any.
 
-    fault: str
-    inject: Callable[[Lab], Seen]
-    brief: bool
+    The docstring is its row of the table: the fault → what the user sees, who gets the exit code ``code``. The function
+    returns what is seen, or None if the run continues by itself.
+    """
 
-
-CASES: list[Case] = []
-
-
-def fault(what: str, *, brief: bool = False) -> Callable[[Callable[[Lab], Seen]], Callable[[Lab], Seen]]:
-    """Add the decorated function to the `CASES`."""
-
-    def add(inject: Callable[[Lab], Seen]) -> Callable[[Lab], Seen]:
-        CASES.append(Case(what, inject, brief))
+    def add(inject: Injects) -> Injects:
+        instances: dict[str, Callable[[Lab], Seen | None]] = {"": inject}
+        if cases is not None:
+            instances = {name: partial(_inject, inject, arguments) for name, arguments in cases.items()}
+        chosen = frozenset(instances if brief is True else brief or ())
+        assert chosen <= set(instances)
+        what, _, seen = " ".join((inject.__doc__ or "").split()).partition(" → ")
+        FAULTS.append(Fault(what, code, seen, instances, chosen))
         return inject
 
     return add
 
 
-def cases() -> list[Case]:
-    """Return the cases of all modules of this package, module by module."""
+def _inject(inject: Callable[..., Seen | None], arguments: Any, lab: Lab) -> Seen | None:
+    return inject(lab, *(arguments if isinstance(arguments, tuple) else (arguments,)))
+
+
+def faults() -> list[Fault]:
+    """Return the kinds of all modules of this package."""
     package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         if module.name != "__main__":
             importlib.import_module(f"{__package__}.{module.name}")
-    return sorted(CASES, key=lambda case: case.inject.__module__)
+    return FAULTS
 
 
-def inject(case: Case, folder: Path, finished: Path) -> Seen:
-    """Inject a fault in an empty folder and return what is seen, in words that are the same every time."""
-    folder.mkdir()
-    seen = case.inject(Lab(folder, finished))
-    said = seen.said.replace(str(folder / "run"), "RUN").replace(str(folder), "…")
-    said = re.sub(r"\d+\.\d GB", "… GB", said)
-    said = re.sub(r"process \d+ on \S+ since \S+ \S+ \(.*?\)", "process … on … since … (…)", said)
-    return replace(seen, said=" ".join(said.split()))
-
-
-def printed(root: Path, *overrides: str, until: str = "report") -> list[str]:
-    """Run the finished run's recipe with changes in this process and return the lines that it prints."""
-    path = micro.write(root / "again.yaml", micro.settings(root))
-    console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
-    return console.file.getvalue().splitlines()
-
-
-def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
-    """Run the finished run's recipe with changes in this process and return the names of the units that were done."""
-    return [line.split()[1] for line in printed(root, *overrides, until=until) if line.startswith("✓")]
-
-
-def tables(root: Path) -> dict[str, Any]:
-    """Return everything that an interrupted run must end with as an undisturbed one does, bit for bit.
-
-    Shards are joined: how rows lie in files may depend on when a run was stopped.
-    """
-    found: dict[str, Any] = {}
-    for folder in sorted({path.parent for path in root.glob("rollouts/part-*/part-*.parquet")}):
-        shards = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))])
-        rows = shards.sort_by([("prompt_id", "ascending"), ("index", "ascending")])
-        found[str(folder.relative_to(root))] = rows.to_pylist()
-    single = ("scores/part-*.parquet", "evaluation*/*/scores.parquet", "calibrated.parquet")
-    for path in sorted(path for pattern in single for path in root.glob(pattern)):
-        found[str(path.relative_to(root))] = pq.read_table(path).to_pylist()
-    if (root / "results.json").exists():
-        found["results.json"] = json.loads((root / "results.json").read_text())
-    return found
+def page() -> str:
+    """Return docs/faults.md."""
+    return HEAD + "".join(f"{kind.row}\n" for kind in faults())

@@ -1,26 +1,23 @@
 """Rewards go wrong: a server that fails in every way, a function that raises or changes, a model that was exchanged."""
 
-import importlib
 import json
 import os
-import re
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
 import stamina
 from safetensors.torch import load_file, save_file
 
-from faults.registry import Lab, Seen, again, fault, tables
+from faults.lab import Lab, Seen, again, module, summary, tables, told
+from faults.registry import fault
 from faults.server import RewardServer
-from infalign.core.errors import InfalignError
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
@@ -30,20 +27,16 @@ from infalign.rewards.scores import score_to
 from infalign.rewards.server import RemoteReward
 from infalign.world import gold
 
-GOLD = "{function: 'infalign.world:gold'}"
+GOLD = "reward={function: 'infalign.world:gold'}"
 TO_GOLD = "from infalign.world import gold\n\ndef reward(prompts, responses):\n"
 
 
-# The means: errors as a user sees them, the rows of a run, servers and modules
+# The means: the rows of a run, scores of them, servers
 
 
-def told(work: Callable[[], object]) -> Seen:
-    """Return what is said when ``work`` ends with an error of ours."""
-    try:
-        work()
-    except InfalignError as error:
-        return Seen(error.exit_code, re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", str(error)))
-    raise AssertionError("it went on as if nothing had happened")
+def calibrate_with(root: Path, reward: str) -> None:
+    """Score and calibrate the rollouts of a run with another reward."""
+    again(root, reward, until="calibrate")
 
 
 def calibrated(lab: Lab, reward: str = GOLD) -> dict[str, Any]:
@@ -53,14 +46,14 @@ def calibrated(lab: Lab, reward: str = GOLD) -> dict[str, Any]:
     return tables(root)
 
 
-def calibrate_with(root: Path, reward: str) -> None:
-    """Score and calibrate the rollouts of a run with another reward."""
-    again(root, f"reward={reward}", until="calibrate")
+def at(server: RewardServer, **more: str) -> str:
+    """Return the setting of a reward by a server."""
+    return f"reward={json.dumps({'url': server.url} | more)}"
 
 
-def url_of(server: RewardServer, **more: str) -> str:
-    """Return the server as a recipe names it."""
-    return json.dumps({"url": server.url} | more)
+def remote(lab: Lab, url: str, **options: Any) -> RemoteReward:
+    """Return the reward of a server."""
+    return RemoteReward(url, load_tokenizer(lab.finished / "data" / "tokenizer"), **options)
 
 
 def rows(root: Path) -> tuple[list[Any], list[str]]:
@@ -84,147 +77,111 @@ def impatient(attempts: int = 2) -> Iterator[RewardServer]:
         yield server
 
 
-@contextmanager
-def module(lab: Lab, source: str, name: str) -> Iterator[Path]:
-    """Yield the file of a module that can be imported until the end."""
-    file = lab.folder / f"{name}.py"
-    file.write_text(source)
-    sys.path.insert(0, str(lab.folder))
-    importlib.invalidate_caches()
-    try:
-        yield file
-    finally:
-        sys.path.remove(str(lab.folder))
-        sys.modules.pop(name, None)
-
-
 # Servers
 
 
-@fault("the reward server dies halfway and comes back")
+@fault(4)
 def dies_halfway(lab: Lab) -> Seen:
-    """Scores before its death are kept and not asked for again; the rewards are those of a healthy server."""
+    """The reward server dies halfway, and comes back → Start it and rerun; its scores are kept."""
     expected, root = calibrated(lab), lab.copy()
     with impatient() as server:
         server.broken_after = 2 + 1  # part 0, the golden rows before part 1, part 1
-        seen = told(lambda: calibrate_with(root, url_of(server)))
+        seen = told(lambda: calibrate_with(root, at(server)))
         asked = {query for body in server.bodies[:3] for query in body["query"]}
         server.broken_after = None
         server.bodies.clear()
-        calibrate_with(root, url_of(server))
+        calibrate_with(root, at(server))
         golden = 4  # rows asked again, to see that it is the same server
         assert not asked & {q for body in server.bodies if len(body["query"]) > golden for q in body["query"]}
     assert tables(root) == expected
     return seen
 
 
-@fault("the reward server answers 500, then 429 with Retry-After, then resets the connection")
-def passing(lab: Lab) -> Seen:
-    """The request is repeated, the wait granted, and nobody notices."""
+@fault(0)
+def passing(lab: Lab) -> None:
+    """The reward server answers 500, then 429, then resets the connection → Nothing; requests are repeated."""
     with RewardServer() as server:
         server.script = [500, 429, "reset"]
-        rewards = keep(lab, RemoteReward(server.url, load_tokenizer(lab.finished / "data" / "tokenizer")))
+        assert keep(lab, remote(lab, server.url)) == gold(*rows(lab.finished))
         assert len(server.bodies) == 3 + 3
-    assert rewards == gold(*rows(lab.finished))
-    return Seen(0, "")
 
 
+@fault(4, {"never": "hang", "bytes": "trickle"})
 def stays_away(lab: Lab, how: str) -> Seen:
-    """The run ends in bounded time with the first prompt's scores kept, and goes on when the server is back."""
+    """The reward server never answers, or a byte at a time → Within bounded time: start it and rerun."""
     with impatient() as server:
         server.script = [None, how, how]
-        tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
-        seen = told(
-            lambda: keep(lab, RemoteReward(server.url, tokenizer, read_seconds=0.3, retry_seconds=1.0, in_flight=1))
-        )
-        assert len(list((lab.folder / "scores").iterdir())) == 1
-        server.bodies.clear()
-        assert keep(lab, RemoteReward(server.url, tokenizer)) == gold(*rows(lab.finished))
-        assert len(server.bodies) == 2
+        hasty = remote(lab, server.url, read_seconds=0.3, retry_seconds=1.0, in_flight=1)
+        seen = told(lambda: keep(lab, hasty))
+        completed(lab, server)
+        assert len(server.bodies) == 3 + 2
     return seen
 
 
-fault("the reward server takes the request and never answers")(partial(stays_away, how="hang"))
-fault("the reward server answers a byte at a time, each within the time to wait")(partial(stays_away, how="trickle"))
+def completed(lab: Lab, server: RewardServer) -> None:
+    """Check that scores of one prompt are kept, and that the server completes them."""
+    assert len(list((lab.folder / "scores").iterdir())) == 1
+    assert keep(lab, remote(lab, server.url)) == gold(*rows(lab.finished))
 
 
-@fault("nobody listens at the reward server's address")
+@fault(4)
 def refused_connection(lab: Lab) -> Seen:
-    """The run ends as one that continues when the server is started."""
+    """Nobody listens at the reward server's address → Start the server and rerun."""
     root = lab.copy()
     with socket.socket() as free, stamina.set_testing(True, attempts=2):
         free.bind(("127.0.0.1", 0))
-        return told(lambda: calibrate_with(root, f"{{url: 'http://127.0.0.1:{free.getsockname()[1]}'}}"))
+        return told(lambda: calibrate_with(root, f"reward={{url: 'http://127.0.0.1:{free.getsockname()[1]}'}}"))
 
 
-@fault("the reward server refuses the API key, and its answer repeats the key and colours the terminal", brief=True)
+@fault(2, brief=True)
 def bad_key(lab: Lab) -> Seen:
-    """One request, no more; the body is quoted without the key and without control characters."""
+    """The reward server refuses the API key and repeats it in color → Its answer, without key and color."""
     root = lab.copy()
-    with impatient() as server:
+    with impatient() as server, patch.dict("os.environ", {"REWARD_KEY": "secret"}):
         server.script = [(401, b"\x1b[31mno such key: secret\x1b]0;mine\x07")]
-        os.environ["REWARD_KEY"] = "secret"
-        try:
-            seen = told(lambda: calibrate_with(root, url_of(server, api_key_env="REWARD_KEY")))
-        finally:
-            del os.environ["REWARD_KEY"]
+        seen = told(lambda: calibrate_with(root, at(server, api_key_env="REWARD_KEY")))
         assert len(server.bodies) == 1
     assert "secret" not in seen.said
     assert seen.said.isprintable()
     return seen
 
 
+@fault(
+    3,
+    {
+        value: f'{{"rewards": [0, 1, 2, 3, 4, {value}]}}'.encode()
+        for value in ("NaN", "1e999", "9" * 400, '"0.5"', "true", "null")
+    }
+    | {"five for six": b'{"rewards": [1,2,3,4,5]}', "a gateway's answer": b"Bad Gateway"},
+    brief=("NaN",),
+)
 def bad_answer(lab: Lab, answer: bytes) -> Seen:
-    """The answer is refused with its place, scores before it are kept, and a good answer completes them."""
+    """The reward server gives no finite number for a response → Row, prompt and value; earlier scores are kept."""
     with impatient() as server:
         server.script = [None, answer]
-        reward = RemoteReward(server.url, load_tokenizer(lab.finished / "data" / "tokenizer"), in_flight=1)
-        seen = told(lambda: keep(lab, reward))
-        assert seen.code == 3
-        assert len(list((lab.folder / "scores").iterdir())) == 1
-        assert keep(lab, reward) == gold(*rows(lab.finished))
+        seen = told(lambda: keep(lab, remote(lab, server.url, in_flight=1)))
+        completed(lab, server)
     return seen
 
 
-for what, value in {
-    "NaN": "NaN",
-    "an infinite number": "1e999",
-    "an integer of 400 digits": "9" * 400,
-    "a string for a number": '"0.5"',
-    "true for a number": "true",
-    "null for a number": "null",
-}.items():
-    sixth = f'{{"rewards": [0, 1, 2, 3, 4, {value}]}}'.encode()
-    fault(f"the reward server gives {what}", brief=what == "NaN")(partial(bad_answer, answer=sixth))
-fault("the reward server gives five rewards for six responses")(partial(bad_answer, answer=b'{"rewards": [1,2,3,4,5]}'))
-fault("a gateway answers in place of the reward server")(partial(bad_answer, answer=b"Bad Gateway"))
-
-
-@fault("another model answers at the reward server's address")
+@fault(3)
 def another_server(lab: Lab) -> Seen:
-    """It is found before anything more is scored; with the old one back the run ends as if nothing had been."""
+    """Another model answers at the reward server's address → A reward changed; bring the old model back."""
     expected, root = calibrated(lab), lab.copy()
     with impatient() as server:
         server.broken_after = 3
-        assert told(lambda: calibrate_with(root, url_of(server))).code == 4
+        assert told(lambda: calibrate_with(root, at(server))).code == 4
         server.broken_after, server.scale = None, 3.0
-        seen = told(lambda: calibrate_with(root, url_of(server)))
+        seen = told(lambda: calibrate_with(root, at(server)))
         server.scale = 1.0
-        calibrate_with(root, url_of(server))
+        calibrate_with(root, at(server))
     assert tables(root) == expected
     return seen
 
 
 # Functions
 
-
-@fault("a reward function raises for some texts, because what it calls is down")
-def raises(lab: Lab) -> Seen:
-    """The error names rows, prompt and line; when it works again only what is missing is scored."""
-    expected, root = calibrated(lab), lab.copy()
-    down = lab.folder / "down"
-    down.write_text("0")
-    source = """\
+FLAKY = """\
 from pathlib import Path
 
 from infalign.world import gold
@@ -239,160 +196,149 @@ def reward(prompts, responses):
             raise ConnectionError("quota of tokens exceeded")
     return gold(prompts, responses)
 """
-    with module(lab, source, "flaky"):
-        seen = told(lambda: calibrate_with(root, "{function: 'flaky:reward'}"))
+
+
+@fault(1)
+def raises(lab: Lab) -> Seen:
+    """A reward function raises for some texts → Rows, prompt and line; a rerun scores what is missing."""
+    expected, root = calibrated(lab), lab.copy()
+    down = lab.folder / "down"
+    down.write_text("0")
+    with module(lab, FLAKY, "flaky") as reward:
+        seen = told(lambda: calibrate_with(root, reward))
         assert (root / "scores" / "part-0.parquet").exists()
         down.unlink()
-        calibrate_with(root, "{function: 'flaky:reward'}")
+        calibrate_with(root, reward)
     assert tables(root) == expected
     return seen
 
 
-@fault("a reward function returns one reward too few")
-def too_few(lab: Lab) -> Seen:
-    """It is refused with the rows that it was asked for."""
-    root = lab.copy()
-    with module(lab, TO_GOLD + "    return gold(prompts, responses)[1:]\n", "forgetful"):
-        return told(lambda: calibrate_with(root, "{function: 'forgetful:reward'}"))
-
-
-@fault("a reward function gives the same text another number every time", brief=True)
+@fault(3, brief=True)
 def restless(lab: Lab) -> Seen:
-    """Four of its rewards are asked for again before the next part, and the run stops where they differ."""
+    """A reward function gives the same text another number every time → Two rewards of one row that differ."""
     root = lab.copy()
     source = "from itertools import count\n\nnumbers = count()\n\ndef reward(prompts, responses):\n"
-    source += "    return [next(numbers) for _ in responses]\n"
-    with module(lab, source, "restless"):
-        return told(lambda: calibrate_with(root, "{function: 'restless:reward'}"))
+    with module(lab, source + "    return [next(numbers) for _ in responses]\n", "restless") as reward:
+        return told(lambda: calibrate_with(root, reward))
 
 
-@fault("a reward function reads a file that changes between calibration and training")
+@fault(3)
 def changes(lab: Lab) -> Seen:
-    """Training asks for four stored rewards first and refuses others; with the file as it was it goes on."""
+    """A reward function changes after calibration → Before training: two rewards of one row that differ."""
     root, scale = lab.copy(), lab.folder / "scale"
     source = TO_GOLD + "    scale = float(Path(__file__).with_name('scale').read_text())\n"
     source = f"from pathlib import Path\n\n{source}    return [scale * value for value in gold(prompts, responses)]\n"
     scale.write_text("1")
-    with module(lab, source, "scaled"):
-        calibrate_with(root, "{function: 'scaled:reward'}")
+    with module(lab, source, "scaled") as reward:
+        calibrate_with(root, reward)
         scale.write_text("2")
-        changed = ["reward={function: 'scaled:reward'}"]
-        seen = told(lambda: again(root, *changed, until="train"))
+        seen = told(lambda: again(root, reward, until="train"))
         scale.write_text("1")
-        assert "train-online" in again(root, *changed, until="train")
+        assert "train-online" in again(root, reward, until="train")
     return seen
 
 
-@fault("a reward function gives every response the same reward")
+@fault(3)
 def constant(lab: Lab) -> Seen:
-    """Every rank is one half and policies have nothing to learn: they are trained only if that is allowed."""
-    root, flat = lab.copy(), "reward={function: 'constant:reward'}"
-    with module(lab, "def reward(prompts, responses):\n    return [7.0] * len(responses)\n", "constant"):
+    """A reward function gives all responses the same reward → There is nothing to learn; `allow_worthless` continues."""
+    root = lab.copy()
+    with module(lab, "def reward(prompts, responses):\n    return [7.0] * len(responses)\n", "constant") as flat:
         seen = told(lambda: again(root, flat, "allow_worthless=false", until="train"))
         assert told(lambda: again(root, flat, "allow_worthless=false", until="train")) == seen
-        trained = again(root, flat, until="train")
-        assert sorted(trained) == ["train-aware", "train-online", "train-plain"]
+        assert sorted(again(root, flat, until="train")) == ["train-aware", "train-online", "train-plain"]
     references = pq.read_table(root / "calibrated.parquet")["reference_rewards"].to_pylist()
     assert all(calibrate(7.0, np.array(row)) == 0.5 for row in references)
-    summary = json.loads((root / "stages" / "calibrate.json").read_text())["summary"]
-    assert summary["degenerate_prompts"] == summary["prompts"] == len(references)
+    found = summary(root, "calibrate")
+    assert found["degenerate_prompts"] == found["prompts"] == len(references)
     return seen
 
 
-def wrong_function(lab: Lab, body: str, name: str) -> Seen:
-    """The scoring is refused, and with a function that gives numbers the run ends as one that never had another."""
-    root = lab.copy()
-    with module(lab, f"import os, sys\n\ndef reward(prompts, responses):\n    {body}\n", name):
-        return told(lambda: calibrate_with(root, f"{{function: '{name}:reward'}}"))
-
-
-for what, body in {
+RESULTS = {
     "a dict of rewards by response": "return {r: float(i) for i, r in enumerate(responses)}",
     "a dict whose keys are numbers": "return {float(i): r for i, r in enumerate(responses)}",
     "a set": "return {float(i) for i in range(len(responses))}",
+    "one too few": "return [0.0] * (len(responses) - 1)",
+    "1e308 and -1e308": "return [1e308 * (-1) ** len(r) for r in responses]",
     "whole numbers that no float tells apart": "return [2**53 + i for i in range(len(responses))]",
     "a generator": "return (float(len(r)) for r in responses)",
     "complex numbers": "return [complex(len(r), 0) for r in responses]",
     "fractions": "from fractions import Fraction; return [Fraction(len(r), 3) for r in responses]",
     "truth values of NumPy": "import numpy; return numpy.array([len(r) > 9 for r in responses])",
-    "a column of numbers for a row of them": "import numpy; return numpy.zeros((len(responses), 1))",
-    "an array in which a number is masked": "import numpy; "
-    "return numpy.ma.masked_array([0.0] * len(responses), mask=[True] + [False] * (len(responses) - 1))",
-    "numbers of half precision, one of them infinite": "import numpy; "
+    "a column for a row": "import numpy; return numpy.zeros((len(responses), 1))",
+    "a masked array": "import numpy; n = len(responses); "
+    "return numpy.ma.masked_array([0.0] * n, mask=[True] + [False] * (n - 1))",
+    "half precision, infinite": "import numpy; "
     "return numpy.array([7e4] + [1.0] * (len(responses) - 1)).astype('float16')",
     "one number for all": "return 1.0",
     "nothing": "return None",
     "text of the right length": "return '1' * len(responses)",
-}.items():
-    fault(f"a reward function returns {what}", brief=True)(
-        partial(wrong_function, body=body, name="returns_" + re.sub(r"\W", "_", what))
-    )
-for what, body in {
-    "raises StopIteration": "next(iter([]))",
-    "raises GeneratorExit": "raise GeneratorExit",
+}
+ENDS = {
+    "StopIteration": "next(iter([]))",
+    "GeneratorExit": "raise GeneratorExit",
     "calls itself for ever": "return reward(prompts, responses)",
-    "raises an exception that cannot be printed": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
-}.items():
-    fault(f"a reward function {what}", brief=True)(partial(wrong_function, body=body, name=what.replace(" ", "_")))
-fault("a reward function calls sys.exit(0)", brief=True)(partial(wrong_function, body="sys.exit(0)", name="leaves"))
+    "cannot be printed": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
+    "sys.exit(0)": "sys.exit(0)",
+}
 
 
-@fault("the module of a reward function calls sys.exit(0)", brief=True)
+@fault(3, RESULTS, brief=True)
+def wrong_result(lab: Lab, body: str) -> Seen:
+    """A reward function returns no finite number for a response → Rows and value; nothing is converted."""
+    with module(lab, f"import os, sys\n\ndef reward(prompts, responses):\n    {body}\n", "wrong"):
+        return told(lambda: keep(lab, function_of("wrong")))
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Return the reward function of a module as a run does."""
+    from infalign.rewards.function import function_reward
+
+    return function_reward(f"{name}:reward")
+
+
+@fault(1, ENDS, brief=True)
+def odd_end(lab: Lab, body: str) -> Seen | None:
+    """A reward function ends in an odd exception → The exception and the rows."""
+    return wrong_result(lab, body)
+
+
+@fault(2, brief=True)
 def leaves_on_import(lab: Lab) -> Seen:
-    """It is no success, for a run and a dry run alike."""
+    """The module of a reward function calls sys.exit(0) → The module cannot be imported."""
     root = lab.copy()
-    with module(lab, "import sys\n\nsys.exit(0)\n", "leaves_early"):
-        return told(lambda: calibrate_with(root, "{function: 'leaves_early:reward'}"))
+    with module(lab, "import sys\n\nsys.exit(0)\n", "leaves_early") as reward:
+        return told(lambda: calibrate_with(root, reward))
 
 
-@fault("a reward function rewrites its prompts and responses and changes the directory", brief=True)
-def rewrites(lab: Lab) -> Seen:
-    """It gets copies: what is stored, and what other rewards see, is as if it had not."""
-    expected, root = calibrated(lab), lab.copy()
+@fault(0, brief=True)
+def rewrites(lab: Lab) -> None:
+    """A reward function rewrites its prompts and changes the directory → Nothing; it gets copies."""
+    expected, root, here = calibrated(lab), lab.copy(), Path.cwd()
     source = "    rewards = gold(prompts, responses)\n    for prompt in prompts:\n        prompt.clear()\n"
     source += "    responses.clear()\n    os.chdir('/')\n    return rewards\n"
-    here = Path.cwd()
     os.chdir(lab.folder)
     try:
-        with module(lab, f"import os\n{TO_GOLD}{source}", "rude"):
-            calibrate_with(root.relative_to(lab.folder), "{function: 'rude:reward'}")
+        with module(lab, f"import os\n{TO_GOLD}{source}", "rude") as reward:
+            calibrate_with(root.relative_to(lab.folder), reward)
     finally:
         os.chdir(here)
     assert tables(root) == expected
-    return Seen(0, "")
 
 
-@fault("a trainer's data has no calibrated rewards of the prompt", brief=True)
-def no_references(lab: Lab) -> Seen:
-    """The reward that TRL calls refuses to make up a rank."""
+@fault(
+    3,
+    {"no rewards": (gold, ()), "strings": (lambda prompts, responses: ["0.5"] * len(responses), ([0.0, 1.0],))},
+    brief=True,
+)
+def in_a_trainer(lab: Lab, reward: Any, references: tuple[list[float], ...]) -> Seen:
+    """A trainer's data has no `reference_rewards`, or its reward gives strings → What is missing or was found."""
     prompts, texts = rows(lab.finished)
-    return told(lambda: CalibratedReward(gold, Identity())(prompts, texts))
-
-
-@fault("a reward function gives a trainer strings for numbers", brief=True)
-def strings(lab: Lab) -> Seen:
-    """The reward that TRL calls converts nothing."""
-    prompts, texts = rows(lab.finished)
-    reward = CalibratedReward(lambda prompts, responses: ["0.5"] * len(responses), Identity())
-    return told(lambda: reward(prompts, texts, [[0.0, 1.0]] * len(texts)))
+    return told(
+        lambda: CalibratedReward(reward, Identity())(prompts, texts, *([row] * len(texts) for row in references))
+    )
 
 
 # Models
-
-
-def exchanged(lab: Lab, name: str, file: str, change: Callable[[Path], None]) -> Seen:
-    """Training refuses rewards that another model was asked for; with the old file back the run ends as it would."""
-    root = lab.copy()
-    path = root / "models" / name / file
-    shutil.copy(path, lab.folder / file)
-    change(path)
-    shutil.rmtree(root / "models" / "aware")
-    seen = told(lambda: again(root, until="train"))
-    assert not (root / "models" / "aware").exists()
-    shutil.copy(lab.folder / file, path)
-    again(root, until="evaluate")
-    assert tables(root) == tables(lab.finished)
-    return seen
 
 
 def double(weights: Path) -> None:
@@ -405,19 +351,25 @@ def shout(template: Path) -> None:
     template.write_text(template.read_text().replace("message['content']", "message['content'] | upper"))
 
 
-fault("the reward model is exchanged for another after calibration")(
-    partial(exchanged, name="reward", file="model.safetensors", change=double)
-)
-fault("the chat template is changed after calibration")(
-    partial(exchanged, name="reference", file="chat_template.jinja", change=shout)
-)
+@fault(3, {"model": ("reward/model.safetensors", double), "template": ("reference/chat_template.jinja", shout)})
+def exchanged(lab: Lab, name: str, change: Callable[[Path], None]) -> Seen:
+    """Reward model or chat template is exchanged after calibration → Bring it back, or score again."""
+    root = lab.copy()
+    path = root / "models" / name
+    shutil.copy(path, lab.folder / "old")
+    change(path)
+    shutil.rmtree(root / "models" / "aware")
+    seen = told(lambda: again(root, until="train"))
+    assert not (root / "models" / "aware").exists()
+    shutil.copy(lab.folder / "old", path)
+    lab.ends_well(root)
+    return seen
 
 
-@fault("a reward model scores rows in batches of other sizes", brief=True)
-def other_batches(lab: Lab) -> Seen:
-    """Padding and neighbours do not change a reward."""
+@fault(0, brief=True)
+def other_batches(lab: Lab) -> None:
+    """A reward model scores rows in batches of other sizes → Nothing; neither padding nor neighbors change a reward."""
     whole = ClassifierReward.load(lab.finished / "models" / "reward")
     small = ClassifierReward.load(lab.finished / "models" / "reward", batch_tokens=100)
     found, expected = (reward(*rows(lab.finished)) for reward in (small, whole))
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    return Seen(0, "")

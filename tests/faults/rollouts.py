@@ -2,11 +2,9 @@
 
 import json
 import math
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import stamina
 import torch
 from safetensors.torch import load_file, save_file
 
-from faults.registry import Lab, Seen, again, fault, printed, tables
-from faults.rewards import told
+from faults.lab import Lab, Seen, again, printed, summary, told
+from faults.registry import fault
 from faults.server import RolloutServer
 from infalign.models.pretrained import load_policy
 from infalign.sampling.engine import Prompt, Sampling
@@ -42,18 +40,17 @@ def draw_from(root: Path, server: RolloutServer, in_flight: int = 8) -> list[str
     return again(root, f"rollout.engine={engine}", until="rollout")
 
 
-def prompts(lab: Lab) -> list[Prompt]:
-    """Return the first training prompts of the finished run."""
-    table = pq.read_table(lab.finished / "data" / "train_prompts.parquet").slice(0, 3)
-    return [Prompt(row["prompt_id"], row["token_ids"]) for row in table.to_pylist()]
-
-
-def drawn(lab: Lab, policy: tuple[Any, Any], name: str = "drawn") -> list[dict[str, Any]]:
-    """Return six rollouts of each of these prompts."""
-    asked = prompts(lab)
-    engine = SharedPrefixEngine(*policy, Sampling(12))
+def drawn(lab: Lab, engine: Any, name: str = "drawn", prompts: int = 3) -> list[dict[str, Any]]:
+    """Return six rollouts of each of the first training prompts."""
+    table = pq.read_table(lab.finished / "data" / "train_prompts.parquet").slice(0, prompts)
+    asked = [Prompt(row["prompt_id"], row["token_ids"]) for row in table.to_pylist()]
     draw(engine, asked, 6, lab.folder / name, on_progress=lambda done, total: None)
     return read_rollouts(lab.folder / name, [prompt.prompt_id for prompt in asked], 6).to_pylist()
+
+
+def engine_of(folder: Path) -> SharedPrefixEngine:
+    """Return an engine that draws from the model of a folder."""
+    return SharedPrefixEngine(*load_policy(folder), Sampling(12))
 
 
 @contextmanager
@@ -76,9 +73,9 @@ def room_for(model: Any, rows: int) -> Iterator[list[int]]:
 # Servers
 
 
-@fault("the inference server dies halfway and comes back")
+@fault(4)
 def dies_halfway(lab: Lab) -> Seen:
-    """The prompts before its death are kept and not asked for again."""
+    """The inference server dies halfway, and comes back → Start it and rerun; its rollouts are kept."""
     root = lab.copy()
     with served(lab) as server:
         server.broken_after = 2 + 5  # the probe and five prompts
@@ -94,63 +91,57 @@ def dies_halfway(lab: Lab) -> Seen:
     return seen
 
 
-@fault("the inference server gives fewer responses than asked for")
-def fewer(lab: Lab) -> Seen:
-    """The missing ones are asked for."""
+@fault(0)
+def fewer(lab: Lab) -> None:
+    """The inference server gives fewer responses than asked for → Nothing; the missing ones are requested."""
     root = lab.copy()
     with served(lab) as server:
         server.script = [None, None, "short"]
         draw_from(root, server, in_flight=1)
         assert [body["n"] for body in server.bodies[2:5]] == [6, 3, 6]
     assert pq.read_table(root / "rollouts" / "part-0").num_rows == 12 * 6
-    return Seen(0, "")
 
 
-def cannot_be_used(lab: Lab, fault: Any) -> Seen:
-    """Nothing is drawn from it; from the engine of before the run has what it had."""
+@fault(
+    2,
+    {
+        "one response eight times": "equal",
+        "another prompt": '{"prompt_token_ids": [9]}',
+        "no token ids": "no ids",
+        "another end token": '{"finish_reason": "stop", "token_ids": [9, 9]}',
+        "the 30 % likeliest tokens": 0.3,
+        "refuses": (400, {"error": "no model of this name"}),
+        "no inference server": (200, {"result": 1}),
+    },
+)
+def cannot_be_used(lab: Lab, *fault: Any) -> Seen:
+    """The inference server samples something else, or is none → What it does wrong; none of its responses is kept."""
     root = lab.copy()
+    (script,) = fault if len(fault) == 1 else (fault,)
     with served(lab) as server:
-        if isinstance(fault, float):
-            server.truncate_to = fault
+        if isinstance(script, float):
+            server.truncate_to = script
         else:
-            server.script = [None, fault]
+            server.script = [None, script]
         seen = told(lambda: draw_from(root, server))
-        assert seen.code == 2
         assert not list(root.glob("rollouts/part-0/*"))
-    again(root, until="calibrate")
-    assert tables(root) == tables(lab.finished)
+    lab.ends_well(root)
     return seen
 
 
-for what, script in {
-    "returns one response eight times": "equal",
-    "answers another prompt than it was asked": '{"prompt_token_ids": [9]}',
-    "returns text without token ids": "no ids",
-    "ends responses with another token than the policy's": '{"finish_reason": "stop", "token_ids": [9, 9]}',
-    "draws from the 30 % likeliest tokens only": 0.3,
-    "refuses the request": (400, {"error": "no model of this name"}),
-    "is no inference server": (200, {"result": 1}),
-}.items():
-    fault(f"the inference server {what}")(partial(cannot_be_used, fault=script))
-
-
-@fault("the recipe's command that starts the inference server cannot be started", brief=True)
-def no_command(lab: Lab) -> Seen:
-    """The missing program is named."""
+@fault(
+    2,
+    {
+        "no such program": "absent-program {model}",
+        "ends at once": f"{sys.executable} -S -c 'import os; os._exit(7)'",
+    },
+    brief=("no such program",),
+)
+def no_server(lab: Lab, command: str) -> Seen:
+    """The command that starts the inference server fails → At once: the missing program, or the exit code."""
 
     def start() -> None:
-        with serving("absent-program {model}", "a model", "unused"):
-            pass
-
-    return told(start)
-
-
-@fault("the inference server ends before it answers")
-def ends_at_once(lab: Lab) -> Seen:
-    """The run does not wait for it."""
-
-    def start() -> None:
-        with serving(f"{sys.executable} -S -c 'import os; os._exit(7)'", "a model", "unused"):
+        with serving(command, "a model", "unused"):
             pass
 
     return told(start)
@@ -159,104 +150,96 @@ def ends_at_once(lab: Lab) -> Seen:
 # Engines
 
 
-@fault("memory runs out with more than two responses at once", brief=True)
-def little_memory(lab: Lab) -> Seen:
-    """Half as many are drawn at once, from then on, and the responses are the same."""
-    policy = load_policy(lab.finished / "models" / "reference")
-    expected = drawn(lab, policy)
-    engine = SharedPrefixEngine(*policy, Sampling(12))
-    asked = prompts(lab)
-    with room_for(policy[0], 2) as given:
-        draw(engine, asked, 6, lab.folder / "little", on_progress=lambda done, total: None)
+@fault(0, brief=True)
+def little_memory(lab: Lab) -> None:
+    """Memory runs out with more than two responses at once → Nothing; fewer are drawn at once."""
+    engine = engine_of(lab.finished / "models" / "reference")
+    expected = drawn(lab, engine)
+    with room_for(engine.model, 2) as given:
+        found = drawn(lab, engine_again(engine), "little")
     assert [rows for rows in given if rows > 2] == [18, 6, 3]  # three prompts, one, half of one
-    found = read_rollouts(lab.folder / "little", [prompt.prompt_id for prompt in asked], 6).to_pylist()
     for one, other in zip(found, expected, strict=True):
         assert math.isclose(one.pop("logprob"), other.pop("logprob"), rel_tol=1e-5)
         assert one == other
-    return Seen(0, "")
 
 
-@fault("memory does not even suffice for one response")
+def engine_again(engine: SharedPrefixEngine) -> SharedPrefixEngine:
+    """Return a fresh engine that draws from the same model."""
+    return SharedPrefixEngine(engine.model, engine.tokenizer, Sampling(12))
+
+
+@fault(1)
 def no_memory(lab: Lab) -> Seen:
-    """The run ends as one that can go on, what was drawn is kept, and with enough memory it goes on."""
+    """Memory does not even suffice for one response → Memory ran out; what was drawn is kept."""
     model, tokenizer = load_policy(lab.finished / "models" / "reference")
-    engine, asked = TransformersEngine(model, tokenizer, Sampling(12)), prompts(lab)
-    go_on = partial(draw, engine, asked, 6, lab.folder / "drawn", on_progress=lambda done, total: None)
-    draw(engine, asked[:1], 6, lab.folder / "drawn", on_progress=lambda done, total: None)
+    engine = TransformersEngine(model, tokenizer, Sampling(12))
+    drawn(lab, engine, prompts=1)
     with room_for(model, 0):
-        seen = told(go_on)
+        seen = told(lambda: drawn(lab, engine))
     assert len(list((lab.folder / "drawn").iterdir())) == 1
-    go_on()
-    read_rollouts(lab.folder / "drawn", [prompt.prompt_id for prompt in asked], 6)
+    drawn(lab, engine)
     return seen
 
 
-@fault("the model folder's generation_config.json asks for greedy, truncated sampling", brief=True)
-def sampling_of_the_folder(lab: Lab) -> Seen:
-    """It has no say: the rollouts are those of the policy itself."""
-    folder = Path(shutil.copytree(lab.finished / "models" / "reference", lab.folder / "policy"))
+@fault(0, brief=True)
+def sampling_of_the_folder(lab: Lab) -> None:
+    """A model folder's generation_config.json asks for greedy sampling → Nothing; it has no say."""
+    folder = lab.model("reference")
     wishes = {"do_sample": True, "top_k": 1, "temperature": 0.1, "repetition_penalty": 9.0, "suppress_tokens": [4]}
-    expected = drawn(lab, load_policy(folder))
+    expected = drawn(lab, engine_of(folder))
     (folder / "generation_config.json").write_text(json.dumps(wishes))
-    assert drawn(lab, load_policy(folder), "again") == expected
-    return Seen(0, "")
+    assert drawn(lab, engine_of(folder), "again") == expected
 
 
-@fault("no response ends: all are cut off at max_new_tokens")
+@fault(0)
 def cut_off(lab: Lab) -> Seen:
-    """They are kept as cut off, scored as they are, their share is in every report, and the run says the cure."""
+    """No response ends before `max_new_tokens` → A warning below the scores: the share, and what to raise."""
     root = lab.copy()
-    said = [line for line in printed(root, "rollout.max_new_tokens=1", until="score") if line.startswith("!")]
-    summary = json.loads((root / "stages" / "score-0.json").read_text())["summary"]
+    (said,) = (line for line in printed(root, "rollout.max_new_tokens=1", until="score") if line.startswith("!"))
     finishes = pq.read_table(root / "rollouts" / "part-0")["finish"].to_pylist()
-    assert finishes.count("length") / len(finishes) == summary["cut_off"] > 0.9
-    assert len(said) == 1
-    assert "reach rollout.max_new_tokens (1)" in said[0]
-    return Seen(0, said[0])
+    assert finishes.count("length") / len(finishes) == summary(root, "score-0")["cut_off"] > 0.9
+    assert "reach rollout.max_new_tokens (1)" in said
+    return Seen(0, said)
 
 
-@fault("the weights of a policy hold NaN", brief=True)
+@fault(3, brief=True)
 def nan_weights(lab: Lab) -> Seen:
-    """Nothing is drawn from it."""
-    folder = Path(shutil.copytree(lab.finished / "models" / "reference", lab.folder / "policy"))
+    """The weights of a policy hold NaN → Its probabilities are no numbers."""
+    folder = lab.model("reference")
     weights = load_file(folder / "model.safetensors")
     save_file({name: values * math.nan for name, values in weights.items()}, folder / "model.safetensors")
-    return told(lambda: drawn(lab, load_policy(folder)))
+    return told(lambda: drawn(lab, engine_of(folder)))
 
 
-@fault("a shard of rollouts was deleted")
-def lost_shard(lab: Lab) -> Seen:
-    """It is drawn again, and it is the same."""
+@fault(0)
+def lost_shard(lab: Lab) -> None:
+    """A shard of rollouts was deleted → Nothing; it is drawn again, the same."""
     root = lab.copy()
     next((root / "rollouts" / "part-0").glob("part-*.parquet")).unlink()
-    assert "rollout-0" in again(root, until="evaluate")
-    assert tables(root) == tables(lab.finished)
-    return Seen(0, "")
+    assert "rollout-0" in lab.ends_well(root)
 
 
 # Training
 
 
-@fault("a training diverges: its loss is no number")
+@fault(1)
 def diverges(lab: Lab) -> Seen:
-    """No model is saved, and with the learning rate of before the run ends as it would."""
+    """A training diverges: its loss is no number → Lower the learning rate; no model is saved."""
     root = lab.copy()
     wild = ["policies.aware.fit.learning_rate=1e30", "policies.aware.fit.epochs=4"]
     seen = told(lambda: again(root, *wild, until="train"))
     assert not (root / "models" / "aware").exists()
     for checkpoint in (root / "checkpoints" / "aware").glob("checkpoint-*/model.safetensors"):
         assert all(bool(values.isfinite().all()) for values in load_file(checkpoint).values())
-    again(root, until="evaluate")
-    assert tables(root) == tables(lab.finished)
+    lab.ends_well(root)
     return seen
 
 
-@fault("β is so small that e^(Φ/β) exceeds every float")
-def overflow(lab: Lab) -> Seen:
-    """Targets are computed on the log scale, and the policy has finite weights."""
+@fault(0)
+def overflow(lab: Lab) -> None:
+    """Β is so small that e^(Φ/β) exceeds every float → Nothing; targets are computed on the log scale."""
     root = lab.copy()
     policies = "{aware: {transform: 'exp:10', beta: 0.01, fit: {batch_size: 32, max_length: 192}}}"
     again(root, f"policies={policies}", until="train")
     weights = load_file(root / "models" / "aware" / "model.safetensors")
     assert all(bool(values.isfinite().all()) for values in weights.values())
-    return Seen(0, "")

@@ -4,53 +4,42 @@ import shutil
 
 import micro
 
-from faults.artefacts import model
-from faults.data import infalign
-from faults.registry import Lab, Seen, fault
+from faults.lab import Lab, Seen, infalign, refused
+from faults.registry import fault
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import dump_recipe, load_recipe
 
 
-@fault("the policy that is to be served is not trained", brief=True)
-def untrained(lab: Lab) -> Seen:
-    """The stage is named that trains it."""
+@fault(2, {"untrained": False, "another tokenizer": True}, brief=("untrained",))
+def no_policy(lab: Lab, elsewhere: bool) -> Seen:
+    """The policy to serve is not trained, or has another tokenizer → The step that trains it, or the folder."""
+    if elsewhere:
+        folder = lab.model("aware")
+        words = train_tokenizer(["Quite another text, with other words!"] * 9, Scratch(**micro.SCRATCH))
+        words.save_pretrained(folder)
+        return refused("generate", lab.finished, "--prompt", "Hello", "--policy", folder)
     root = lab.copy()
     shutil.rmtree(root / "models" / "aware")
-    code, out, said = infalign("generate", root, "--prompt", "Hello")
-    assert (code, out) == (2, "")
-    return Seen(code, said)
+    return refused("generate", root, "--prompt", "Hello")
 
 
-@fault("a prompt that is to be answered exceeds the policy's context", brief=True)
+@fault(3, brief=True)
 def too_long(lab: Lab) -> Seen:
-    """No prompt of the same file is answered."""
+    """A prompt to answer exceeds the policy's context → The prompt and both numbers; no prompt is answered."""
     (lab.folder / "prompts.txt").write_text(f"Hello\n{'word ' * 300}\n")
-    code, out, said = infalign("generate", lab.finished, "--input", lab.folder / "prompts.txt")
-    assert (code, out) == (3, "")
-    return Seen(code, said)
+    return refused("generate", lab.finished, "--input", lab.folder / "prompts.txt")
 
 
-@fault("the recipe of a run has changed since the policy was trained that is to be served", brief=True)
+@fault(0, brief=True)
 def of_another_recipe(lab: Lab) -> Seen:
-    """It is served, with a warning that says what has changed."""
+    """The recipe has changed since the policy to serve was trained → The answer, and a warning: what has changed."""
     root = lab.copy()
     changed = load_recipe(root / "recipe.yaml", ["policies.aware.kl_budget=2.5"])
     (root / "recipe.yaml").write_text(dump_recipe(changed), encoding="utf-8")
     code, out, said = infalign("generate", root, "--prompt", "Hello", "--policy", "plain")
     assert (code, said) == (0, "")
     code, out, said = infalign("generate", root, "--prompt", "Hello")
-    assert code == 0
     assert out
-    return Seen(code, said)
-
-
-@fault("a policy from elsewhere that is to be served has another tokenizer")
-def other_tokenizer(lab: Lab) -> Seen:
-    """It would answer another prompt than it is asked."""
-    folder = model(lab, "aware")
-    words = train_tokenizer(["Quite another text, with other words!"] * 9, Scratch(**micro.SCRATCH))
-    words.save_pretrained(folder)
-    code, out, said = infalign("generate", lab.finished, "--prompt", "Hello", "--policy", folder)
-    assert (code, out) == (2, "")
+    assert said
     return Seen(code, said)
