@@ -209,12 +209,11 @@ def python_object(lab: Lab) -> Seen:
     """A recipe that calls Python → The line; its Python does not run."""
     marker = lab.folder / "marker"
     seen = unread(lab, f"{RECIPE}report_to: !!python/object/apply:os.system ['touch {marker}']\n")
-    assert seen
     assert not marker.exists()
     return seen
 
 
 @fault(2)
-def not_a_recipe(lab: Lab) -> Seen | None:
+def not_a_recipe(lab: Lab) -> Seen:
     """A model's weights in place of a recipe → It is no recipe."""
     return unread(lab, (lab.finished / "models" / "reward" / "model.safetensors").read_bytes())

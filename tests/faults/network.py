@@ -133,27 +133,7 @@ def unusable(lab: Lab, begin: bytes) -> Seen:
     return asked(lab, begin)
 
 
-@fault(
-    3,
-    {
-        "100,000 lists in lists": b'{"rewards": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        "no UTF-8": b'{"rewards": ["\xff"]}',
-        "rewards in rewards": b'{"rewards": {"rewards": [1, 2, 3, 4, 5, 6]}}',
-        "each in a list": b'{"rewards": [[1], [2], [3], [4], [5], [6]]}',
-        "no float tells them apart": b'{"rewards": [1, 2, 3, 4, 9007199254740992, 9007199254740993]}',
-        "twice": b'{"rewards": [1, 2, 3, 4, 5, 6], "rewards": [6, 5, 4, 3, 2, 1]}',
-    },
-    brief=True,
-)
-def no_rewards(lab: Lab, body: bytes) -> Seen:
-    """A reward server's answer holds no rewards → How the answer begins; none of it is stored."""
-    with speaking(body_of(body)) as url, stamina.set_testing(True, attempts=2):
-        seen = told(lambda: keep(lab, remote(lab, url, retry_seconds=1.0)))
-    assert not list((lab.folder / "scores").glob("part-[0-9]*.parquet"))
-    return seen
-
-
-@fault(PartialError.exit_code)
+@fault(PartialError.exit_code, brief=True)
 def never_resolves(lab: Lab) -> Seen:
     """The name of a server never resolves → No answer in time; a dry run warns."""
     resolve, end = socket.getaddrinfo, threading.Event()

@@ -140,7 +140,7 @@ def give_pid(*, on_progress: OnProgress) -> int:
     return os.getpid()
 
 
-@fault(1, brief=True)
+@fault(1)
 def idle_worker_killed(lab: Lab) -> Seen:
     """SIGKILL of an idle worker process → Within seconds: the next step of this worker."""
     pids: list[int] = []

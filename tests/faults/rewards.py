@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from faults.lab import Lab, Seen, again, module, summary, tables, told
 from faults.registry import fault
 from faults.server import RewardServer
+from infalign.data.examples import prompt_id
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_tokenizer
-from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.scores import score_to
+from infalign.rewards.function import function_reward
+from infalign.rewards.scores import check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.world import gold
 
@@ -80,7 +82,7 @@ def impatient(attempts: int = 2) -> Iterator[RewardServer]:
 # Servers
 
 
-@fault(4)
+@fault(4, brief=True)
 def dies_halfway(lab: Lab) -> Seen:
     """The reward server dies halfway, and comes back → Start it and rerun; its scores are kept."""
     expected, root = calibrated(lab), lab.copy()
@@ -97,16 +99,34 @@ def dies_halfway(lab: Lab) -> Seen:
     return seen
 
 
-@fault(0)
+@fault(4, brief=True)
+def judge_dies(lab: Lab) -> Seen:
+    """The judge's server dies during an evaluation → Start it and rerun; the other rewards' scores are kept."""
+    root = lab.copy()
+    with impatient() as server:
+        server.broken_after, judge = 1, at(server).replace("reward", "judge", 1)
+        seen = told(lambda: again(root, judge, until="evaluate"))
+        scores = root / "evaluation" / "reference" / "scores"
+        assert list(scores.glob("reward/*.parquet"))
+        server.broken_after = None
+        again(root, judge, until="evaluate")
+    table = pq.read_table(root / "evaluation" / "reference" / "scores.parquet")
+    assert table["judge"].equals(table["gold"])
+    return seen
+
+
+@fault(0, brief=True)
 def passing(lab: Lab) -> None:
-    """The reward server answers 500, then 429, then resets the connection → Nothing; requests are repeated."""
+    """The reward server answers 500, 408, 429, or resets the connection → Nothing; requests are repeated."""
+    begun = time.monotonic()
     with RewardServer() as server:
-        server.script = [500, 429, "reset"]
+        server.script = [500, 408, 429, "reset"]
         assert keep(lab, remote(lab, server.url)) == gold(*rows(lab.finished))
-        assert len(server.bodies) == 3 + 3
+        assert len(server.bodies) == 3 + 4
+    assert time.monotonic() - begun >= 1.0  # the wait that 429 asks for
 
 
-@fault(4, {"never": "hang", "bytes": "trickle"})
+@fault(4, {"never": "hang", "bytes": "trickle"}, brief=True)
 def stays_away(lab: Lab, how: str) -> Seen:
     """The reward server never answers, or a byte at a time → Within bounded time: start it and rerun."""
     with impatient() as server:
@@ -124,7 +144,7 @@ def completed(lab: Lab, server: RewardServer) -> None:
     assert keep(lab, remote(lab, server.url)) == gold(*rows(lab.finished))
 
 
-@fault(4)
+@fault(4, brief=True)
 def refused_connection(lab: Lab) -> Seen:
     """Nobody listens at the reward server's address → Start the server and rerun."""
     root = lab.copy()
@@ -146,14 +166,28 @@ def bad_key(lab: Lab) -> Seen:
     return seen
 
 
+NUMBERS = ("NaN", "-Infinity", "1e999", "9" * 400, '"0.5"', "true", "null", "[0.5]")
+SHAPES = (
+    b'{"rewards": [1, 2, 3, 4, 5]}',
+    b'{"rewards": [1, 2, 3, 4, 5, 6, 7]}',
+    b'{"rewards": 1.0}',
+    b'{"rewards": {"rewards": [1, 2, 3, 4, 5, 6]}}',
+    b'{"rewards": [1, 2, 3, 4, 5, 6], "rewards": [6, 5, 4, 3, 2, 1]}',
+    b'{"rewards": [1, 2, 3, 4, 9007199254740992, 9007199254740993]}',  # one float
+    b'{"rewards": ["\xff"]}',
+    b'{"scores": [1, 2, 3, 4, 5, 6]}',
+    b"[1, 2, 3, 4, 5, 6]",
+    b'{"rewards": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b"Bad Gateway",
+    b"",
+)
+
+
 @fault(
     3,
-    {
-        value: f'{{"rewards": [0, 1, 2, 3, 4, {value}]}}'.encode()
-        for value in ("NaN", "1e999", "9" * 400, '"0.5"', "true", "null")
-    }
-    | {"five for six": b'{"rewards": [1,2,3,4,5]}', "a gateway's answer": b"Bad Gateway"},
-    brief=("NaN",),
+    {f"number {i}": f'{{"rewards": [0, 1, 2, 3, 4, {value}]}}'.encode() for i, value in enumerate(NUMBERS)}
+    | {f"shape {i}": answer for i, answer in enumerate(SHAPES)},
+    brief=True,
 )
 def bad_answer(lab: Lab, answer: bytes) -> Seen:
     """The reward server gives no finite number for a response → Row, prompt and value; earlier scores are kept."""
@@ -164,7 +198,7 @@ def bad_answer(lab: Lab, answer: bytes) -> Seen:
     return seen
 
 
-@fault(3)
+@fault(3, brief=True)
 def another_server(lab: Lab) -> Seen:
     """Another model answers at the reward server's address → A reward changed; bring the old model back."""
     expected, root = calibrated(lab), lab.copy()
@@ -240,7 +274,7 @@ def changes(lab: Lab) -> Seen:
 
 @fault(3)
 def constant(lab: Lab) -> Seen:
-    """A reward function gives all responses the same reward → There is nothing to learn; `allow_worthless` continues."""
+    """A reward function gives all responses one reward → There is nothing to learn; `allow_worthless` continues."""
     root = lab.copy()
     with module(lab, "def reward(prompts, responses):\n    return [7.0] * len(responses)\n", "constant") as flat:
         seen = told(lambda: again(root, flat, "allow_worthless=false", until="train"))
@@ -254,75 +288,94 @@ def constant(lab: Lab) -> Seen:
 
 
 RESULTS = {
-    "a dict of rewards by response": "return {r: float(i) for i, r in enumerate(responses)}",
-    "a dict whose keys are numbers": "return {float(i): r for i, r in enumerate(responses)}",
-    "a set": "return {float(i) for i in range(len(responses))}",
-    "one too few": "return [0.0] * (len(responses) - 1)",
-    "1e308 and -1e308": "return [1e308 * (-1) ** len(r) for r in responses]",
-    "whole numbers that no float tells apart": "return [2**53 + i for i in range(len(responses))]",
-    "a generator": "return (float(len(r)) for r in responses)",
-    "complex numbers": "return [complex(len(r), 0) for r in responses]",
-    "fractions": "from fractions import Fraction; return [Fraction(len(r), 3) for r in responses]",
-    "truth values of NumPy": "import numpy; return numpy.array([len(r) > 9 for r in responses])",
-    "a column for a row": "import numpy; return numpy.zeros((len(responses), 1))",
-    "a masked array": "import numpy; n = len(responses); "
-    "return numpy.ma.masked_array([0.0] * n, mask=[True] + [False] * (n - 1))",
-    "half precision, infinite": "import numpy; "
-    "return numpy.array([7e4] + [1.0] * (len(responses) - 1)).astype('float16')",
-    "one number for all": "return 1.0",
-    "nothing": "return None",
-    "text of the right length": "return '1' * len(responses)",
+    "a dict by response": "{r: float(i) for i, r in enumerate(responses)}",
+    "a dict whose keys are numbers": "{float(i): r for i, r in enumerate(responses)}",
+    "keys": "{float(i): r for i, r in enumerate(responses)}.keys()",
+    "a set": "{float(i) for i in range(n)}",
+    "a generator": "(float(len(r)) for r in responses)",
+    "one too few": "[0.0] * (n - 1)",
+    "none": "[]",
+    "one number for all": "1.0",
+    "one number in an array": "numpy.array(1.0)",
+    "nothing": "None",
+    "text of the right length": "'1' * n",
+    "bytes of the right length": "b'1' * n",
+    "a column for a row": "numpy.zeros((n, 1))",
+    "NaN": "[float('nan')] * n",
+    "infinite half precision": "numpy.array([numpy.inf] * n, 'float16')",
+    "an integer of 400 digits": "[10**400] * n",
+    "1e308 and -1e308": "[1e308 * (-1) ** len(r) for r in responses]",
+    "whole numbers that no float tells apart": "[2**53 + i for i in range(n)]",
+    "whole numbers of NumPy that no float tells apart": "numpy.arange(n) + 2**60",
+    "fractions": "[fractions.Fraction(len(r), 3) for r in responses]",
+    "complex numbers": "[complex(len(r), 0) for r in responses]",
+    "strings": "['1.5'] * n",
+    "nulls": "[None] * n",
+    "truth values": "[True] * n",
+    "truth values of NumPy": "numpy.array([len(r) > 9 for r in responses])",
+    "a masked number": "numpy.ma.masked_array([0.0] * n, mask=[True] + [False] * (n - 1))",
 }
 ENDS = {
     "StopIteration": "next(iter([]))",
     "GeneratorExit": "raise GeneratorExit",
-    "calls itself for ever": "return reward(prompts, responses)",
+    "BaseException": "raise BaseException('odd')",
+    "calls itself for ever": "reward(prompts, responses)",
     "cannot be printed": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
     "sys.exit(0)": "sys.exit(0)",
 }
 
 
+def reward_of(lab: Lab, line: str) -> Seen:
+    """Score with a reward function whose last line is given; the error names the first prompt."""
+    source = f"import fractions, numpy, sys\n\ndef reward(prompts, responses):\n    n = len(responses)\n    {line}\n"
+    with module(lab, source, "odd"):
+        seen = told(lambda: keep(lab, function_reward("odd:reward")))
+    assert prompt_id(rows(lab.finished)[0][0]) in seen.said
+    return seen
+
+
 @fault(3, RESULTS, brief=True)
-def wrong_result(lab: Lab, body: str) -> Seen:
+def wrong_result(lab: Lab, result: str) -> Seen:
     """A reward function returns no finite number for a response → Rows and value; nothing is converted."""
-    with module(lab, f"import os, sys\n\ndef reward(prompts, responses):\n    {body}\n", "wrong"):
-        return told(lambda: keep(lab, function_of("wrong")))
-
-
-def function_of(name: str) -> Callable[..., Any]:
-    """Return the reward function of a module as a run does."""
-    from infalign.rewards.function import function_reward
-
-    return function_reward(f"{name}:reward")
+    return reward_of(lab, f"return {result}")
 
 
 @fault(1, ENDS, brief=True)
-def odd_end(lab: Lab, body: str) -> Seen | None:
+def odd_end(lab: Lab, line: str) -> Seen:
     """A reward function ends in an odd exception → The exception and the rows."""
-    return wrong_result(lab, body)
+    return reward_of(lab, line)
 
 
-@fault(2, brief=True)
-def leaves_on_import(lab: Lab) -> Seen:
-    """The module of a reward function calls sys.exit(0) → The module cannot be imported."""
-    root = lab.copy()
-    with module(lab, "import sys\n\nsys.exit(0)\n", "leaves_early") as reward:
-        return told(lambda: calibrate_with(root, reward))
+@fault(2, {"exit": "sys.exit(0)", "syntax": "def x(:", "error": "1 / 0"}, brief=True)
+def ends_on_import(lab: Lab, line: str) -> Seen:
+    """The module of a reward function fails or exits → The exception."""
+    here = Path.cwd()
+    with module(lab, f"import os, sys\nos.chdir('/')\n{line}\n", "fails"):
+        seen = told(lambda: function_reward("fails:reward"))
+    assert Path.cwd() == here
+    return seen
 
 
 @fault(0, brief=True)
 def rewrites(lab: Lab) -> None:
     """A reward function rewrites its prompts and changes the directory → Nothing; it gets copies."""
-    expected, root, here = calibrated(lab), lab.copy(), Path.cwd()
-    source = "    rewards = gold(prompts, responses)\n    for prompt in prompts:\n        prompt.clear()\n"
-    source += "    responses.clear()\n    os.chdir('/')\n    return rewards\n"
-    os.chdir(lab.folder)
-    try:
-        with module(lab, f"import os\n{TO_GOLD}{source}", "rude") as reward:
-            calibrate_with(root.relative_to(lab.folder), reward)
-    finally:
-        os.chdir(here)
-    assert tables(root) == expected
+    (prompts, texts), here = rows(lab.finished), Path.cwd()
+
+    def rude(prompts: list[Any], responses: list[str]) -> list[float]:
+        found = gold(prompts, responses)
+        for prompt in prompts:
+            prompt[0]["content"] = "overwritten"
+            prompt.clear()
+        prompts.clear()
+        responses[:] = [response.upper() for response in responses]
+        os.chdir(lab.folder)
+        return found
+
+    assert keep(lab, rude) == gold(prompts, texts)
+    assert Path.cwd() == here
+    check_unchanged(gold, sorted((lab.folder / "scores").iterdir()), name="reward", made_by="a")
+    CalibratedReward(rude, Identity())(prompts, texts, [[0.0, 1.0]] * len(prompts))
+    assert (prompts, texts) == rows(lab.finished)
 
 
 @fault(
@@ -364,12 +417,3 @@ def exchanged(lab: Lab, name: str, change: Callable[[Path], None]) -> Seen:
     shutil.copy(lab.folder / "old", path)
     lab.ends_well(root)
     return seen
-
-
-@fault(0, brief=True)
-def other_batches(lab: Lab) -> None:
-    """A reward model scores rows in batches of other sizes → Nothing; neither padding nor neighbors change a reward."""
-    whole = ClassifierReward.load(lab.finished / "models" / "reward")
-    small = ClassifierReward.load(lab.finished / "models" / "reward", batch_tokens=100)
-    found, expected = (reward(*rows(lab.finished)) for reward in (small, whole))
-    np.testing.assert_allclose(found, expected, atol=1e-5)

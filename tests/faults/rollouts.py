@@ -202,9 +202,9 @@ def cut_off(lab: Lab) -> Seen:
     return Seen(0, said)
 
 
-@fault(3, brief=True)
+@fault(2, brief=True)
 def nan_weights(lab: Lab) -> Seen:
-    """The weights of a policy hold NaN → Its probabilities are no numbers."""
+    """The weights of a policy hold NaN → It defines no policy; use an earlier checkpoint."""
     folder = lab.model("reference")
     weights = load_file(folder / "model.safetensors")
     save_file({name: values * math.nan for name, values in weights.items()}, folder / "model.safetensors")

@@ -23,7 +23,13 @@ COMMANDS = {
     "variable": f"env VLLM_API_KEY={SECRET} vllm serve",
     "header": f'serve --header "Authorization: Bearer {SECRET}"',
 }
-KEYS = {"line break": f"{SECRET}\n", "not ASCII": f"{SECRET}é", "empty": ""}
+KEYS = {
+    "line break": f"{SECRET}\n",
+    "two lines": f"{SECRET}\r\nX-Other: 1",
+    "not ASCII": f"{SECRET}é",
+    "blank": f"my {SECRET}",
+    "empty": "",
+}
 
 
 def engine(setting: str) -> str:

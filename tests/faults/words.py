@@ -114,7 +114,6 @@ def escapes(lab: Lab) -> Seen:
     folder = lab.model("reference")
     (folder / "chat_template.jinja").write_text("{{ raise_exception('\x1b[31mred\x1b]0;mine\x07') }}")
     seen = dry_run(lab, f"policy={{model: {folder}}}")
-    assert seen
     assert "red" in seen.said
     assert seen.said.isprintable()
     return seen
