@@ -133,7 +133,7 @@ def unusable(lab: Lab, begin: bytes) -> Seen:
     return asked(lab, begin)
 
 
-@fault(PartialError.exit_code, brief=True)
+@fault(PartialError.exit_code)
 def never_resolves(lab: Lab) -> Seen:
     """The name of a server never resolves → No answer in time; a dry run warns."""
     resolve, end = socket.getaddrinfo, threading.Event()

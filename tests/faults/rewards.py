@@ -99,7 +99,7 @@ def dies_halfway(lab: Lab) -> Seen:
     return seen
 
 
-@fault(4, brief=True)
+@fault(4)
 def judge_dies(lab: Lab) -> Seen:
     """The judge's server dies during an evaluation → Start it and rerun; the other rewards' scores are kept."""
     root = lab.copy()
@@ -364,8 +364,7 @@ def rewrites(lab: Lab) -> None:
     def rude(prompts: list[Any], responses: list[str]) -> list[float]:
         found = gold(prompts, responses)
         for prompt in prompts:
-            prompt[0]["content"] = "overwritten"
-            prompt.clear()
+            prompt[:] = [{"role": "user", "content": "overwritten"}]
         prompts.clear()
         responses[:] = [response.upper() for response in responses]
         os.chdir(lab.folder)

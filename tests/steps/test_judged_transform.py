@@ -11,7 +11,7 @@ from infalign.recipe.settings import Recipe
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.judge import estimated_judge
-from infalign.evaluation.tables import judged_samples
+from infalign.evaluation.reward_tables import judged_samples
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.theory.judged import optimal_by

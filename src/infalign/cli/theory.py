@@ -182,7 +182,7 @@ def choose(
 
 def _judge_of(table: Path, base: "Served") -> "EstimatedJudge":
     from infalign.evaluation.judge import estimated_judge
-    from infalign.evaluation.tables import judged_samples
+    from infalign.evaluation.reward_tables import judged_samples
 
     return estimated_judge(judged_samples(table), base)
 

@@ -39,18 +39,13 @@ def win_rate(
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""
+    from infalign.evaluation.reward_tables import pair, read_rewards
     from infalign.evaluation.tables import compare_tables, print_comparison
 
-    rows = compare_tables(
-        policy,
-        base,
-        list(dict.fromkeys(procedure)),
-        base_procedure=base_procedure,
-        common_prompts=common_prompts,
-        confidence=confidence,
-        seed=seed,
-    )
+    pairing = pair(read_rewards(policy), read_rewards(base), common_prompts=common_prompts, seed=seed)
+    procedures = list(dict.fromkeys(procedure))
+    records = compare_tables(pairing, procedures, base_procedure=base_procedure, confidence=confidence, seed=seed)
     if as_json:
-        print_json(rows if len(rows) > 1 else rows[0])
+        print_json(records if len(records) > 1 else records[0])
     else:
-        print_comparison(rows, open_console())
+        print_comparison(records, open_console())
