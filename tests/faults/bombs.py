@@ -74,7 +74,7 @@ def in_a_folder(lab: Lab) -> Seen:
     folder.mkdir()
     pages(folder / "train.parquet")
     recipe = lab.recipe(data={"sources": [{"hub": str(folder)}], "max_prompt_tokens": 180})
-    code, _, said = infalign("data", recipe)
+    code, _, said = infalign("run", recipe, "--until", "data")
     assert "train.parquet" in said
     return Seen(code, said)
 

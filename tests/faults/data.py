@@ -126,13 +126,15 @@ def invalid(lab: Lab, name: str, content: bytes, place: str) -> Seen:
 def skipped_rows(lab: Lab) -> Seen:
     """Invalid rows of seven kinds, with `--skip-invalid` → How many were left out, and which file lists them."""
     path, root = reading(lab, "rows.jsonl", lines([*ROWS, *DIRTY])), lab.folder / "run"
-    code, out, _ = infalign("data", path, "--skip-invalid")
+    code, out, _ = infalign("run", path, "--until", "data", "--skip-invalid")
     listed = (root / "data" / "skipped.txt").read_text(encoding="utf-8").splitlines()
     places = [f"{lab.folder}/rows.jsonl line {number}" for number in range(len(ROWS) + 1, len(ROWS) + len(DIRTY) + 1)]
     assert [reason.split(": ")[0] for reason in listed] == places
     assert out.splitlines()[-1].startswith(f"{len(DIRTY)} invalid rows were left out")
-    assert infalign("data", path)[0] == 3
-    assert infalign("data", path, "--skip-invalid")[1].splitlines()[0] == "1 of 1 steps are done already"
+    assert infalign("run", path, "--until", "data")[0] == 3
+    assert (
+        infalign("run", path, "--until", "data", "--skip-invalid")[1].splitlines()[0] == "1 of 1 steps are done already"
+    )
     return Seen(code, out.splitlines()[-1])
 
 
@@ -158,7 +160,8 @@ LABELS = [{"prompt": f"Say {i}.", "chosen": f"Here is {i}.", "rejected": "No."} 
 )
 def counted(lab: Lab, rows: list[dict[str, Any]], counts: dict[str, int]) -> Seen:
     """Odd rows that are valid: repeated, contradictory, 10 MB long → Their numbers, beside the step `data`."""
-    code, _, _ = infalign("data", reading(lab, "rows.jsonl", lines(rows)), "--set", "data.test=[{world: 20}]")
+    path = reading(lab, "rows.jsonl", lines(rows))
+    code, _, _ = infalign("run", path, "--until", "data", "--set", "data.test=[{world: 20}]")
     found = summary(lab.folder / "run", "data")
     assert {name: found[name] for name in counts} == counts
     prompts = read_table(lab.folder / "run" / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 
 from faults.lab import Lab, Seen, again, module, printed, told, warning
 from faults.registry import fault
-from infalign.runs.findings import sentences
-from infalign.runs.status import recorded_recipe, status
+from infalign.report.findings import sentences
+from infalign.steps.status import recorded_recipe, status
 
 
 @fault(3)

@@ -23,7 +23,7 @@ from infalign import cli
 from infalign.core.errors import InfalignError
 from infalign.core.storage import read_record, remove
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
+from infalign.steps import whole_run
 
 KILLED = 128 + signal.SIGKILL  # what a shell sees
 
@@ -101,7 +101,7 @@ def printed(root: Path, *overrides: str, until: str = "report") -> list[str]:
     """Run the finished run's recipe with changes in this process and return the lines that it prints."""
     path = micro.write(root / "again.yaml", micro.settings(root))
     console = Console(file=io.StringIO(), width=200)
-    pipeline.run(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
+    whole_run.run_recipe(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
     return console.file.getvalue().splitlines()
 
 

@@ -145,7 +145,7 @@ def never_resolves(lab: Lab) -> Seen:
     try:
         with patch("socket.getaddrinfo", hang), stamina.set_testing(True, attempts=2):
             seen = told(lambda: keep(lab, remote(lab, url, read_seconds=0.2, retry_seconds=1.0)))
-            with patch("infalign.runs.plan.CONNECT_SECONDS", 0.2):
+            with patch("infalign.steps.dry_run.CONNECT_SECONDS", 0.2):
                 code, out, _ = infalign("run", lab.recipe(), "--dry-run", "--set", f"reward={{url: '{url}'}}")
     finally:
         end.set()

@@ -10,7 +10,7 @@ from faults.lab import KILLED, Lab, Seen, again, infalign, refused, told, undo, 
 from faults.registry import fault
 from faults.storage import death, everywhere
 from infalign.core.storage import read_record, remove, write_record
-from infalign.pipeline.ownership import MARKER, write_recipe
+from infalign.pipeline.ownership import MARKER
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 
@@ -55,7 +55,7 @@ def not_ours(lab: Lab, make: Callable[[Path], object]) -> Seen:
     make(root)
     recipe = lab.recipe()
     with untouched(root.resolve()):
-        return [refused(*words, recipe) for words in (["data"], ["compare"], ["run", "--dry-run"], ["run"])][-1]
+        return [refused(*words, recipe) for words in (["compare"], ["run", "--dry-run"], ["run"])][-1]
 
 
 @fault(2, brief=True)
@@ -74,7 +74,7 @@ def hidden(lab: Lab) -> Seen:
     root = lab.folder / "run"
     root.mkdir()
     (root / ".gitkeep").touch()
-    code, _, said = infalign("data", lab.recipe())
+    code, _, said = infalign("run", lab.recipe(), "--until", "data")
     assert (root / ".gitkeep").exists()
     return Seen(code, said)
 
@@ -87,7 +87,7 @@ def begun_and_killed(lab: Lab) -> Seen:
 
     def begin() -> None:
         with whole_run.open_run(recipe):
-            write_recipe(recipe, root)
+            whole_run.write_recipe(recipe, root)
 
     def after() -> None:
         visible = [path for path in root.glob("*") if not path.name.startswith(".")]

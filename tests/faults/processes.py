@@ -24,22 +24,22 @@ from faults.lab import KILLED, Lab, Seen, again, tables, told, undo, untouched
 from faults.registry import fault
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import remove
+from infalign.pipeline.lock import HOLDER, held, holder
+from infalign.pipeline.ownership import MARKER
+from infalign.pipeline.records import records
+from infalign.pipeline.workers import Task, run_tasks
 from infalign.recipe.reading import load_recipe
-from infalign.runs.layout import records
-from infalign.runs.lock import HOLDER, held, holder
-from infalign.runs.ownership import MARKER
-from infalign.runs.status import status
-from infalign.runs.workers import Task, run_tasks
+from infalign.steps.status import status
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most
 
 
 @contextmanager
-def command(root: Path, name: str = "run") -> Iterator[subprocess.Popen[str]]:
+def command(root: Path, *until: str) -> Iterator[subprocess.Popen[str]]:
     """Start ``infalign run``, or up to a stage, in a run directory; it and its workers are gone in the end."""
     path = micro.write(root.parent / "recipe.yaml", micro.settings(root) | micro.WORKERS)
-    with started([micro.COMMAND, name, path]) as run:
+    with started([micro.COMMAND, "run", path, *until]) as run:
         yield run
 
 
@@ -81,7 +81,7 @@ def while_training(lab: Lab, harm: Callable[[subprocess.Popen[str]], object]) ->
     """Harm a run that trains policies, and finish it."""
     root = lab.copy()
     undo(root, *TRAINING)
-    with command(root, "train") as run:
+    with command(root, "--until", "train") as run:
         while not (root / "stages" / "train-online.started").exists():
             assert run.poll() is None, run.communicate()
             time.sleep(0.02)
@@ -187,7 +187,7 @@ def memory(lab: Lab, ask: Callable[..., None]) -> Seen:
 HOLD = """
 import sys
 from pathlib import Path
-from infalign.runs.lock import held
+from infalign.pipeline.lock import held
 with held(Path(sys.argv[1])): input()
 """
 
@@ -248,7 +248,8 @@ def stray(lab: Lab, environment: dict[str, str]) -> Seen:
     """A cluster sets variables of processes that do not meet → Nothing; it is one process."""
     root = lab.copy()
     undo(root, "calibrate")
-    words = [micro.COMMAND, "calibrate", micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)]
+    path = micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)
+    words = [micro.COMMAND, "run", path, "--until", "calibrate"]
     options: Any = {"env": os.environ | environment, "capture_output": True, "text": True, "check": False}
     with held(root):
         second = subprocess.run(words, **options)
@@ -356,7 +357,7 @@ def kill_loop(lab: Lab) -> Seen:
     return Seen(KILLED)
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "infalign", "train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "infalign", "run"]
 
 
 @fault(KILLED)
@@ -371,7 +372,7 @@ def distributed_kill_loop(lab: Lab) -> Seen:
         path, kills = micro.write(root.with_suffix(".yaml"), micro.settings(root) | changes), 0
         while True:
             since = time.time()
-            with started([*TORCHRUN, path]) as run:
+            with started([*TORCHRUN, path, "--until", "train"]) as run:
                 if kills < most and at_work(root, run, since):
                     time.sleep(draw.uniform(0.0, 4.0))
                     if run.poll() is None:

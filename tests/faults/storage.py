@@ -22,13 +22,13 @@ from faults.registry import fault
 from infalign.core.errors import InfalignError
 from infalign.core.storage import hash_file, read_record, read_table, write_record, write_table
 from infalign.models.pretrained import load_policy
+from infalign.pipeline.pending import pending, reasons
+from infalign.pipeline.records import FORMAT
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.reading import load_recipe
-from infalign.runs import pipeline
-from infalign.runs.layout import FORMAT
-from infalign.runs.pending import pending, reasons
-from infalign.runs.run import Run
-from infalign.runs.status import status
+from infalign.steps import whole_run
+from infalign.steps.run import Run
+from infalign.steps.status import status
 from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
 
@@ -226,7 +226,7 @@ def unit_harmed(lab: Lab, harm: Harm, unit: str) -> Seen:
     until = read_record(root / "stages" / f"{unit}.json")["stage"]
 
     def work() -> None:
-        pipeline.run(recipe, until=until, console=Console(quiet=True))
+        whole_run.run_recipe(recipe, until=until, console=Console(quiet=True))
 
     def after() -> None:
         assert all(rows == expected[name] for name, rows in tables(root).items())
@@ -309,7 +309,7 @@ def stopped_training(lab: Lab) -> tuple[Path, Path]:
     root = lab.copy()
     undo(root, "train-plain")
     run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
-    (training,) = (unit for unit in pipeline.units(run) if unit.name == "train-plain")
+    (training,) = (unit for unit in whole_run.units(run) if unit.name == "train-plain")
     folder, kept = run.layout.checkpoints("plain"), lab.folder / "kept"
 
     def stop_after_two(done: int, total: int, note: str) -> None:
@@ -385,7 +385,7 @@ def model_file_missing(lab: Lab) -> Seen:
     root = lab.copy()
     (root / "models" / "plain" / "model.safetensors").unlink()
     run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
-    said = reasons(pending(pipeline.units(run), run.layout))[0]
+    said = reasons(pending(whole_run.units(run), run.layout.root))[0]
     lab.ends_well(root)
     return Seen(0, said)
 
@@ -437,7 +437,7 @@ def read_only(lab: Lab) -> Seen:
     lab.copy()
     recipe = load_recipe(lab.recipe())
     with patch("os.open", raising(errno.EROFS)):
-        seen = told(lambda: pipeline.run(recipe, console=Console(quiet=True)))
+        seen = told(lambda: whole_run.run_recipe(recipe, console=Console(quiet=True)))
     assert status(recipe).done
     return seen
 
