@@ -12,11 +12,11 @@ from typing import Any
 
 import micro
 import pytest
-from infalign.recipe.reading import load_recipe
 from transformers import AutoTokenizer
 
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.reading import load_recipe
 from infalign.theory.choose import rank
 from infalign.world import dialogues, preferences
 

@@ -7,13 +7,13 @@ import micro
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from infalign.recipe.settings import Recipe
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.judge import estimated_judge
 from infalign.evaluation.reward_tables import judged_samples
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
+from infalign.recipe.settings import Recipe
 from infalign.theory.judged import optimal_by
 from infalign.theory.law import judged_win_rate, law_at_kl
 

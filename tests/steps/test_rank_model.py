@@ -8,8 +8,6 @@ from typing import Any
 import micro
 import numpy as np
 import pytest
-from infalign.recipe.reading import load_recipe
-from infalign.recipe.settings import Recipe
 from rich.console import Console
 from scipy.special import logit
 from scipy.stats import spearmanr
@@ -24,6 +22,8 @@ from infalign.pipeline.records import records
 from infalign.pipeline.units import Unit
 from infalign.pipeline.units import keys as keys_of
 from infalign.recipe.layout import Layout
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run

@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from infalign.recipe.reading import load_recipe
-from infalign.recipe.settings import Recipe
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -28,6 +26,8 @@ from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
 from infalign.models.settings import Fit
 from infalign.recipe.layout import Layout
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
