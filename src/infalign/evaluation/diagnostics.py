@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata
 
 from infalign.method.calibration import Array, calibrate
 
@@ -27,8 +26,8 @@ def rank_error(rollouts: int, *, confidence: float = 0.95) -> float:
 def uniformity(ranks: ArrayLike) -> float:
     """Return the Kolmogorov distance of calibrated rewards from Unif[0, 1], which fresh base samples should follow."""
     u = np.sort(np.asarray(ranks, float).ravel())
-    steps = rankdata(u, method="max") / u.size
-    return float(np.max(np.maximum(np.abs(steps - u), np.abs((rankdata(u, method="min") - 1) / u.size - u))))
+    below, up_to = (np.searchsorted(u, u, side) / u.size for side in ("left", "right"))
+    return float(np.max(np.maximum(np.abs(up_to - u), np.abs(below - u))))
 
 
 def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:

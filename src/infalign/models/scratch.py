@@ -1,10 +1,7 @@
 """Models from scratch: a tokenizer trained on the run's own text and a small Llama."""
 
 from collections.abc import Iterable
-
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typing import Any
 
 from infalign.models.settings import Scratch
 
@@ -16,21 +13,30 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], scratch: Scratch) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer with a chat template, trained on ``texts``; any text round-trips."""
+def train_bpe(texts: Iterable[str], vocabulary: int) -> Any:
+    """Return a byte-level BPE of the library tokenizers that is trained on ``texts``; any text round-trips."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
     trainer = trainers.BpeTrainer(
-        vocab_size=scratch.vocabulary,
+        vocab_size=vocabulary,
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], scratch: Scratch) -> Any:
+    """Return a fast tokenizer of transformers with a chat template, the BPE of which is trained on ``texts``."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=train_bpe(texts, scratch.vocabulary),
         pad_token=PAD,
         eos_token=END,
         model_max_length=scratch.context,
@@ -39,8 +45,11 @@ def train_tokenizer(texts: Iterable[str], scratch: Scratch) -> PreTrainedTokeniz
     )
 
 
-def new_policy(scratch: Scratch, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
-    """Return a freshly initialised Llama for the tokenizer."""
+def new_policy(scratch: Scratch, tokenizer: Any, *, seed: int) -> Any:
+    """Return a freshly initialized Llama for the tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ def no_warnings() -> list[str]:
     return []
 
 
-def no_passes(texts: Any) -> Iterable[Any]:
-    """Return no passes: no model is used, or it runs elsewhere."""
-    return ()
+def no_cost(counts: Any) -> None:
+    """Return that nothing is computed that a plan could count."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Unit:
     copies: tuple[Path, ...] = ()
     together: bool = False  # all processes of a distributed training do it, others the first alone
     clears: bool = False  # it removes its old output itself, once it can replace that
-    passes: Callable[..., Iterable[Any]] = no_passes  # of models over texts, if the whole of it is to be done
+    cost: Callable[[Any], Any] = no_cost  # by a plan's counts, if the whole of it is to be done
 
     @property
     def name(self) -> str:

@@ -25,9 +25,9 @@ from infalign.report.trackers import track
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer, loaded
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
-from infalign.sampling.rollouts import Drawn, find_rollouts, prompts_together
+from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.steps import likelihood
-from infalign.steps.passes import Draw, Pass, Read, Texts
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import cut_off
 from infalign.training.solvers.base import Offline, Solver
@@ -103,7 +103,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         work=partial(draw_samples, run.sampler(model), drawn, seed),
         workspace=scores,  # scores of other samples
         so_far=partial(drawn_so_far_of, drawn),
-        passes=partial(draw_passes, run, name, first, split),
+        cost=partial(draw_cost, run, name, first, split),
     )
     if kl is not None:
         yield Unit(
@@ -115,7 +115,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
             extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
             output=kl,
             work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
-            passes=partial(kl_passes, run, name, first, split),
+            cost=partial(kl_cost, run, name, first, split),
         )
     yield Unit(
         "evaluate",
@@ -128,7 +128,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
         so_far=partial(scored_so_far_of, drawn, sources, scores),
         clears=True,  # scores of a source that is as before are kept
-        passes=partial(score_passes, run, first, split, sources),
+        cost=partial(score_cost, run, sources, first, split),
     )
 
 
@@ -208,31 +208,32 @@ def score_samples(
     return summary
 
 
-def draw_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
-    """Yield the draws of a model."""
-    count, rollout, k = of.prompts(prompts, split), run.recipe.rollout, run.recipe.evaluate.samples
-    together, served = prompts_together(k), not rollout.engine.own_models
-    for network in run.networks(name):
-        yield Draw(network, count, k, of.prompt, of.drawn, rollout.max_new_tokens, together, served)
+def draw_cost(run: Run, name: str, first: int, split: str, counts: Counts) -> Cost:
+    """Return the cost of a model's samples."""
+    parameters, prompts = counts.parameters(run.networks(name)), counts.prompts(first, split)
+    return counts.drawing(parameters, prompts, run.recipe.evaluate.samples, run.recipe.rollout.max_new_tokens)
 
 
-def kl_passes(run: Run, name: str, prompts: int, split: str, of: Texts) -> Iterator[Pass]:
-    """Yield the passes of a policy and of the reference over its samples; one beside the reference shares that pass."""
-    policy = run.recipe.policies[name]
-    guided = isinstance(policy, Offline) and policy.guide is not None
-    for network in (*run.networks(name), *(() if guided else [run.architecture("policy")])):
-        count = of.prompts(prompts, split)
-        yield Read(network, count, min(KL_SAMPLES, run.recipe.evaluate.samples), of.prompt, of.drawn, vocabulary=True)
+def kl_cost(run: Run, name: str, first: int, split: str, counts: Counts) -> Cost:
+    """Return the cost of the passes of a policy and of the reference over its samples; a guide shares the latter."""
+    policy, networks = run.recipe.policies.get(name), run.networks(name)
+    if not isinstance(policy, Offline) or policy.guide is None:
+        networks = [*networks, run.architecture("policy")]
+    prompts = counts.prompts(first, split)
+    return counts.reading(counts.parameters(networks), prompts, min(KL_SAMPLES, run.recipe.evaluate.samples))
 
 
-def score_passes(run: Run, prompts: int, split: str, sources: Sequence[str], of: Texts) -> Iterator[Pass]:
-    """Yield the passes of the rewards that are models of the run; heads on one model share theirs."""
-    rewards = run.recipe.rewards
-    for place, source in enumerate(sources):
-        read = any(rewards[other].reads_with(rewards[source]) for other in sources[:place])
-        if rewards[source].is_classifier and not read:
-            count = of.prompts(prompts, split)
-            yield Read(run.architecture(source), count, run.recipe.evaluate.samples, of.prompt, of.drawn)
+def score_cost(run: Run, sources: Sequence[str], first: int, split: str, counts: Counts) -> Cost:
+    """Return the cost of the rewards that are models of the run; heads on one model share its pass."""
+    rewards, prompts = run.recipe.rewards, counts.prompts(first, split)
+    alone = [
+        source
+        for place, source in enumerate(sources)
+        if rewards[source].is_classifier
+        and not any(rewards[other].reads_with(rewards[source]) for other in sources[:place])
+    ]
+    parameters = counts.parameters(map(run.architecture, alone))
+    return counts.reading(parameters, prompts, run.recipe.evaluate.samples)
 
 
 def drawn_so_far_of(samples: FreshSamples) -> SoFar:

@@ -20,7 +20,7 @@ from infalign.recipe.resolved import asking
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import numbered
-from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 
@@ -44,7 +44,7 @@ def units(run: Run) -> Iterator[Unit]:
         work=partial(judge_rollouts, run.scorer("judge"), run.stored, layout.judged),
         workspace=layout.judged.with_suffix(""),
         so_far=partial(judged_so_far, run.stored, layout.judged.with_suffix("")),
-        passes=partial(judged_passes, run),
+        cost=partial(judged_cost, run),
     )
     for name in found:
         kl = policies[name].budget
@@ -65,12 +65,13 @@ def _first(prompts: int, k: int) -> tuple[int, int]:
     return min(PROMPTS, prompts), min(SAMPLES, k)
 
 
-def judged_passes(run: Run, texts: Texts) -> Iterator[Pass]:
-    """Yield the pass of the judge; none if it is no model of the run."""
+def judged_cost(run: Run, counts: Counts) -> Cost:
+    """Return the cost of the judge's pass, if it is a model of the run."""
     judge, rollout = run.recipe.judge, run.recipe.rollout
-    if judge is not None and judge.is_classifier:
-        prompts, samples = _first(round(texts.prompts(rollout.prompts, "train") / len(run.rollout_parts)), rollout.k)
-        yield Read(run.architecture("judge"), prompts, samples, texts.prompt, texts.drawn)
+    if judge is None or not judge.is_classifier:
+        return Cost()
+    prompts, samples = _first(round(counts.prompts(rollout.prompts, "train") / len(run.rollout_parts)), rollout.k)
+    return counts.reading(counts.shape(run.architecture("judge")).parameters, prompts, samples)
 
 
 def judged_so_far(stored: StoredRollouts, folder: Path) -> SoFar:

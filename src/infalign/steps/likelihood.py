@@ -14,10 +14,10 @@ from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import reply
 from infalign.method.calibration import Array
 from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
-from infalign.models.settings import Compute, Fit
+from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 
 BATCH_TOKENS = 16384  # tokens per forward pass
@@ -40,15 +40,14 @@ def units(run: Run) -> Iterator[Unit]:
             settings=run.key("policy") | {"evaluate": {"prompts": recipe.evaluate.prompts}},
             output=output,
             work=partial(measure_likelihood, model, layout, output, recipe.evaluate.prompts, recipe.compute),
-            passes=partial(likelihood_passes, run, name),
+            cost=partial(likelihood_cost, run, name),
         )
 
 
-def likelihood_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
-    """Yield the passes in float32."""
-    for network in run.networks(name):
-        rows = min(run.recipe.evaluate.prompts, texts.count("test_pairs"))
-        yield Read(network, rows, 1, texts.prompt, texts.response, vocabulary=True, fit=Fit())
+def likelihood_cost(run: Run, name: str, counts: Counts) -> Cost:
+    """Return the cost of the passes over the test pairs."""
+    rows = min(run.recipe.evaluate.prompts, counts.count("test_pairs"))
+    return counts.reading(counts.parameters(run.networks(name)), rows, 1, counts.response)
 
 
 def measure_likelihood(

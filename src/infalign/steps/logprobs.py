@@ -16,8 +16,8 @@ from infalign.core.storage import write_table
 from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.material import Material
-from infalign.steps.passes import Architecture, Aside, Last, Pass, Read, Texts
 from infalign.steps.run import Run
 from infalign.training.solvers.base import Offline, Solver
 
@@ -42,7 +42,7 @@ def units(run: Run) -> Iterator[Unit]:
             settings=run.key("policy") | {"logprobs": str(asked)},
             output=layout.logprobs(str(asked)),
             work=partial(find_logprobs, policy, material, run.recipe.compute, layout.logprobs(str(asked))),
-            passes=partial(logprob_passes, run, policy),
+            cost=partial(logprob_cost, run, policy),
         )
 
 
@@ -52,16 +52,13 @@ def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
     return () if asked is None else (run.layout.logprobs(str(asked)),)
 
 
-def logprob_passes(run: Run, policy: Offline, texts: Texts) -> Iterator[Pass]:
-    """Yield the pass over the rollouts, of the whole reference or of what follows its states; none if it is stored."""
-    rollout, which, reference = run.recipe.rollout, policy.states, run.architecture("policy")
-    if which is not None and which.likely:
-        return
-    network: Architecture = reference
-    if which is not None:
-        network = Last(reference, which.last) if policy.guide is None else Aside(reference, policy.guide)
-    prompts = texts.prompts(rollout.prompts, "train")
-    yield Read(network, prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=True, fit=policy.fit)
+def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
+    """Return the cost of the pass over the rollouts, of the whole reference or of what follows its states."""
+    rollout, which, reference = run.recipe.rollout, policy.states, counts.shape(run.architecture("policy"))
+    if which is not None and (which.likely or which.evenly):  # they are stored, or of a guide that is not trained yet
+        return Cost()
+    share = 1.0 if which is None else reference.share(which.last)
+    return counts.reading(share * reference.parameters, counts.prompts(rollout.prompts, "train"), rollout.k)
 
 
 def find_logprobs(

@@ -10,9 +10,9 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import Served
 from infalign.models.pretrained import guided_by, load_policy
-from infalign.models.settings import Compute
+from infalign.models.settings import Compute, Scratch
 from infalign.recipe.layout import Layout
-from infalign.steps.passes import Architecture, Aside, Last
+from infalign.steps.counts import Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, States
@@ -93,13 +93,16 @@ class Material:
         return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, likely=guide.likely)
 
 
-def networks(run: Run, name: str) -> list[Architecture]:
-    """Return what the training of a policy computes with, what it trains last."""
-    policy, (reference, *trunk) = run.recipe.policies[name], run.networks(name)
+def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, float]:
+    """Return how many parameters the training of a policy changes, and how many others each token goes through."""
+    policy, (reference, *trunk) = run.recipe.policies[name], map(counts.shape, run.networks(name))
     guide = policy.guide if isinstance(policy, Offline) else None
-    if guide is not None and (guide.side is not None or guide.likely is not None):
-        return [*([] if policy.states is not None else [reference]), Aside(reference, guide, *trunk)]
-    return [reference, *trunk] if policy.states is None else [Last(reference, policy.states.last)]
+    if guide is None:
+        return reference.parameters * (1.0 if policy.states is None else reference.share(policy.states.last)), 0.0
+    frozen = 0.0 if policy.states is not None else reference.parameters
+    if guide.side is not None:
+        return counts.shape(Scratch(**guide.side.model_dump(include={"hidden", "layers", "heads"}))).parameters, frozen
+    return sum(shape.parameters for shape in trunk), frozen
 
 
 def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The rank model: a classifier that predicts the calibrated rewards of responses; a unit of the stage calibrate."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +13,12 @@ from infalign.evaluation.diagnostics import rank_correlations
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import calibrate
 from infalign.models.pretrained import load_tokenizer
-from infalign.models.settings import Fit, Scratch
+from infalign.models.settings import Fit
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.prompts import repeated
-from infalign.steps.passes import Pass, Read, Texts, trained
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.target import Target, fitting
@@ -41,25 +40,17 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            passes=partial(rank_model_passes, run),
+            cost=partial(rank_model_cost, run),
         )
 
 
-def rank_model_passes(run: Run, texts: Texts) -> Iterator[Pass]:
-    """Yield the training on nine tenths of the rollouts, and the pass over the others."""
+def rank_model_cost(run: Run, counts: Counts) -> Cost:
+    """Return the cost of the training on the rollouts."""
     settings, rollout = run.recipe.rank_model, run.recipe.rollout
     assert settings is not None
-    own = rank_architecture(run)
-    prompts = texts.prompts(rollout.prompts, "train")
-    drawn = replace(texts, response=texts.drawn)
-    yield from trained(own, settings.fit, 0.9 * prompts * rollout.k, drawn)
-    yield Read(own, 0.1 * prompts * rollout.k, 1, texts.prompt, texts.drawn, fit=settings.fit)
-
-
-def rank_architecture(run: Run) -> Scratch | str:
-    """Return the architecture of the rank model, which is that of `rank_model_start`."""
-    assert run.recipe.rank_model is not None
-    return run.recipe.rank_model.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
+    model = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
+    rows = counts.prompts(rollout.prompts, "train") * rollout.k
+    return counts.training(counts.shape(model).parameters, settings.fit, rows, counts.prompt + counts.drawn)
 
 
 def rank_model_start(run: Run) -> str:

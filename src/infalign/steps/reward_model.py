@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from infalign.recipe.layout import Layout
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
-from infalign.steps.passes import Pass, Read, Texts, trained
+from infalign.steps.counts import WEIGHT_BYTES, Cost, Counts, summed
 from infalign.steps.run import Run
 from infalign.training.target import Target, fitting
 
@@ -47,27 +46,22 @@ def units(run: Run) -> Iterator[Unit]:
                 workspace=target.checkpoints,
                 together=source.fit is not None,
                 so_far=target.so_far,
-                passes=partial(reward_passes, run, name),
+                cost=partial(reward_cost, run, name),
             )
 
 
-def reward_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
-    """Yield the training on pairs, or the pass for the states of a head, and the evaluations on pairs held out."""
-    source, network = run.recipe.rewards[name], run.architecture(name)
+def reward_cost(run: Run, name: str, counts: Counts) -> Cost:
+    """Return the cost of the training on pairs, or of the states of a head, and of an evaluation on the test pairs."""
+    source, parameters = run.recipe.rewards[name], counts.shape(run.architecture(name)).parameters
     settings = source.fit or source.head
     assert settings is not None
-    texts = texts.within(settings.max_length)
-    pairs = texts.count(f"{_share(name)}_pairs")
-    spoilt = (1 + len(GARBAGE)) * min(SPOILT, texts.count("test_pairs"))
-    if source.head is not None:
-        used = 2 * (min(pairs, source.head.pairs) + texts.count("test_pairs"))
-        yield Read(network, used + spoilt, 1, texts.prompt, texts.response)
-        return
-    assert source.fit is not None
-    yield from trained(network, source.fit, pairs, texts, texts=2)
-    evaluations = ceil(source.fit.epochs) + 1  # after each epoch and of the saved model
-    every = 2 * evaluations * texts.count("test_pairs") + spoilt
-    yield Read(network, every, 1, texts.prompt, texts.response, fit=source.fit)
+    counts = counts.within(settings.max_length)
+    pairs, length = counts.count(f"{_share(name)}_pairs"), counts.prompt + counts.response
+    test = counts.reading(parameters, 2 * counts.count("test_pairs"), 1, counts.response)
+    if isinstance(settings, Fit):
+        return summed([counts.training(parameters, settings, pairs, 2 * length), test])
+    read = counts.reading(parameters, 2 * min(pairs, settings.pairs), 1, counts.response)
+    return summed([read, test, Cost(disk=WEIGHT_BYTES * parameters)])
 
 
 def _share(name: str) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from infalign.core.progress import OnProgress, SoFar
 from infalign.pipeline.units import Summary, Unit
 from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far
-from infalign.sampling.rollouts import prompts_together
-from infalign.steps.passes import Draw, Pass, Texts
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 
 
@@ -28,16 +27,15 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(draw_rollouts, sampler, part, rollout.k, folder, run.recipe.seed),
             so_far=partial(rollouts_so_far, part, rollout.k, folder),
             only_adds=True,
-            passes=partial(rollout_passes, run),
+            cost=partial(rollout_cost, run),
         )
 
 
-def rollout_passes(run: Run, texts: Texts) -> Iterator[Pass]:
-    """Yield the draws of one part."""
-    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
-    prompts = texts.prompts(rollout.prompts, "train") / parts
-    policy, together, served = run.architecture("policy"), prompts_together(rollout.k), not rollout.engine.own_models
-    yield Draw(policy, prompts, rollout.k, texts.prompt, texts.drawn, rollout.max_new_tokens, together, served)
+def rollout_cost(run: Run, counts: Counts) -> Cost:
+    """Return the cost of the draws of one part."""
+    rollout, parameters = run.recipe.rollout, counts.shape(run.architecture("policy")).parameters
+    prompts = counts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
+    return counts.drawing(parameters, prompts, rollout.k, rollout.max_new_tokens)
 
 
 def draw_rollouts(

@@ -14,7 +14,7 @@ from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, numbered
 from infalign.sampling.rollouts import find_rollouts
-from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import cut_off
 
@@ -36,16 +36,17 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(score_rollouts, scorer, part, rollout.k, rollouts, table),
             workspace=kept,
             so_far=partial(scores_so_far, part, rollout.k, kept),
-            passes=partial(score_passes, run),
+            cost=partial(score_cost, run),
         )
 
 
-def score_passes(run: Run, texts: Texts) -> Iterator[Pass]:
-    """Yield the pass of the reward model over one part of the rollouts; none if the reward is no model of the run."""
-    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
-    if run.recipe.reward.is_classifier:
-        prompts = texts.prompts(rollout.prompts, "train") / parts
-        yield Read(run.architecture("reward"), prompts, rollout.k, texts.prompt, texts.drawn)
+def score_cost(run: Run, counts: Counts) -> Cost:
+    """Return the cost of the reward model's pass over one part of the rollouts, if the reward is a model of the run."""
+    rollout = run.recipe.rollout
+    if not run.recipe.reward.is_classifier:
+        return Cost()
+    prompts = counts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
+    return counts.reading(counts.shape(run.architecture("reward")).parameters, prompts, rollout.k)
 
 
 def scores_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:

@@ -11,7 +11,7 @@ from infalign.models.pretrained import load_policy, load_tokenizer
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.passes import Pass, Texts, trained
+from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.training.target import Target, fitting
 
@@ -30,16 +30,16 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            passes=partial(sft_passes, run),
+            cost=partial(sft_cost, run),
         )
 
 
-def sft_passes(run: Run, texts: Texts) -> Iterator[Pass]:
-    """Yield the training on the demonstrations."""
+def sft_cost(run: Run, counts: Counts) -> Cost:
+    """Return the cost of the training on the demonstrations."""
     fit = run.recipe.policy.fit
     assert fit is not None
-    short = texts.within(fit.max_length)
-    yield from trained(run.architecture("policy"), fit, short.count("demonstrations"), short)
+    counts, network = counts.within(fit.max_length), counts.shape(run.architecture("policy"))
+    return counts.training(network.parameters, fit, counts.count("demonstrations"), counts.prompt + counts.response)
 
 
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:

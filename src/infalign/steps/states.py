@@ -10,10 +10,12 @@ from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.passes import Pass, Read, Texts
+from infalign.steps.counts import Cost, Counts, UnknownSizeError
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.solvers.base import Solver, States
+
+LIKELY_BYTES = 8  # of a token that is told apart: its id and its log-probability
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -34,16 +36,20 @@ def units(run: Run) -> Iterator[Unit]:
                 output=run.layout.states(str(which), part),
                 work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part, others),
                 so_far=partial(states_so_far, run.stored, which, part),
-                passes=partial(states_passes, run, which),
+                cost=partial(states_cost, run, which),
             )
 
 
-def states_passes(run: Run, which: States, texts: Texts) -> Iterator[Pass]:
-    """Yield the pass of the reference over one part of the rollouts."""
-    rollout = run.recipe.rollout
-    prompts = texts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
-    vocabulary = which.likely > 0
-    yield Read(run.architecture("policy"), prompts, rollout.k, texts.prompt, texts.drawn, vocabulary=vocabulary)
+def states_cost(run: Run, which: States, counts: Counts) -> Cost:
+    """Return the cost of the reference's pass over one part of the rollouts, whose states are kept."""
+    recipe, reference = run.recipe, counts.shape(run.architecture("policy"))
+    if not reference.width:
+        raise UnknownSizeError("the width of the reference policy")
+    prompts = counts.prompts(recipe.rollout.prompts, "train") / len(run.rollout_parts)
+    drawn = prompts * recipe.rollout.k * recipe.rollout.max_new_tokens
+    of_token = max(1, which.evenly) * reference.width * (2 if recipe.compute.dtype == "bfloat16" else 4)
+    disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.likely * LIKELY_BYTES
+    return counts.reading(reference.parameters, prompts, recipe.rollout.k)._replace(disk=disk)
 
 
 def read_by(policy: Solver) -> set[States]:

@@ -23,8 +23,8 @@ from infalign.recipe.resolved import policy_betas, resolved, table_of
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.steps import judged, logprobs, states
-from infalign.steps.material import Material, networks
-from infalign.steps.passes import Draw, Pass, Read, Texts, Train
+from infalign.steps.counts import ROLLOUTS_PER_PROMPT, WEIGHT_BYTES, Cost, Counts, summed
+from infalign.steps.material import Material, computed_parameters
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.theory.finite_rollouts import finite_rollouts
@@ -63,7 +63,7 @@ def units(run: Run) -> Iterator[Unit]:
             together=True,
             so_far=target.so_far,
             warnings=partial(coarse_ranks, recipe, name),
-            passes=partial(policy_passes, run, name),
+            cost=partial(policy_cost, run, name),
         )
 
 
@@ -78,51 +78,34 @@ def _in_order(policies: Mapping[str, Solver]) -> list[str]:
     return sorted(policies, key=key)
 
 
-def policy_passes(run: Run, name: str, texts: Texts) -> Iterator[Pass]:
-    """Yield what training a policy computes: on the stored rollouts, or on responses that it draws itself."""
-    from infalign.training.offline import HELD_OUT, TOGETHER, VALIDATIONS, watched
-
+def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
+    """Return the cost of training a policy: on the stored rollouts, or on responses that it draws itself."""
     policy, rollout = run.recipe.policies[name], run.recipe.rollout
-    *frozen, own = networks(run, name)
-    prompts = texts.prompts(rollout.prompts, "train")
+    own, frozen = computed_parameters(run, name, counts)
+    prompts, fit = counts.prompts(rollout.prompts, "train"), policy.fit
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:
-            prompts = texts.count("train_prompts")
-        group, fit = policy.generations if policy.generates else rollout.k, policy.fit
-        steps = max(1.0, prompts * fit.epochs * group / fit.batch_size)
-        if policy.generates:
-            drawn = policy.draws * steps * fit.batch_size / group
-            yield Draw(own, drawn, group, texts.prompt, texts.drawn, rollout.max_new_tokens)
-            if policy.predicts_ranks or run.recipe.reward.is_classifier:
-                yield Read(run.architecture("reward"), drawn, group, texts.prompt, texts.drawn)
-        both = 2 * steps * fit.batch_size  # the policy's and the reference's
-        yield Read(own, both, 1, texts.prompt, texts.drawn, vocabulary=True, fit=fit)
-        yield Train(own, fit, steps, fit.batch_size, 1, texts.prompt, texts.drawn)
-        return
+            prompts = counts.count("train_prompts")
+        k = policy.generations if policy.generates else rollout.k
+        trained = counts.training(own, fit, prompts * k, counts.prompt + counts.drawn, frozen=2 * own)
+        drawn = policy.generated_a_prompt * prompts
+        scored = policy.predicts_ranks or run.recipe.reward.is_classifier
+        reward = counts.shape(run.architecture("reward")).parameters if drawn and scored else 0.0
+        draws = counts.drawing(own, drawn / k, k, 0)._replace(disk=0.0)
+        return summed([trained, draws, counts.reading(reward, drawn / k, k)])
+    solver: Any = policy
     if isinstance(policy, Distil):
-        solver: Offline = policy.followed
-        frozen = [run.architecture("policy")] if solver.guide is None else networks(run, policy.teacher)
-    else:
-        assert isinstance(policy, Offline)
-        solver = policy
+        solver, frozen = policy.followed, counts.parameters(run.networks(policy.teacher))
+    elif isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
+        fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
     if solver.shaping == JUDGED:  # as many examples as with any other
         solver = solver.model_copy(update={"transform": Ranked(Identity())})
-    law = solver.law(run.recipe.procedure)
-    objective = solver.objective(1.0 if law is None else law.beta)
-    rollouts_EM, _ = objective.examples(np.arange(float(rollout.k)), np.random.default_rng(0))
+    rollouts_EM, _ = solver.objective(1.0).examples(np.arange(float(rollout.k)), np.random.default_rng(0))
     examples, together = rollouts_EM.shape
-    fit = policy.fit
-    if isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
-        fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
-    steps = max(fit.epochs * (1 - HELD_OUT) * prompts * examples, fit.batch_size) / fit.batch_size
-    rows = fit.batch_size * together
-    yield Train(own, fit, steps, rows, TOGETHER, texts.prompt, texts.drawn)
-    validated = VALIDATIONS * watched(steps * fit.batch_size, HELD_OUT * prompts * examples) * together
-    read = partial(Read, prompt=texts.prompt, response=texts.drawn, vocabulary=True, fit=fit)
-    for network in frozen:
-        yield read(network, steps * rows / TOGETHER, TOGETHER)
-    for network in (*frozen, own):
-        yield read(network, validated / TOGETHER, TOGETHER)
+    length = together * (counts.prompt / ROLLOUTS_PER_PROMPT + counts.drawn)
+    trained = counts.training(own, fit, prompts * examples, length, frozen=frozen)
+    beside = WEIGHT_BYTES * max(0.0, counts.parameters(run.networks(name)) - own)  # a guided policy's reference
+    return summed([trained, Cost(disk=beside)])
 
 
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:

@@ -1,0 +1,196 @@
+"""What a plan estimates costs by: rows and lengths of the data, sizes of models, and the speed of the machine."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from math import prod
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infalign.core.http import within
+from infalign.data.examples import Example
+from infalign.data.sets import SETS
+from infalign.data.sources import Source, read_examples
+from infalign.models.gguf import gguf_file
+from infalign.models.settings import Compute, Scratch, is_hub_id
+from infalign.steps.counts import Counts, Shape, UnknownSizeError
+from infalign.steps.data import HELD_OUT_PAIRS, split
+from infalign.steps.run import Run
+
+SAMPLED_ROWS = 2000  # of a public set or the built-in world, which are known to be sound; files are read whole
+MEASURED_TEXTS = 256  # examples of which the lengths are counted
+LETTERS_PER_TOKEN = 4  # where the tokenizer is not here
+TURN_TOKENS = 3  # that a chat template writes around a turn
+HUB_SECONDS = 1.0
+USED = 0.3  # of the speed of a matrix product, in a run
+H100_FLOPS = 989e12  # per second in bfloat16
+
+
+class Sampled(NamedTuple):
+    """Examples of a source, how many rows were read, and how many of the source each of these stands for."""
+
+    examples: list[Example]
+    skipped: int
+    rows: int
+    weight: float
+
+
+def read_sample(run: Run, source: Source) -> Sampled:
+    """Read a local source: of a public set or the world the first rows, of a file all. Raises DataError."""
+    every = source.world
+    if source.set is not None:
+        every = min(SETS[source.set].parts[source.split].rows, source.limit or 2**63)
+    if every is not None and every > SAMPLED_ROWS:
+        source = source.model_copy(update={"world" if source.world else "limit": SAMPLED_ROWS})
+    examples, skipped = read_examples(run.recipe.data, [source], seed=run.recipe.seed)
+    weight = every / SAMPLED_ROWS if every is not None and every > SAMPLED_ROWS else 1.0
+    return Sampled(examples, len(skipped), source.world or len(examples) + len(skipped), weight)
+
+
+def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole: bool) -> Counts:
+    """Return rows and lengths of a run's texts before they are prepared; ``whole``: the hub has no other rows.
+
+    Without any example here, texts are as long as the recipe allows.
+    """
+    recipe, shape = run.recipe, cache(partial(shape_of, run))
+    longest, most = recipe.rollout.max_new_tokens, recipe.data.max_prompt_tokens
+    examples, tests = ([example for part in parts for example in part.examples] for parts in (train, test))
+    if not examples:
+        return Counts({}, most, longest, longest, shape)
+    tokens = _token_counter(run, examples)
+
+    def asked(example: Example) -> int:
+        return sum(TURN_TOKENS + tokens(turn["content"]) for turn in example.prompt)
+
+    sample = [(asked(e), 1 + tokens(e.chosen), 1 + tokens(e.rejected or "")) for e in _some(examples)]
+    prompts, chosen, _ = zip(*sample, strict=True)
+    lengths = (
+        fmean([length for length in prompts if length <= most] or [most]),
+        fmean(chosen),
+        fmean(min(length, longest) for length in chosen),
+    )
+    rows = dict[str, int]()
+    if whole:
+        weights = {example.where: part.weight for part in (*train, *test) for example in part.examples}
+        found = split(recipe.data, examples, tests, judge_learns=recipe.judge_learns, seed=recipe.seed)
+        rows = {name: round(sum(weights[e.where] for e in table)) for name, table in found.tables.items()}
+        rows["test_pairs"] = min(rows["test_pairs"], HELD_OUT_PAIRS)
+        for name, asking in found.asking.items():
+            distinct = list({e.prompt_id: e for e in asking}.values())
+            there, fit = sum(weights[e.where] for e in distinct), [asked(e) <= most for e in _some(distinct)]
+            rows[f"{name}_prompts"] = round(there * fmean(fit or [0]))
+            rows[f"{name}_prompts_too_long"] = round(there) - rows[f"{name}_prompts"]
+    return Counts(rows, *lengths, shape, tuple((prompt, one, max(one, other)) for prompt, one, other in sample))
+
+
+def _some(examples: Sequence[Example]) -> Sequence[Example]:
+    return examples[:: max(1, len(examples) // MEASURED_TEXTS)]
+
+
+def _token_counter(run: Run, examples: Sequence[Example]) -> Callable[[str], int]:
+    """Return what counts the tokens of a text, without transformers, which takes seconds to load."""
+    policy = run.recipe.policy
+    file = Path(policy.model or "") / "tokenizer.json"
+    if policy.scratch is not None:
+        from infalign.models.scratch import train_bpe
+
+        texts = (text for e in _some(examples) for text in (e.prompt[-1]["content"], e.chosen, e.rejected or ""))
+        tokenizer = train_bpe(texts, policy.scratch.vocabulary)
+    elif policy.model is not None and file.is_file():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
+    else:
+        return lambda text: len(text) // LETTERS_PER_TOKEN
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def shape_of(run: Run, model: Scratch | str) -> Shape:
+    """Return the shape of a model: that of a Llama from scratch, or what a folder's headers or the hub say.
+
+    A GGUF that is not converted yet is taken for a byte per parameter. Raises UnknownSizeError.
+    """
+    if isinstance(model, Scratch):
+        vocabulary = (run.recipe.policy.scratch or model).vocabulary
+        width, layers = model.hidden, model.layers
+        return Shape(width * (vocabulary + 1) + layers * (13 * width + 2) * width, layers, width)
+    folder = _folder(model)
+    if folder is None:
+        return Shape(gguf_file(run.ggufs[model]).stat().st_size if model in run.ggufs else _parameters_on_hub(model))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        parameters = sum(map(_parameters_in, folder.glob("*.safetensors")))
+        return Shape(parameters, config.get("num_hidden_layers", 0), config.get("hidden_size", 0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the run says what is wrong with it
+        raise UnknownSizeError(f"the size of {model}") from error
+
+
+def _folder(model: str) -> Path | None:
+    """Return the folder of a model, which may be in the cache of the hub."""
+    if Path(model).is_dir() or not is_hub_id(model):
+        return Path(model) if Path(model).is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _parameters_in(weights: Path) -> int:
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _parameters_on_hub(model: str) -> int:
+    from huggingface_hub import HfApi
+
+    try:
+        found: Any = within(HUB_SECONDS, partial(HfApi().model_info, model, timeout=HUB_SECONDS))
+        return int(found.safetensors.total)
+    except Exception as error:  # no network, no such model, or a hub that answers otherwise
+        raise UnknownSizeError(f"the size of {model}, which the hub did not say") from error
+
+
+def has_gpu() -> bool:
+    """Return whether a device file speaks for a GPU: torch, which knows it, takes seconds to load."""
+    return any(path.exists() for path in map(Path, ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
+
+
+def job_speed(compute: Compute) -> tuple[float, str]:
+    """Return the FLOP/s of a job, and in words how they were found: by a matrix product on this machine."""
+    if compute.device == "cuda" and not has_gpu():
+        return USED * H100_FLOPS, f"one H100, of whose {H100_FLOPS / 1e12:.0f} TFLOP/s it uses {USED:.0%}"
+    if compute.device != "cpu" and has_gpu() and compute.torch_device() == "cuda":
+        peak = _gpu_speed()
+    else:
+        cores = os.cpu_count() or 1
+        peak = min(compute.threads or cores, cores) * _core_speed()
+    return USED * peak, f"this machine, of whose {peak / 1e9:,.0f} GFLOP/s in a matrix product a job uses {USED:.0%}"
+
+
+def _core_speed(size: int = 1024) -> float:
+    """Return the FLOP/s of one core in a product of matrices in float32; a wait for a core is not counted."""
+    matrix = np.ones((size, size), np.float32)
+    matrix @ matrix
+    begun = time.process_time()
+    matrix @ matrix
+    return float(2 * size**3 / max(1e-6, time.process_time() - begun))
+
+
+def _gpu_speed(size: int = 8192) -> float:
+    """Return the FLOP/s of the GPU in a product of matrices in bfloat16."""
+    import torch
+
+    matrix = torch.ones((size, size), dtype=torch.bfloat16, device="cuda")
+    matrix @ matrix
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    matrix @ matrix
+    torch.cuda.synchronize()
+    return float(2 * size**3 / (time.perf_counter() - begun))
