@@ -19,17 +19,17 @@ import torch
 from peft import TaskType, get_peft_model
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
-from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.likely import Likely
-from infalign.models.packed import Packed, packing
+from infalign.models.packed import PackedBatch, packing
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
+from infalign.models.top_layers import starting_from_states
+from infalign.models.top_tokens import TopTokens
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.common import lora
 
-PROMPT, RESPONSE, ROUNDS, VOCABULARY, LIKELY = 64, 64, 3, 32000, 128
+PROMPT, RESPONSE, ROUNDS, VOCABULARY, TOP_TOKENS = 64, 64, 3, 32000, 128
 
 
 def reference(hidden: int, layers: int) -> LlamaForCausalLM:
@@ -43,12 +43,12 @@ def reference(hidden: int, layers: int) -> LlamaForCausalLM:
 def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
     """Return a guide with a trunk of the reference's size."""
     trunk = AutoModel.from_config(base.config)
-    return GuidedForCausalLM.beside(base, trunk)
+    return GuidedForCausalLM.with_network(base, trunk)
 
 
-def on_states(base: LlamaForCausalLM, likely: int | None = None) -> GuidedForCausalLM:
+def on_states(base: LlamaForCausalLM, top_tokens: int = 0) -> GuidedForCausalLM:
     """Return a guide on the states of three layers, which tells so many tokens apart."""
-    return GuidedForCausalLM.reading(base, hidden=192, layers=2, heads=4, reads=3, likely=likely)
+    return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, heads=4, reads=3, top_tokens=top_tokens)
 
 
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
@@ -67,10 +67,10 @@ def last(base: LlamaForCausalLM) -> int:
 FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
     "reference, all trained": lambda base: (base, 0, 0),
     "guide, own trunk": lambda base: (with_trunk(base), 0, 0),
-    "guide, adapter": lambda base: (GuidedForCausalLM.beside(base, None, {"rank": 16, "alpha": 32.0}), 0, 0),
+    "guide, adapter": lambda base: (GuidedForCausalLM.with_lora(base, rank=16, alpha=32.0), 0, 0),
     "guide on states": lambda base: (on_states(base), 0, 0),
     "guide on stored states": lambda base: (on_states(base), 3, 0),
-    "  for the likeliest 128": lambda base: (on_states(base, LIKELY), 3, 0),
+    "  for the likeliest 128": lambda base: (on_states(base, TOP_TOKENS), 3, 0),
     "adapter": lambda base: (adapted(base), 0, 0),
     "adapter, last third": lambda base: (adapted(base, last(base)), 0, 0),
     "adapter, stored states": lambda base: (adapted(base, last(base)), 1, last(base)),
@@ -93,21 +93,23 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
     prompts = torch.randint(3, VOCABULARY, (4, PROMPT)).tolist()
-    plain = Packed.of([prompts[i // 8] for i in range(32)], torch.randint(3, VOCABULARY, (32, RESPONSE)).tolist())
-    likely = Likely.of(torch.randn(len(plain.targets), VOCABULARY), plain.targets, LIKELY)
+    plain = PackedBatch.pack(
+        [prompts[i // 8] for i in range(32)], torch.randint(3, VOCABULARY, (32, RESPONSE)).tolist()
+    )
+    top = TopTokens.of_logits(torch.randn(len(plain.targets), VOCABULARY), plain.targets, TOP_TOKENS)
     first: list[float] = []
     for name, form in FORMS.items():
         model, stored, started = form(reference(hidden, layers))
         states = torch.randn(len(plain.tokens), stored * hidden)
-        apart = isinstance(model, GuidedForCausalLM) and model.config.likely is not None
-        packed = replace(plain, states=states, likely=likely if apart else None) if stored else plain
+        is_apart = isinstance(model, GuidedForCausalLM) and model.config.guide.get("top_tokens")
+        packed = replace(plain, states=states, top_tokens=top if is_apart else None) if stored else plain
         model.eval()
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE, seed=0))
 
-        def step(model: Any = model, packed: Packed = packed, started: int = started) -> None:
-            with packing(model), above(model, started) if started else nullcontext():
+        def step(model: Any = model, packed: PackedBatch = packed, started: int = started) -> None:
+            with packing(model), starting_from_states(model, started) if started else nullcontext():
                 packed.logprobs(model).sum().backward()
             model.zero_grad()
 

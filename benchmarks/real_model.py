@@ -23,10 +23,8 @@ from transformers import GenerationConfig
 
 from infalign.data.examples import Message
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.above import above
 from infalign.models.gguf import converted, is_gguf
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.likely import Likely
 from infalign.models.logprobs import (
     IGNORED,
     completion_logprobs,
@@ -35,19 +33,21 @@ from infalign.models.logprobs import (
     scored_logits,
     token_logprobs,
 )
-from infalign.models.packed import Packed, packed_logprobs, packing
+from infalign.models.packed import PackedBatch, packed_logprobs, packing
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids, load_policy
 from infalign.models.scratch import new_policy
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import states_of
+from infalign.models.top_layers import starting_from_states
+from infalign.models.top_tokens import TopTokens
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.heads import in_one_pass
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.common import lora
 
-PROMPTS, K, WORDS, RESPONSE, LIKELY, LAST, ROUNDS = 4, 32, 60, 32, 128, 10, 3
+PROMPTS, K, WORDS, RESPONSE, TOP_TOKENS, LAST, ROUNDS = 4, 32, 60, 32, 128, 10, 3
 BATCH_TOKENS = 4096  # of a plain pass
 Work = Callable[[], object]
 
@@ -75,7 +75,9 @@ class Material:
 
     def guided(self) -> GuidedForCausalLM:
         """Return the model with a guide beside it."""
-        return GuidedForCausalLM.reading(self.model, hidden=192, layers=2, heads=4, reads=3, likely=LIKELY).eval()
+        return GuidedForCausalLM.with_side_network(
+            self.model, hidden=192, layers=2, heads=4, reads=3, top_tokens=TOP_TOKENS
+        ).eval()
 
     def heads(self) -> list[ClassifierReward]:
         """Return two frozen heads on a layer half way up."""
@@ -140,19 +142,19 @@ def padded_training(material: Material) -> Work:
     return work
 
 
-def stored_training(material: Material, model: Any, layers: Sequence[int], last: int, likely: int) -> Work:
+def stored_training(material: Material, model: Any, layers: Sequence[int], last: int, top_tokens: int) -> Work:
     """Return the gradients of a policy on stored states, in mixed precision, eight responses to a prompt at a time."""
-    base, batches = material.model, list[Packed]()
+    base, batches = material.model, list[PackedBatch]()
     with torch.no_grad(), packing(base):
         for start in range(0, len(material.texts), 8):
             rows = slice(start, start + 8)
-            batch = Packed.of(material.prompt_ids[rows], material.response_ids[rows])
+            batch = PackedBatch.pack(material.prompt_ids[rows], material.response_ids[rows])
             states = states_of(base, batch, layers)[0]
-            apart = Likely.of(batch.logits(base).float(), batch.targets, likely) if likely else None
-            batches.append(replace(batch, states=states, likely=apart))
+            apart = TopTokens.of_logits(batch.logits(base).float(), batch.targets, top_tokens) if top_tokens else None
+            batches.append(replace(batch, states=states, top_tokens=apart))
 
     def work() -> None:
-        from_states = above(model, last) if last else nullcontext()
+        from_states = starting_from_states(model, last) if last else nullcontext()
         with packing(model), from_states, torch.autocast("cpu", torch.bfloat16):
             for batch in batches:
                 batch.logprobs(model).sum().backward()
@@ -164,15 +166,15 @@ def stored_training(material: Material, model: Any, layers: Sequence[int], last:
 def on_guide(material: Material) -> Work:
     """Return the training of a guide."""
     model = material.guided().float()
-    return stored_training(material, model, model.config.reads, 0, LIKELY)
+    return stored_training(material, model, model.guide.reads, 0, TOP_TOKENS)
 
 
 def on_trunk(material: Material) -> Work:
-    """Return the training of a guide with a small trunk of its own, over the reference's likely tokens."""
+    """Return the training of a guide with a small trunk of its own, over the reference's top tokens."""
     config, small = material.model.config, Scratch(hidden=128, layers=3, heads=4, context=512)
     trunk = new_policy(small, material.tokenizer, seed=0).base_model
-    model = GuidedForCausalLM.beside(material.model, trunk, likely=LIKELY)
-    return stored_training(material, model, [config.num_hidden_layers], 0, LIKELY)
+    model = GuidedForCausalLM.with_network(material.model, trunk, top_tokens=TOP_TOKENS)
+    return stored_training(material, model, [config.num_hidden_layers], 0, TOP_TOKENS)
 
 
 def on_last_layers(material: Material) -> Work:

@@ -20,7 +20,7 @@ from transformers import (
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.kl import SequenceKL, rao_blackwell_kl, token_kl
 from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
-from infalign.models.packed import packs
+from infalign.models.packed import can_pack
 
 VOCABULARY, EOS, PAD = 6, 1, 0
 PROMPTS = [[2], [3, 4, 5, 2], [5, 3]]
@@ -166,7 +166,7 @@ def test_kl_estimates_do_not_depend_on_chunks(policy, reference, chunk, logits, 
 
     whole = estimates()
     monkeypatch.setattr("infalign.evaluation.kl.CHUNK", chunk)
-    monkeypatch.setattr("infalign.models.packed.LOGITS", logits)
+    monkeypatch.setattr("infalign.models.packed.MAX_LOGITS", logits)
     assert_same(estimates(), whole)
 
 
@@ -180,7 +180,7 @@ def test_a_model_that_does_not_pack_has_the_same_kl() -> None:
         for seed in (0, 1):
             torch.manual_seed(seed)
             models.append(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=window)).double())
-        assert [packs(model) for model in models] == [window is None] * 2
+        assert [can_pack(model) for model in models] == [window is None] * 2
         found.append(rao_blackwell_kl(*models, PROMPTS, COMPLETIONS, batch_tokens=64))
     assert_same(*found)
     assert (found[0].rao_blackwell > 0.01).all()

@@ -26,7 +26,7 @@ PROMPT = [5, 6, 7, 8]
 SMALL = {"vocabulary": 300, "hidden": 16, "layers": 2, "heads": 2, "context": 64}
 
 
-FORMS = pytest.mark.parametrize("form", ["trunk", "trunk likely", "adapter", "side", "likely"])
+FORMS = pytest.mark.parametrize("form", ["network", "network, top tokens", "lora", "side", "side, top tokens"])
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausalLM, Any, Any]:
     """Return a guided policy whose head has random weights of that size, its reference and the tokenizer."""
-    reference, tokenizer = load_policy(folder)
+    (reference, tokenizer), (inside, _) = load_policy(folder), load_policy(folder)
     torch.manual_seed(0)
-    if form == "adapter":
-        model = GuidedForCausalLM.beside(load_policy(folder)[0], None, {"rank": 4, "alpha": 8.0}).eval()
-    elif form in ("side", "likely"):
-        likely = 20 if form == "likely" else None
+    top_tokens = 20 if "top" in form else 0
+    if form == "lora":
+        model = GuidedForCausalLM.with_lora(inside, rank=4, alpha=8.0)
+    elif form.startswith("side"):
         shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2}
-        model = GuidedForCausalLM.reading(load_policy(folder)[0], **shape, likely=likely).eval()
+        model = GuidedForCausalLM.with_side_network(inside, **shape, top_tokens=top_tokens)
     else:
-        model = guided_by(
-            folder, load_policy(folder)[0], tokenizer, likely=20 if form == "trunk likely" else None
-        ).eval()
+        model = guided_by(folder, inside, tokenizer, top_tokens=top_tokens)
+    draw(model, strength)
+    return model.eval(), reference, tokenizer
+
+
+def draw(model: GuidedForCausalLM, strength: float) -> None:
+    """Give the head of a guide random weights of that size."""
     with torch.no_grad():
-        for linear in model.ends:
+        for linear in model.guide.head.linears:
             linear.weight.normal_(0.0, strength, generator=torch.Generator().manual_seed(1))
-    return model, reference, tokenizer
 
 
 @FORMS
@@ -77,7 +80,7 @@ def test_only_the_guide_is_trained(folder: Path, form: str) -> None:
     assert with_gradient == {name for name, weight in model.named_parameters() if weight.requires_grad}
     own = {name for name in with_gradient if not name.startswith("reference.")}
     assert (len(own) > 2, all(".lora_" in name for name in with_gradient - own)) == (True, True)
-    assert (form == "adapter") == bool(with_gradient - own)
+    assert (form == "lora") == bool(with_gradient - own)
 
 
 @FORMS
@@ -93,8 +96,7 @@ def test_the_reference_with_a_processor_generates_as_the_policy(folder: Path, fo
     assert torch.equal(reference.generate(**settings, logits_processor=[processor]), expected)
     torch.manual_seed(0)
     processor = GuideProcessor(model, prompts["attention_mask"])
-    with model.unguided():  # the reference inside of the policy
-        assert torch.equal(model.reference.generate(**settings, logits_processor=[processor]), expected)
+    assert torch.equal(model.reference.generate(**settings, logits_processor=[processor]), expected)
     with pytest.raises(ValueError, match="one call of generate"):
         reference.generate(**settings, logits_processor=[processor])
     torch.manual_seed(0)
@@ -102,26 +104,19 @@ def test_the_reference_with_a_processor_generates_as_the_policy(folder: Path, fo
 
 
 @FORMS
-@pytest.mark.parametrize("engine", [SharedPrefixEngine, TransformersEngine])
-def test_engines_draw_what_the_policy_says(folder: Path, form: str, engine: Any) -> None:
-    """Both engines report the log-probabilities of a plain pass, with its two caches, and differ from the reference."""
+def test_engines_draw_what_the_policy_says(folder: Path, form: str) -> None:
+    """Both draw the same tokens with the log-probabilities of a plain pass, which are not the reference's."""
     model, reference, tokenizer = policy(folder, form, strength=0.5)
-    drawn = engine(model, tokenizer, Sampling(12, seed=3)).sample(PROMPT, "p", range(6))
-    ids = [response.token_ids for response in drawn]
-    found = token_logprobs(model, [PROMPT] * 6, ids, batch_tokens=1000)
-    assert [response.logprob for response in drawn] == pytest.approx(found.tolist(), abs=1e-4)
-    assert abs(token_logprobs(reference, [PROMPT] * 6, ids, batch_tokens=1000) - found).max() > 0.1
-
-
-@FORMS
-def test_the_engines_draw_the_same_tokens(folder: Path, form: str) -> None:
-    """The streams of random numbers are the same."""
-    model, _, tokenizer = policy(folder, form, strength=0.5)
     shared, plain = (
         engine(model, tokenizer, Sampling(12, seed=3)).sample(PROMPT, "p", range(6))
         for engine in (SharedPrefixEngine, TransformersEngine)
     )
-    assert [response.token_ids for response in shared] == [response.token_ids for response in plain]
+    ids = [response.token_ids for response in shared]
+    assert ids == [response.token_ids for response in plain]
+    found, other = (token_logprobs(each, [PROMPT] * 6, ids, batch_tokens=1000) for each in (model, reference))
+    for drawn in (shared, plain):
+        assert [response.logprob for response in drawn] == pytest.approx(found.tolist(), abs=1e-4)
+    assert abs(other - found).max() > 0.1
 
 
 @FORMS
@@ -171,7 +166,7 @@ def test_a_saved_guide_is_drawn_from_in_half_precision(folder: Path, form: str, 
     ids = torch.tensor([[*PROMPT, 9, 10]])
     with torch.no_grad():
         gap = (read(ids).logits.float() - model(ids).logits).flatten()
-        some = gap[gap.abs() <= gap.abs().quantile(0.98)]  # at the edge of the likely tokens rounding decides on Q
+        some = gap[gap.abs() <= gap.abs().quantile(0.98)]  # at the edge of the top tokens rounding decides on Q
         assert some.norm() < 0.02 * model(ids).logits.norm()
     SharedPrefixEngine(read, tokenizer, Sampling(8)).sample(PROMPT, "p", range(3))
     SharedPrefixBatch(read, tokenizer).join([(Prompt("p", PROMPT), 0, Sampling(8))])
@@ -187,12 +182,10 @@ def test_a_trunk_may_be_padded_otherwise(reference_by: int, trunk_by: int, folde
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / name)
     model = guided_by(tmp_path / "trunk", *load_policy(tmp_path / "reference")).eval()
-    known = model.trunk.get_input_embeddings().weight[: len(tokenizer)]
+    known = model.guide.network.get_input_embeddings().weight[: len(tokenizer)]
     assert torch.equal(known, padded.get_input_embeddings().weight)
-    assert model.trunk.get_input_embeddings().weight[len(tokenizer) + trunk_by :].count_nonzero() == 0
-    with torch.no_grad():
-        for linear in model.ends:
-            linear.weight.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(1))
+    assert model.guide.network.get_input_embeddings().weight[len(tokenizer) + trunk_by :].count_nonzero() == 0
+    draw(model, 0.5)
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "guided")
     ids = torch.arange(len(tokenizer) + reference_by)[None, -20:]
@@ -225,7 +218,7 @@ def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -
         ({"guide": {}, "fit": micro.FIT | {"lora": {"rank": 2}}}, "a guide takes guide.lora: leave fit.lora out"),
         ({"guide": {"trunk": "reward", "lora": {}}}, "an adapter on the reference, found the trunk reward"),
         ({"guide": {"trunk": "reward", "side": {}}}, "reads the reference's states, found the trunk reward"),
-        ({"guide": {"lora": {}, "likely": 8}}, "tells all tokens apart: leave likely out"),
+        ({"guide": {"lora": {}, "top_tokens": 8}}, "tells all tokens apart: leave top_tokens out"),
         ({"guide": {"lora": {}, "side": {}}}, r"an adapter \(lora\) or a small network \(side\), not both"),
         ({"guide": {"side": {"hidden": 8, "heads": 3}}}, "hidden 8 is no multiple of twice the 3 heads"),
     ],

@@ -18,20 +18,20 @@ from transformers import (
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
-from infalign.models.packed import Packed, packing, packs
+from infalign.models.packed import PackedBatch, can_pack, packing
 
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
 RESPONSES = [[10, 11, 12], [13], [14, 15, 16, 17, 18, 19], [20, 21], [22]]
 PROMPT_OF = [0, 0, 2, 1, 2]
-PACKED = Packed.of([PROMPTS[p] for p in PROMPT_OF], RESPONSES)
+PACKED = PackedBatch.pack([PROMPTS[p] for p in PROMPT_OF], RESPONSES)
 
 
 def guided() -> GuidedForCausalLM:
     """Return a guide with random weights on a trunk of another shape."""
     reference = LlamaForCausalLM(LlamaConfig(**SHAPE))
     trunk = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": 1, "hidden_size": 24})).model
-    model = GuidedForCausalLM.beside(reference, trunk)
-    torch.nn.init.normal_(model.head.weight)
+    model = GuidedForCausalLM.with_network(reference, trunk)
+    torch.nn.init.normal_(model.guide.head.linear.weight)
     return model
 
 
@@ -54,7 +54,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
     """Each response of a batch of several prompts has the log-probability it has alone."""
-    assert packs(model)
+    assert can_pack(model)
     expected = token_logprobs(model, [PROMPTS[p] for p in PROMPT_OF], RESPONSES, batch_tokens=1)
     with packing(model), torch.no_grad():
         assert PACKED.logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
@@ -65,7 +65,8 @@ def test_an_empty_response_has_a_log_probability_of_zero(model: Any, responses: 
     """Between others, and where all are empty."""
     expected = token_logprobs(model, PROMPTS, responses, batch_tokens=99)
     with packing(model), torch.no_grad():
-        assert Packed.of(PROMPTS, responses).logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+        found = PackedBatch.pack(PROMPTS, responses).logprobs(model)
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_a_packed_pass_gives_the_gradients_of_plain_ones(model: Any) -> None:
@@ -87,20 +88,20 @@ def test_a_packed_pass_gives_the_gradients_of_plain_ones(model: Any) -> None:
 def test_a_model_with_a_window_does_not_pack() -> None:
     """Its layers do not attend to all earlier tokens. Its attention is as before afterwards."""
     model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=3))
-    assert not packs(model)
+    assert not can_pack(model)
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_sums_are_over_the_tokens_of_a_response() -> None:
     """By hand: 3, 1, 6, 2 and 1 tokens."""
     numbers = torch.arange(1.0, 14.0)
-    assert PACKED.sums(numbers).tolist() == [6, 4, 45, 23, 13]
-    assert PACKED.sums_before(numbers).tolist() == [0, 1, 3, 0, 0, 5, 11, 18, 26, 35, 0, 11, 0]
+    assert PACKED.sum_by_response(numbers).tolist() == [6, 4, 45, 23, 13]
+    assert PACKED.sum_before_token(numbers).tolist() == [0, 1, 3, 0, 0, 5, 11, 18, 26, 35, 0, 11, 0]
 
 
 def test_each_token_is_predicted_by_the_one_before_it() -> None:
     """The first token of a response by the last of its prompt, also where responses share one."""
-    before = PACKED.tokens[PACKED.before].tolist()
+    before = PACKED.tokens[PACKED.predictors].tolist()
     assert before == [5, 10, 11, 5, 9, 14, 15, 16, 17, 18, 6, 20, 9]
     assert PACKED.targets.tolist() == [token for response in RESPONSES for token in response]
     assert PACKED.positions[0, -4:].tolist() == [8, 1, 2, 3]

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.models.packed import Packed, packing, packs
+from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.pooled import ANY, PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids, load_states, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
@@ -59,7 +59,7 @@ def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> 
     ]
     save_model(reader, tokenizer, tmp_path)
     for reward in (ClassifierReward(reader, tokenizer), ClassifierReward.load(tmp_path)):
-        assert packs(reward.model, Packed.scores)
+        assert can_pack(reward.model, PackedBatch.scores)
         together = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
         alone = [reward([user(prompt)], [response])[0] for prompt, response in texts]
         reward.__dict__["_packs"] = False
@@ -199,7 +199,7 @@ def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dty
     reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     save_model(reader, tokenizer, tmp_path)
     loaded = ClassifierReward.load(tmp_path, dtype=dtype)
-    assert packs(loaded.model, Packed.scores)
+    assert can_pack(loaded.model, PackedBatch.scores)
     asked = [user("How?"), user("How?")], ["Write.", "Write a function."]
     np.testing.assert_allclose(loaded(*asked), ClassifierReward(reader, tokenizer)(*asked), rtol=1e-6)
 
@@ -216,8 +216,8 @@ def test_prefixes_have_the_mean_so_far(base: Any) -> None:
             part = reader(torch.tensor([ids[:end]])).last_hidden_state[0, -1]
             torch.testing.assert_close(whole[end - 1], part)
         with packing(reader):
-            packed = Packed.of([ids[:-3]] * 2, [ids[-3:], ids[-3:-1]])  # some of the response in the prompt
-            torch.testing.assert_close(packed.ends(reader), whole[[-1, -2]])
+            packed = PackedBatch.pack([ids[:-3]] * 2, [ids[-3:], ids[-3:-1]])  # some of the response in the prompt
+            torch.testing.assert_close(packed.last_states(reader), whole[[-1, -2]])
 
 
 def test_a_head_finds_the_layer_and_its_direction(base: Any) -> None:

@@ -12,12 +12,12 @@ from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadMo
 
 from infalign.core.errors import ConfigError
 from infalign.models import states
-from infalign.models.above import above, check_above, layers_below
-from infalign.models.guided import GuidedForCausalLM, layers_read
-from infalign.models.packed import Packed, packed_logprobs, packing
+from infalign.models.guided import GuidedForCausalLM, evenly_spaced_layers
+from infalign.models.packed import PackedBatch, packed_logprobs, packing
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
-from infalign.models.states import stored_states, write_states
+from infalign.models.states import StateFolder, stored_states, write_states
+from infalign.models.top_layers import check_top_layers, count_layers_below, starting_from_states
 from infalign.training.common import lora
 from infalign.training.scale import scale_to_kl
 
@@ -30,65 +30,63 @@ def nothing(*_: Any) -> None:
     """Take a progress report."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(1, None), (1, 20), (1, 300), (0, 20), (None, 20)],
-    ids=["whole", "likely", "all likely", "likely per token", "trunk likely"],
-)
+@pytest.fixture(scope="module", params=["side", "side, 20", "side, 300", "network, 20"])
 def policy(request: pytest.FixtureRequest) -> GuidedForCausalLM:
     """Return a policy whose guide has a random head, for some tokens or all, and reads two of four layers or tokens."""
-    layers, likely = request.param
     scratch = Scratch(vocabulary=300, hidden=16, layers=4, heads=2, context=64)
     tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
     torch.manual_seed(0)
     reference = new_policy(scratch, tokenizer, seed=0)
-    if layers is None:
-        trunk = new_policy(scratch.model_copy(update={"layers": 1}), tokenizer, seed=1).base_model
-        model = GuidedForCausalLM.beside(reference, trunk, likely=likely)
+    form, _, top_tokens = request.param.partition(", ")
+    if form == "network":
+        network = new_policy(scratch.model_copy(update={"layers": 1}), tokenizer, seed=1).base_model
+        model = GuidedForCausalLM.with_network(reference, network, int(top_tokens))
     else:
-        model = GuidedForCausalLM.reading(reference, hidden=8, layers=layers, heads=2, reads=2, likely=likely)
+        shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2}
+        model = GuidedForCausalLM.with_side_network(reference, **shape, top_tokens=int(top_tokens or 0))
     with torch.no_grad():
-        for linear in model.ends:
+        for linear in model.guide.head.linears:
             linear.weight.normal_(0.0, 0.5)
     return model.eval()
 
 
-def layers_of(policy: GuidedForCausalLM) -> list[int]:
-    """Return the layers whose states are stored for the policy: those that its guide reads, or the last."""
-    return policy.config.reads or [policy.reference.config.num_hidden_layers]
+def states_for(policy: GuidedForCausalLM, path: Path) -> StateFolder:
+    """Return a folder of the states that are stored for the policy: those that its guide reads, or the last."""
+    layers = policy.guide.reads or [policy.reference.config.num_hidden_layers]
+    return StateFolder(path, layers, policy.config.guide["top_tokens"])
 
 
-def read(policy: GuidedForCausalLM, folder: Path) -> Any:
+def read(folder: StateFolder) -> Any:
     """Return what is stored for the policy."""
-    return stored_states(PROMPTS, RESPONSES, folder, likely=policy.config.likely is not None)
+    return stored_states(PROMPTS, RESPONSES, folder.path, top_tokens=folder.top_tokens > 0)
 
 
 @pytest.fixture
-def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateFolder:
     """Return a folder with the states in shards of three prompts."""
-    monkeypatch.setattr(states, "SHARD", 3)
-    likely = policy.config.likely or 0
-    write_states(policy.reference, layers_of(policy), PROMPTS, RESPONSES, tmp_path / "states", nothing, likely=likely)
-    return tmp_path / "states"
+    monkeypatch.setattr(states, "PROMPTS_PER_SHARD", 3)
+    folder = states_for(policy, tmp_path / "states")
+    write_states(policy.reference, folder, PROMPTS, RESPONSES, nothing)
+    return folder
 
 
 def test_layers_are_evenly_spaced_up_to_the_last() -> None:
     """Of a shallow model each layer is read once."""
-    assert layers_read(30, 3) == [10, 20, 30]
-    assert layers_read(2, 3) == [1, 2]
-    assert layers_read(5, 1) == [5]
+    assert evenly_spaced_layers(30, 3) == [10, 20, 30]
+    assert evenly_spaced_layers(2, 3) == [1, 2]
+    assert evenly_spaced_layers(5, 1) == [5]
 
 
-def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCausalLM, folder: Path) -> None:
+def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """For rows of several shards in any order, at each weight of the guide, to the bit of the sums' order."""
-    stored = read(policy, folder)
+    stored = read(folder)
     rows = [10, 1, 0, 4, 7, 11]
     prompts, responses = [PROMPTS[row // K] for row in rows], [RESPONSES[row] for row in rows]
     found = []
-    for states_of in ([], [stored[row] for row in rows]):
+    for kept in ([], [stored[row] for row in rows]):
         policy.zero_grad()
         with packing(policy):
-            logprobs = Packed.of(prompts, responses, states=states_of).logprobs(policy)
+            logprobs = PackedBatch.pack(prompts, responses, stored=kept).logprobs(policy)
         logprobs.square().sum().backward()
         found.append((logprobs.detach(), {n: w.grad.clone() for n, w in policy.named_parameters() if w.requires_grad}))
     (plain, of_plain), (kept, of_kept) = found
@@ -104,7 +102,8 @@ def test_the_last_layers_learn_the_same_from_the_states_below_them(
 ) -> None:
     """Log-probabilities, and the gradients of an adapter on them, are those of passes through the whole model."""
     reference = deepcopy(policy.reference)
-    write_states(reference, [layers_below(reference.config, last)], PROMPTS, RESPONSES, tmp_path / "states", nothing)
+    below = StateFolder(tmp_path / "states", [count_layers_below(reference.config, last)])
+    write_states(reference, below, PROMPTS, RESPONSES, nothing)
     stored = stored_states(PROMPTS, RESPONSES, tmp_path / "states")
     torch.manual_seed(0)
     adapted = get_peft_model(reference, lora(Fit(lora=Lora(layers=last)), TaskType.CAUSAL_LM, reference.config))
@@ -117,8 +116,8 @@ def test_the_last_layers_learn_the_same_from_the_states_below_them(
     found = []
     for read in ([], [stored[row] for row in rows]):
         adapted.zero_grad()
-        with packing(adapted), above(adapted, last):
-            logprobs = Packed.of(prompts, responses, states=read).logprobs(adapted)
+        with packing(adapted), starting_from_states(adapted, last):
+            logprobs = PackedBatch.pack(prompts, responses, stored=read).logprobs(adapted)
         logprobs.square().sum().backward()
         trained = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
         found.append((logprobs.detach(), {name: weight.grad.clone() for name, weight in trained.items()}))
@@ -132,52 +131,50 @@ def test_the_last_layers_learn_the_same_from_the_states_below_them(
 
 def test_layers_that_a_model_has_not_and_other_architectures_are_refused(policy: GuidedForCausalLM) -> None:
     """A model that scales what it embeds may start from states; one that calls its layers otherwise is refused."""
-    check_above(policy.reference, 2)
+    check_top_layers(policy.reference, 2)
     with pytest.raises(ConfigError, match=r"lora.layers is 5, and the model has 4 layers"):
-        check_above(policy.reference, 5)
+        check_top_layers(policy.reference, 5)
     torch.manual_seed(0)
     small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
     gemma = GemmaForCausalLM(GemmaConfig(**small, num_attention_heads=2, num_key_value_heads=2)).eval()
-    check_above(gemma, 1)
+    check_top_layers(gemma, 1)
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     other = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, **ends)).eval()
     with pytest.raises(ConfigError, match=r"cannot start from the states below them: leave lora.layers out"):
-        check_above(other, 1)
+        check_top_layers(other, 1)
 
 
-def test_the_reference_is_known_from_its_states(policy: GuidedForCausalLM, folder: Path) -> None:
+def test_the_reference_is_known_from_its_states(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """Without the model: its logits, and the log-probabilities of a guide of zeros."""
-    stored, asked = stored_states(PROMPTS, RESPONSES, folder), [prompt for prompt in PROMPTS for _ in range(K)]
+    stored, asked = stored_states(PROMPTS, RESPONSES, folder.path), [prompt for prompt in PROMPTS for _ in range(K)]
     with torch.inference_mode(), packing(policy):
-        batches = Packed.of(asked, RESPONSES), Packed.of(asked, RESPONSES, states=stored[:])
-        plain, known = (torch.cat([part for _, part in policy.unguided_logits(batch).parts()]) for batch in batches)
+        batches = PackedBatch.pack(asked, RESPONSES), PackedBatch.pack(asked, RESPONSES, stored=stored[:])
+        plain, known = (torch.cat([part for _, part in policy.reference_logits(batch).parts()]) for batch in batches)
     torch.testing.assert_close(known, plain)
     expected = packed_logprobs(policy, asked, RESPONSES, 1000)
-    assert packed_logprobs(policy, asked, RESPONSES, 17, states=stored) == pytest.approx(expected, abs=1e-4)
+    assert packed_logprobs(policy, asked, RESPONSES, 17, stored=stored) == pytest.approx(expected, abs=1e-4)
 
 
-def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: Path) -> None:
+def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """Who was killed goes on: a shard that is missing is computed again, the others are not touched."""
-    first, second = sorted(folder.iterdir())
+    first, second = sorted(folder.path.iterdir())
     content, before = load_file(second), first.stat().st_mtime_ns
     second.unlink()
-    likely = policy.config.likely or 0
-    write_states(policy.reference, layers_of(policy), PROMPTS, RESPONSES, folder, nothing, likely=likely)
-    assert (sorted(folder.iterdir()), first.stat().st_mtime_ns) == ([first, second], before)
+    write_states(policy.reference, folder, PROMPTS, RESPONSES, nothing)
+    assert (sorted(folder.path.iterdir()), first.stat().st_mtime_ns) == ([first, second], before)
     again = load_file(second)
     assert all(torch.equal(again[name], content[name]) for name in content)
 
 
 def test_layers_that_are_stored_are_not_computed_again(
-    policy: GuidedForCausalLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: GuidedForCausalLM, folder: StateFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder with one of the two layers of another has its numbers, to the bit, without a pass."""
-    stored, layer = {folder: layers_of(policy)}, layers_of(policy)[:1]
-    computed, copied = tmp_path / "computed", tmp_path / "copied"
-    write_states(policy.reference, layer, PROMPTS, RESPONSES, computed, nothing, others={folder: [1, 3]})
+    computed, copied = (StateFolder(tmp_path / name, folder.layers[:1]) for name in ("computed", "copied"))
+    write_states(policy.reference, computed, PROMPTS, RESPONSES, nothing, [StateFolder(folder.path, [3])])
     monkeypatch.setattr(states, "states_of", None)
-    write_states(policy.reference, layer, PROMPTS, RESPONSES, copied, nothing, others=stored)
-    for first, second in zip(sorted(computed.iterdir()), sorted(copied.iterdir()), strict=True):
+    write_states(policy.reference, copied, PROMPTS, RESPONSES, nothing, [folder])
+    for first, second in zip(sorted(computed.path.iterdir()), sorted(copied.path.iterdir()), strict=True):
         one, other = load_file(first), load_file(second)
         assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -188,14 +185,14 @@ def test_a_disk_that_is_too_small_is_known_before(
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
     with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* guide.side.stored false"):
-        write_states(policy.reference, layers_of(policy), PROMPTS, RESPONSES, tmp_path / "states", nothing)
+        write_states(policy.reference, states_for(policy, tmp_path / "states"), PROMPTS, RESPONSES, nothing)
     assert not [*(tmp_path / "states").iterdir()]
 
 
-def test_the_strength_of_a_guide_is_found_without_the_model(policy: GuidedForCausalLM, folder: Path) -> None:
+def test_the_strength_of_a_guide_is_found_without_the_model(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """From what is stored it is that of whole passes; a class of tokens has one log-ratio, so its KL is the tokens'."""
     rows = [{"prompt_ids": PROMPTS[i // K], "completion_ids": RESPONSES[i]} for i in range(len(RESPONSES))]
-    stored = [row | {"states": states_of} for row, states_of in zip(rows, read(policy, folder), strict=True)]
+    stored = [row | {"states": states_of} for row, states_of in zip(rows, read(folder), strict=True)]
     found = []
     for given in (rows, stored):
         tried = deepcopy(policy)

@@ -103,7 +103,7 @@ def test_a_guide_on_a_small_reward_runs_beside_a_padded_model(tiny: Path, tmp_pa
     settings = micro.given(tmp_path / "run", str(tiny / "padded"))
     fit, aware = {"max_length": 192}, settings["policies"]["aware"]
     settings |= {"reward": {"scratch": micro.SCRATCH, "fit": fit}, "judge": {"scratch": micro.SCRATCH, "fit": fit}}
-    settings["policies"] = {"aware": aware | {"guide": {"trunk": "reward", "likely": 20}}}
+    settings["policies"] = {"aware": aware | {"guide": {"trunk": "reward", "top_tokens": 20}}}
     del settings["gold"]
     result = micro.infalign("run", micro.write(tmp_path / "recipe.yaml", settings))
     assert (result.returncode, result.stderr) == (0, "")

@@ -21,7 +21,7 @@ from transformers import (
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
 from infalign.data.examples import prompt_id
-from infalign.models.packed import Packed, packs
+from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
@@ -142,7 +142,7 @@ def test_a_reward_is_read_where_the_classifier_was_trained():
 
 def test_responses_to_a_prompt_share_its_computation(classifier):
     """A packed pass gives each the reward that it has alone, also where one begins with another or is the same."""
-    assert packs(classifier.model, Packed.scores)
+    assert can_pack(classifier.model, PackedBatch.scores)
     responses = ["Yes", "Yes, I am", "No", "Yes", ""]
     prompts = [prompt for prompt in PROMPTS for _ in responses]
     together = classifier(prompts, responses * len(PROMPTS))
@@ -167,7 +167,7 @@ def test_a_bidirectional_classifier_does_not_see_padding():
         num_labels=1,
     )
     reward = ClassifierReward(BertForSequenceClassification(config), tiny_tokenizer())
-    assert not packs(reward.model, Packed.scores)
+    assert not can_pack(reward.model, PackedBatch.scores)
     alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
     np.testing.assert_allclose(reward(PROMPTS, RESPONSES), alone, atol=1e-5)
 

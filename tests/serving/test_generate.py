@@ -103,7 +103,7 @@ def test_policies_from_elsewhere_are_served(main: Any, evaluated_run: Path, tmp_
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(0))
     model.save_pretrained(tmp_path / "learnt")
     assert ask(main, evaluated_run, "--policy", tmp_path / "learnt")[0]["all"] != plain["all"]
-    guided = GuidedForCausalLM.beside(load_policy(evaluated_run.parent / "policy")[0], None, {"rank": 2, "alpha": 4.0})
+    guided = GuidedForCausalLM.with_lora(load_policy(evaluated_run.parent / "policy")[0], rank=2, alpha=4.0)
     guided.save_pretrained(tmp_path / "guided")
     tokenizer.save_pretrained(tmp_path / "guided")
     assert ask(main, evaluated_run, "--policy", tmp_path / "guided")[0]["all"] == plain["all"]

@@ -102,7 +102,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         solver, rows = QRPO(Identity(), 0.3), case.rollouts(32)
         model, tokenizer = load_policy(case.folder)
         guided = guided_by(case.folder, *load_policy(case.folder))
-        torch.nn.init.constant_(guided.head.bias, 0.1)
+        torch.nn.init.constant_(guided.guide.head.linear.bias, 0.1)
         own = {"kl": 0.3} if name == "guided" else {"teacher": guided} if name == "distil" else {}
         model = guided if name == "guided" else model
         return fit_offline(model, tokenizer, solver, rows, fit, job(folder, report), folder / "model", **own)

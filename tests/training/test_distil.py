@@ -31,7 +31,7 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     teacher = guided_by(case.folder, *load_policy(case.folder)).eval()
     torch.manual_seed(0)
     with torch.no_grad():
-        teacher.head.weight.normal_(0.0, 0.15)
+        teacher.guide.head.linear.weight.normal_(0.0, 0.15)
     taught = case.laws(teacher)
     assert enumerable.kl(taught, case.log_reference) > 0.2
     job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
@@ -60,17 +60,17 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     """From data to report; a student is a plain model with its teacher's budget and transformation in all results."""
     settings = micro.settings(tmp_path / "run")
     plain, fit = settings["policies"]["plain"], settings["policies"]["aware"]["fit"]
-    small, likely = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}, {"likely": 40}
+    small, top = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}, {"top_tokens": 40}
     guides = {
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}},
         "trunk": plain | {"guide": {"trunk": "reward"}, "fit": fit | {"bf16": True}},
-        "side": plain | {"guide": {"side": small} | likely, "fit": fit | {"bf16": True}},
-        "trunk-likely": plain | {"guide": {"trunk": "reward"} | likely, "fit": fit},
+        "side": plain | {"guide": {"side": small} | top, "fit": fit | {"bf16": True}},
+        "trunk-top": plain | {"guide": {"trunk": "reward"} | top, "fit": fit},
     }
     last = {"fit": fit | {"lora": {"rank": 2, "layers": 1}}}
     students = {
         "student": {"solver": "distil", "teacher": "aware", "fit": fit},
-        "trunk-student": {"solver": "distil", "teacher": "trunk-likely", "fit": fit},
+        "trunk-student": {"solver": "distil", "teacher": "trunk-top", "fit": fit},
         "last-student": {"solver": "distil", "teacher": "side"} | last,
     }
     settings["policies"] = students | guides | {"last": plain | last}
@@ -79,23 +79,16 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     models = {name: load_policy(tmp_path / "run" / "models" / name)[0] for name in settings["policies"]}
     assert all(isinstance(models[name], LlamaForCausalLM) for name in (*students, "last"))
     assert (tmp_path / "run" / "models" / "last-student" / "adapter").is_dir()
-    own = {name: (models[name].trunk is not None, models[name].read is not None) for name in guides}
-    assert own == {
-        "aware": (False, False),
-        "trunk": (True, False),
-        "side": (True, True),
-        "trunk-likely": (True, False),
-    }
+    forms = {name: models[name].config.guide["form"] for name in guides}
+    assert forms == {"aware": "lora", "trunk": "network", "side": "side", "trunk-top": "network"}
     parts = [path.parent.name for path in (tmp_path / "run" / "states").rglob("*.safetensors")]
-    assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-likely-40", "below-1") for part in range(4)]
+    assert sorted(parts) == [f"{which}-part-{part}" for which in ("1-top-40", "below-1") for part in range(4)]
     tables = [read_table(path) for path in sorted((tmp_path / "run" / "rollouts").rglob("*.parquet"))]
     drawn = [logprob for table in tables for logprob in table["logprob"].to_pylist()]
-    for name in ("1-likely-40-bf16", "tokens-bf16"):
+    for name in ("1-top-40-bf16", "tokens-bf16"):
         rounded = read_table(tmp_path / "run" / "logprobs" / f"{name}.parquet", ["logprob"])["logprob"].to_pylist()
         assert rounded != drawn
-        assert rounded == pytest.approx(
-            drawn, abs=1e-3 if "likely" in name else 0.5
-        )  # stored as drawn, or passed again
+        assert rounded == pytest.approx(drawn, abs=1e-3 if "top" in name else 0.5)  # stored as drawn, or passed again
     results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
     assert results["student"]["method"] == "exp:10 (qrpo guided), distilled"
     for same in ("transform", "kl_budget", "beta"):

@@ -25,9 +25,9 @@ def guide(case: Enumerable, strength: float, form: str = "trunk") -> GuidedForCa
     if form == "trunk":
         model: GuidedForCausalLM = guided_by(case.folder, reference, tokenizer).eval()
     else:
-        model = GuidedForCausalLM.beside(reference, None, {"rank": 4, "alpha": 8.0}).eval()
+        model = GuidedForCausalLM.with_lora(reference, rank=4, alpha=8.0).eval()
     with torch.no_grad():
-        model.head.weight.normal_(0.0, strength)
+        model.guide.head.linear.weight.normal_(0.0, strength)
         for name, weight in model.named_parameters():
             if ".lora_B" in name:
                 weight.normal_(0.0, 0.1)
@@ -46,12 +46,12 @@ def test_a_guide_is_brought_to_the_kl(case: Enumerable, kl: float, form: str, st
     """On systematic rollouts the estimate is nearly exact; what is left is the interpolation between factors."""
     model = guide(case, strength, form)
     assert abs(mean_kl(case, model) - kl) > 0.02
-    before = model.head.weight.clone()
+    before = model.guide.head.linear.weight.clone()
     with packing(model):
         scale, reached = scale_to_kl(model, case.rollouts(256), kl)
     assert mean_kl(case, model) == pytest.approx(kl, rel=0.02)
     assert reached == pytest.approx(kl)
-    assert torch.equal(model.head.weight, before * scale)
+    assert torch.equal(model.guide.head.linear.weight, before * scale)
 
 
 def test_a_guide_that_is_too_weak_is_strengthened_fourfold(case: Enumerable) -> None:
@@ -76,7 +76,7 @@ def test_no_guide_is_strengthened_beyond_what_rollouts_can_tell(case: Enumerable
 def test_a_guide_that_rollouts_tell_nothing_of_keeps_its_strength(case: Enumerable) -> None:
     """It spends 2.6 nats, of which 48 rollouts know nothing."""
     model = guide(case, 0.5)
-    before = model.head.weight.clone()
+    before = model.guide.head.linear.weight.clone()
     with packing(model):
         assert scale_to_kl(model, case.rollouts(16), 3.0) == (1.0, None)
-    assert torch.equal(model.head.weight, before)
+    assert torch.equal(model.guide.head.linear.weight, before)

@@ -58,11 +58,11 @@ def rao_blackwell_kl(
 
     Raises DataError if the two lists differ in length or a prompt is empty, and otherwise as `token_kl`.
     """
-    from infalign.models.packed import packs
+    from infalign.models.packed import can_pack
 
     found, done = np.zeros((len(prompt_ids), 3)), 0
     with evaluating(policy), evaluating(reference):
-        batches = _packed if packs(policy) and packs(reference) else _padded
+        batches = _packed if can_pack(policy) and can_pack(reference) else _padded
         for rows, parts in batches(policy, reference, prompt_ids, completion_ids, batch_tokens):
             for row_of, own, base, targets in parts:
                 np.add.at(found, np.asarray(rows)[row_of], token_kl(own, base, targets).T)
@@ -83,10 +83,10 @@ def _packed(
         for part, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, policy):
             if is_guide:  # one pass through the reference, and one log-ratio for each of its classes of tokens
                 packed = policy.read_once(batch)
-                base = policy.unguided_logits(packed)
+                base = policy.reference_logits(packed)
             else:
                 packed, base = batch, batch.logits_in_parts(reference)
-            row_of, drawn, own = packed.response_of.cpu().numpy(), packed.drawn, packed.logits_in_parts(policy)
+            row_of, drawn, own = packed.response_of.cpu().numpy(), packed.target_classes, packed.logits_in_parts(policy)
             both = zip(own.parts(), base.parts(), strict=True)
             yield range(part.start, part.stop), ((row_of[where], p, q, drawn[where]) for (where, p), (_, q) in both)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TokenIds = Sequence[Sequence[int]]
 IGNORED = -100  # the label of a token that is not scored: prompt and padding, as everywhere in transformers
-LOGITS = 2**27  # elements of one model's logits in a batch: 512 MiB in float32
+MAX_LOGITS = 2**27  # elements in a batch: 512 MiB in float32
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -123,7 +123,7 @@ def padded_batches(
     """Yield row numbers with their input ids, attention mask and labels."""
     check_rows(prompt_ids, completion_ids)
     lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
-    batch_tokens = min(batch_tokens, LOGITS // model.config.get_text_config(decoder=True).vocab_size)
+    batch_tokens = min(batch_tokens, MAX_LOGITS // model.config.get_text_config(decoder=True).vocab_size)
     device = model.device
     for rows in length_batches(lengths, batch_tokens):
         texts = [(prompt_ids[row], completion_ids[row]) for row in rows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,27 +20,27 @@ from transformers import AttentionInterface
 
 from infalign.method.calibration import Array
 from infalign.models.attention import check_plain
-from infalign.models.likely import Likely
-from infalign.models.logprobs import LOGITS, TokenIds, check_rows, evaluating
-from infalign.models.vocabulary import Logits, logits_of, logprob_of
+from infalign.models.logits import Logits, logits_of, logprob_of
+from infalign.models.logprobs import MAX_LOGITS, TokenIds, check_rows, evaluating
+from infalign.models.top_tokens import TopTokens
 
 
-class Stored(NamedTuple):
+class StoredStates(NamedTuple):
     """What is stored of a frozen model at a response: its states at each token ``of_prompt`` and ``of_response``,
-    (tokens, S), and its ``likely`` tokens at those of the response.
+    (tokens, S), and its ``top_tokens`` at those of the response.
     """
 
     of_prompt: Tensor
     of_response: Tensor
-    likely: Likely | None = None
+    top_tokens: TopTokens | None = None
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedBatch:
     """P prompts and R responses: ``tokens`` (N,), lengths (P,) and (R,), and the prompt of each response (R,).
 
-    ``states`` (N, S) are those of a frozen model at each token, and ``likely`` its tokens at each token of the
-    responses, for who reads them (`models.states`).
+    ``states`` (N, S) are those of a frozen model at each token, and ``top_tokens`` its likeliest at each token of the
+    responses, for models that read them (`models.states`).
     """
 
     tokens: Tensor
@@ -48,48 +48,48 @@ class Packed:
     lengths: Tensor
     prompt_of: Tensor
     states: Tensor | None = None
-    likely: Likely | None = None
+    top_tokens: TopTokens | None = None
 
     @classmethod
-    def of(
+    def pack(
         cls,
         prompts: TokenIds,
         responses: TokenIds,
         device: torch.device | None = None,
-        states: Sequence[Stored] = (),
-    ) -> Packed:
+        stored: Sequence[StoredStates] = (),
+    ) -> PackedBatch:
         """Pack the token ids of responses and their prompts, one each; equal prompts are packed once.
 
-        ``states`` are those of each response.
+        ``stored`` are the states of each response, or there are none.
         """
-        places: dict[tuple[int, ...], int] = {}
-        prompt_of = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-        tokens = [token for row in (*places, *responses) for token in row]
-        lengths = ([len(row) for row in rows] for rows in (places, responses))
-        read = likely = None
-        if states:
-            of_prompts = {place: stored.of_prompt for place, stored in zip(prompt_of, states, strict=True)}
-            own = [stored.of_response for stored in states]
-            read = torch.cat([*map(of_prompts.__getitem__, range(len(places))), *own]).to(device)
-            if found := [stored.likely for stored in states if stored.likely is not None]:
-                likely = Likely.joined(found).to(device)
+        rows: dict[tuple[int, ...], int] = {}
+        prompt_of = [rows.setdefault(tuple(prompt), len(rows)) for prompt in prompts]
+        tokens = [token for row in (*rows, *responses) for token in row]
+        lengths = ([len(row) for row in texts] for texts in (rows, responses))
         asked, responded, of = (torch.tensor(part, device=device) for part in (*lengths, prompt_of))
-        return cls(torch.tensor(tokens, device=device), asked, responded, of, read, likely)
+        batch = cls(torch.tensor(tokens, device=device), asked, responded, of)
+        if not stored:
+            return batch
+        of_prompts = dict(zip(prompt_of, (states.of_prompt for states in stored), strict=True))
+        states = [*map(of_prompts.__getitem__, range(len(rows))), *(states.of_response for states in stored)]
+        batch = replace(batch, states=torch.cat(states).to(device))
+        top = [states.top_tokens for states in stored if states.top_tokens is not None]
+        return replace(batch, top_tokens=TopTokens.concatenated(top).to(device)) if top else batch
 
     @cached_property
-    def inside(self) -> tuple[Tensor, Tensor]:
+    def token_masks(self) -> tuple[Tensor, Tensor]:
         """Where there is a token, in prompts padded to the longest (P, width) and in responses (R, width)."""
-        return _below(self.prompt_lengths), _below(self.lengths)
+        return _mask_of(self.prompt_lengths), _mask_of(self.lengths)
 
     @cached_property
     def positions(self) -> Tensor:
         """The position of each token in its own text, (1, N)."""
-        of_prompts, of_responses = self.inside
-        after = self.prompt_lengths[self.prompt_of][:, None] + _places(of_responses)
-        return torch.cat([_places(of_prompts).expand_as(of_prompts)[of_prompts], after[of_responses]])[None]
+        of_prompts, of_responses = self.token_masks
+        after = self.prompt_lengths[self.prompt_of][:, None] + _columns(of_responses)
+        return torch.cat([_columns(of_prompts).expand_as(of_prompts)[of_prompts], after[of_responses]])[None]
 
     @cached_property
-    def before(self) -> Tensor:
+    def predictors(self) -> Tensor:
         """The place of the token before each token of a response, (T,): the one that predicts it."""
         last = self.prompt_lengths.cumsum(0) - 1
         places = torch.arange(len(self.tokens), device=last.device)[int(last[-1]) + 1 :] - 1
@@ -108,9 +108,9 @@ class Packed:
         return torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(self.lengths)
 
     @cached_property
-    def mask(self) -> Tensor:
+    def attention_mask(self) -> Tensor:
         """What each token of a response sees of its prompt and response, both padded: (R, 1, width, both widths)."""
-        of_prompts, of_responses = self.inside
+        of_prompts, of_responses = self.token_masks
         width = of_responses.shape[1]
         own = torch.ones(width, width, dtype=torch.bool, device=of_prompts.device).tril()
         prompt = of_prompts[self.prompt_of][:, None].expand(-1, width, -1)
@@ -122,21 +122,21 @@ class Packed:
             input_ids=self.tokens[None],
             position_ids=self.positions,
             use_cache=False,
-            logits_to_keep=self.before,
+            logits_to_keep=self.predictors,
             packed=self,  # models pass unknown keyword arguments on to the attention function
         ).logits[0]
         return found
 
     def logits_in_parts(self, model: Any) -> Logits:
         """Return the logits that predict each token of the responses; ``model`` is inside `packing`."""
-        return logits_of(model, self.logits) if self.likely is None else Logits(self.logits(model), None)
+        return logits_of(model, self.logits) if self.top_tokens is None else Logits(self.logits(model), None)
 
     @property
-    def drawn(self) -> Tensor:
+    def target_classes(self) -> Tensor:
         """Which of its logits each token of the responses has, (T,): those of tokens, or of classes of tokens."""
-        return self.targets if self.likely is None else self.likely.drawn
+        return self.targets if self.top_tokens is None else self.top_tokens.drawn
 
-    def ends(self, model: Any) -> Tensor:
+    def last_states(self, model: Any) -> Tensor:
         """Return the last hidden state of a model without head after each response, (R, width); inside `packing`."""
         last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
         hidden: Tensor = model(
@@ -146,23 +146,23 @@ class Packed:
 
     def scores(self, model: Any) -> Tensor:
         """Return the outputs of a sequence classifier after each response, (R, outputs); it is inside `packing`."""
-        found: Tensor = model.score(self.ends(model.base_model))
+        found: Tensor = model.score(self.last_states(model.base_model))
         return found
 
-    def sums(self, of_tokens: Tensor) -> Tensor:
+    def sum_by_response(self, of_tokens: Tensor) -> Tensor:
         """Return the sum over each response of a number per token, (R,)."""
         return of_tokens.new_zeros(len(self.lengths)).index_add(0, self.response_of, of_tokens)
 
-    def sums_before(self, of_tokens: Tensor) -> Tensor:
+    def sum_before_token(self, of_tokens: Tensor) -> Tensor:
         """Return, for each token of a response, the sum over those before it in the response, (T,)."""
-        _, of_responses = self.inside
+        _, of_responses = self.token_masks
         rows = of_tokens.new_zeros(of_responses.shape).masked_scatter(of_responses, of_tokens)
         return (rows.cumsum(1) - rows)[of_responses]
 
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
-        found = self.logits_in_parts(model).measured(logprob_of(self.drawn))
-        return self.sums(found if self.likely is None else found + self.likely.within)
+        found = self.logits_in_parts(model).measured(logprob_of(self.target_classes))
+        return self.sum_by_response(found if self.top_tokens is None else found + self.top_tokens.within)
 
 
 def packed_batches(
@@ -172,13 +172,14 @@ def packed_batches(
     model: Any,
     *,
     logits: bool = True,
-    states: Sequence[Stored] = (),
-) -> Iterator[tuple[slice, Packed]]:
-    """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens, with their ``states``.
+    stored: Sequence[StoredStates] = (),
+) -> Iterator[tuple[slice, PackedBatch]]:
+    """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens.
 
-    If each token of a response has ``logits`` over the vocabulary, there are at most `LOGITS` of them.
+    ``stored`` is as in `PackedBatch.pack`. If each token of a response has ``logits`` over the vocabulary, there are at
+    most `MAX_LOGITS` of them.
     """
-    scored = LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
+    scored = MAX_LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
     check_rows(prompt_ids, completion_ids)
     rows, begin = len(completion_ids), 0
     while begin < rows:
@@ -194,7 +195,7 @@ def packed_batches(
             prompts.append(prompt)
             responses.append(response)
         rows_of = slice(begin, begin + len(responses))
-        yield rows_of, Packed.of(prompts, responses, model.device, states[rows_of])
+        yield rows_of, PackedBatch.pack(prompts, responses, model.device, stored[rows_of])
         begin = rows_of.stop
 
 
@@ -204,46 +205,36 @@ def packed_logprobs(
     completion_ids: TokenIds,
     batch_tokens: int,
     *,
-    states: Sequence[Stored] = (),
-    on_progress: Callable[[int, int], None] | None = None,
+    stored: Sequence[StoredStates] = (),
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Array:
-    """Return log π(y|x) of each response, (rows,), of a model that `packs`; ``states`` as in `Packed.of`.
+    """Return log π(y|x) of each response, (rows,), of a model that `can_pack`; ``stored`` as in `PackedBatch.pack`.
 
-    ``on_progress(done, all)`` is called with numbers of responses.
+    ``on_progress(done, total)`` is called with numbers of responses.
     """
     found: list[float] = []
     with evaluating(model), packing(model):
-        for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, states=states):
+        for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, stored=stored):
             found += batch.logprobs(model).tolist()
-            if on_progress is not None:
-                on_progress(rows.stop, len(completion_ids))
+            on_progress(rows.stop, len(completion_ids))
     return np.array(found)
 
 
-def _below(lengths: Tensor) -> Tensor:
+def _mask_of(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
 
 
-def _places(inside: Tensor) -> Tensor:
+def _columns(inside: Tensor) -> Tensor:
     return torch.arange(inside.shape[1], device=inside.device)
 
 
 def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    *,
-    packed: Packed,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attend from each token (1 × heads × N × width) to the tokens before it in its own text."""
-    del attention_mask
-    check_plain(kwargs)
-    of_prompts, of_responses = packed.inside
+    check_plain(options)
+    packed, shared = options["packed"], {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
+    of_prompts, of_responses = packed.token_masks
     first, group = int(packed.prompt_lengths.sum()), query.shape[1] // key.shape[1]
 
     def parted(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,13 +243,11 @@ def _attend(
         return _padded(prompts, of_prompts), _padded(responses, of_responses)
 
     (query_p, query_r), (key_p, key_r), (value_p, value_r) = parted(query), parted(key), parted(value)
-    to_prompts = scaled_dot_product_attention(query_p, key_p, value_p, is_causal=True, scale=scaling, dropout_p=dropout)
+    to_prompts = scaled_dot_product_attention(query_p, key_p, value_p, is_causal=True, **shared)
     keys, values = (
         torch.cat([prompts[packed.prompt_of], own], dim=2) for prompts, own in ((key_p, key_r), (value_p, value_r))
     )
-    to_responses = scaled_dot_product_attention(
-        query_r, keys, values, attn_mask=packed.mask, scale=scaling, dropout_p=dropout
-    )
+    to_responses = scaled_dot_product_attention(query_r, keys, values, attn_mask=packed.attention_mask, **shared)
     out = torch.cat([to_prompts.transpose(1, 2)[of_prompts], to_responses.transpose(1, 2)[of_responses]])
     return out[None], None
 
@@ -282,18 +271,18 @@ def packing(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def packs(model: Any, logits: Callable[[Packed, Any], Tensor] = Packed.logits) -> bool:
+def can_pack(model: Any, logits: Callable[[PackedBatch, Any], Tensor] = PackedBatch.logits) -> bool:
     """Return whether a packed pass gives the logits of plain ones.
 
     It does for every transformers decoder whose layers all attend to all earlier tokens through the attention
-    interface. ``logits`` returns those of a packed pass: one row a token of a response, or one a response. A model
-    without head is compared by its states after each response, `Packed.ends`.
+    interface. ``logits`` returns those of a packed pass: one row per token of a response, or one per response. A model
+    without head is compared by its states after each response, `PackedBatch.last_states`.
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(1, 11, device=model.device) % vocabulary
     prompts, responses = [ids[:3], ids[3:5], ids[3:5]], [ids[5:8], ids[4:5], ids[8:10]]
     texts = [[row.tolist() for row in rows] for rows in (prompts, responses)]
-    packed = Packed.of(texts[0], texts[1], model.device)
+    packed = PackedBatch.pack(texts[0], texts[1], model.device)
     with evaluating(model):
         try:
             with packing(model):

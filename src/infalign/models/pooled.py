@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 from infalign.core.errors import ConfigError
 from infalign.data.examples import reply
-from infalign.models.packed import Packed
+from infalign.models.packed import PackedBatch
 from infalign.models.pretrained import conversation_ids
 
 ANY = -1  # in an opening: a token that may be joined with the beginning of a response, as a line break with another
@@ -62,7 +62,7 @@ class PooledModel(PreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        packed: Packed | None = None,
+        packed: PackedBatch | None = None,
         **_: Any,
     ) -> BaseModelOutput:
         """Return means of states, (rows, tokens, layers · width); rows are padded on the right, or one is packed."""
@@ -83,12 +83,12 @@ class PooledModel(PreTrainedModel):
         said = torch.arange(tokens.shape[1], device=tokens.device) >= self._begins(tokens)[:, None]
         return (states * said[..., None]).cumsum(1) / said.cumsum(1).clamp(min=1)[..., None]
 
-    def _packed(self, packed: Packed, states: Tensor) -> Tensor:
+    def _packed(self, packed: PackedBatch, states: Tensor) -> Tensor:
         """Return the means at the tokens of responses.
 
         A part of a response may lie in what is packed as its prompt, and the last token of its opening in what is not.
         """
-        of_prompts, of_responses = packed.inside
+        of_prompts, of_responses = packed.token_masks
         first = int(packed.prompt_lengths.sum())
         prompts = packed.tokens.new_full(of_prompts.shape, ANY).masked_scatter(of_prompts, packed.tokens[:first])
         begins = self._begins(nn.functional.pad(prompts, (0, 1), value=ANY))

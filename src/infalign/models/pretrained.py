@@ -145,12 +145,12 @@ def adapted(model: Any, folder: str | Path) -> Any:
         raise ConfigError(f"{folder} is no adapter of {model.name_or_path}: {why_unloadable(error)}") from error
 
 
-def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int | None = None) -> Any:
-    """Return the reference with an untrained guide on the trunk of the model folder or hub id ``trunk``.
+def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: int = 0) -> Any:
+    """Return the reference with an untrained guide on the network of the model folder or hub id ``trunk``.
 
-    Its Q tells the reference's ``likely`` tokens apart, by default all. Vocabularies may be padded to different sizes
-    (`padded`). Raises ConfigError if the trunk cannot be loaded or has another tokenizer than the reference's,
-    ``tokenizer``.
+    Its Q tells the reference's ``top_tokens`` likeliest tokens apart, by default all. Vocabularies may be padded to
+    different sizes (`padded`). Raises ConfigError if the trunk cannot be loaded or has another tokenizer than the
+    reference's, ``tokenizer``.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -165,7 +165,7 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, likely: int 
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{cannot}: it has another tokenizer than the reference")
     model = padded(model, reference.config.vocab_size)
-    return GuidedForCausalLM.beside(reference, model.to(reference.device), likely=likely)
+    return GuidedForCausalLM.with_network(reference, model.to(reference.device), top_tokens)
 
 
 def padded(model: Any, vocabulary: int) -> Any:

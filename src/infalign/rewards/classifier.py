@@ -166,10 +166,10 @@ class ClassifierReward:
 
     @cached_property
     def _packs(self) -> bool:
-        from infalign.models.packed import Packed, packs
+        from infalign.models.packed import PackedBatch, can_pack
 
         # Of a head that is 0 anything would give the outputs, and not every head is `score` alone.
-        return packs(self.model.base_model, Packed.ends) and packs(self.model, Packed.scores)
+        return can_pack(self.model.base_model, PackedBatch.last_states) and can_pack(self.model, PackedBatch.scores)
 
     def _packed(self, texts: Mapping[Text, list[Message]]) -> Iterator[tuple[Text, list[float]]]:
         """Yield the outputs of each text; what all texts of a prompt begin with is computed once."""

@@ -189,7 +189,7 @@ class SharedPrefixBatch:
         self.leave(self.rows)
         if not expected.isfinite().all():
             raise ConfigError(UNDEFINED_POLICY)
-        # Not the largest gap: at the edge of a guide's likely tokens rounding decides which logits change.
+        # Not the largest gap: at the edge of a guide's top tokens rounding decides which logits change.
         gap = float((found - expected).abs().quantile(0.98) / (1 + expected.abs().max()))
         if not gap <= torch.finfo(self.model.dtype).eps ** 0.5:
             raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){ALTERNATIVES}")

@@ -55,7 +55,9 @@ def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
 def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
     """Return the cost of the pass over the rollouts, of the whole reference or of what follows its states."""
     rollout, which, reference = run.recipe.rollout, policy.states, counts.shape(run.architecture("policy"))
-    if which is not None and (which.likely or which.evenly):  # they are stored, or of a guide that is not trained yet
+    if which is not None and (
+        which.top_tokens or which.evenly
+    ):  # they are stored, or of a guide that is not trained yet
         return Cost()
     share = 1.0 if which is None else reference.share(which.last)
     return counts.reading(share * reference.parameters, counts.prompts(rollout.prompts, "train"), rollout.k)
@@ -66,8 +68,8 @@ def find_logprobs(
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts."""
     which = policy.states
-    if which is not None and which.likely:
-        found: Any = [float(said.likely.of_drawn.sum()) for said in material.stored.states(which)]
+    if which is not None and which.top_tokens:
+        found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in material.stored.states(which)]
     else:
         found = _passed(policy, material, compute, on_progress)
     write_table(path, pa.table({"logprob": pa.array(found)}))
@@ -78,9 +80,9 @@ def _passed(policy: Offline, material: Material, compute: Compute, on_progress: 
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 
-    from infalign.models.above import above
     from infalign.models.logprobs import token_logprobs
-    from infalign.models.packed import packed_logprobs, packs
+    from infalign.models.packed import can_pack, packed_logprobs
+    from infalign.models.top_layers import starting_from_states
 
     tokenizer = load_tokenizer(material.layout.tokenizer)
     stored = material.stored
@@ -96,9 +98,9 @@ def _passed(policy: Offline, material: Material, compute: Compute, on_progress: 
         on_progress(done, total, "log-probabilities of the reference")
 
     mixed = torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16)
-    with above(model, last) if last else nullcontext():
-        together = packs(model)  # told before rounding
+    with starting_from_states(model, last) if last else nullcontext():
+        together = can_pack(model)  # told before rounding
         with mixed:
             if together:
-                return packed_logprobs(model, prompts, responses, BATCH_TOKENS, states=states, on_progress=report)
+                return packed_logprobs(model, prompts, responses, BATCH_TOKENS, stored=states, on_progress=report)
             return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)

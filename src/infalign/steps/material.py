@@ -85,12 +85,12 @@ class Material:
         from infalign.models.guided import GuidedForCausalLM
 
         if guide.lora is not None:
-            return GuidedForCausalLM.beside(reference, None, guide.lora.model_dump())
+            return GuidedForCausalLM.with_lora(reference, **guide.lora.model_dump())
         if guide.side is not None:
             shape = guide.side.model_dump(exclude={"stored"})
-            return GuidedForCausalLM.reading(reference, **shape, likely=guide.likely)
+            return GuidedForCausalLM.with_side_network(reference, **shape, top_tokens=guide.top_tokens or 0)
         of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
-        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, likely=guide.likely)
+        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, top_tokens=guide.top_tokens or 0)
 
 
 def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.solvers.base import Solver, States
 
-LIKELY_BYTES = 8  # of a token that is told apart: its id and its log-probability
+TOP_TOKEN_BYTES = 8  # of a token that is told apart: its id and its log-probability
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -24,7 +24,7 @@ def units(run: Run) -> Iterator[Unit]:
     wanted = sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}, reverse=True)
     for place, which in enumerate(wanted):
         # Evenly spaced layers come first: what is below the last ones may be among them.
-        others = () if which.likely else tuple(wanted[:place])
+        others = () if which.top_tokens else tuple(wanted[:place])
         for part in range(parts):
             yield Unit(
                 "train",
@@ -48,7 +48,7 @@ def states_cost(run: Run, which: States, counts: Counts) -> Cost:
     prompts = counts.prompts(recipe.rollout.prompts, "train") / len(run.rollout_parts)
     drawn = prompts * recipe.rollout.k * recipe.rollout.max_new_tokens
     of_token = max(1, which.evenly) * reference.width * (2 if recipe.compute.dtype == "bfloat16" else 4)
-    disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.likely * LIKELY_BYTES
+    disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.top_tokens * TOP_TOKEN_BYTES
     return counts.reading(reference.parameters, prompts, recipe.rollout.k)._replace(disk=disk)
 
 
@@ -72,22 +72,23 @@ def compute_states(
     Those that are among ``others``, which the run has stored, are copied. Raises ConfigError for a reference whose last
     layers cannot be trained from the states below them.
     """
-    from infalign.models.above import check_above, layers_below
-    from infalign.models.guided import layers_read
-    from infalign.models.states import write_states
+    from infalign.models.guided import evenly_spaced_layers
+    from infalign.models.states import StateFolder, write_states
+    from infalign.models.top_layers import check_top_layers, count_layers_below
 
     model, _ = load_policy(reference, device=compute.torch_device(), dtype=compute.dtype)
 
     def layers(of: States) -> list[int]:
         depth = model.config.num_hidden_layers
-        return layers_read(depth, of.evenly) if of.evenly else [layers_below(model.config, of.last)]
+        return evenly_spaced_layers(depth, of.evenly) if of.evenly else [count_layers_below(model.config, of.last)]
 
     if not which.evenly:
-        check_above(model, which.last)
+        check_top_layers(model, which.last)
     prompts, responses = stored.texts(part)
-    folder, *there = (stored.layout.states(str(of), part) for of in (which, *others))
-    copied = dict(zip(there, map(layers, others), strict=True))
-    write_states(model, layers(which), prompts, responses, folder, on_progress, likely=which.likely, others=copied)
+    folder, *there = (
+        StateFolder(stored.layout.states(str(of), part), layers(of), of.top_tokens) for of in (which, *others)
+    )
+    write_states(model, folder, prompts, responses, on_progress, there)
     return {"responses": len(responses), "layers": layers(which)}
 
 

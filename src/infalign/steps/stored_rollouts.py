@@ -46,10 +46,8 @@ class StoredRollouts:
         """Return what is stored of the reference at each rollout (`models.states`)."""
         from infalign.models.states import stored_states
 
-        folders = (self.layout.states(str(which), part) for part in range(len(self.parts)))
-        return chained(
-            [stored_states(*self.texts(part), folder, likely=which.likely > 0) for part, folder in enumerate(folders)]
-        )
+        folders, has_top = (self.layout.states(str(which), i) for i in range(len(self.parts))), which.top_tokens > 0
+        return chained([stored_states(*self.texts(i), path, top_tokens=has_top) for i, path in enumerate(folders)])
 
     def rewards(self, part: int) -> Array:
         """Return the rewards of one part, prompts × K."""

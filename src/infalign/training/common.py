@@ -26,9 +26,9 @@ from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.memory import PeakMemory
 from infalign.core.progress import OnProgress
 from infalign.core.storage import settle, unwritable, writing
-from infalign.models.above import layers_below
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
+from infalign.models.top_layers import count_layers_below
 from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimsHeap
 from infalign.training.checkpoints import Seals, newest_whole, unsealed
 
@@ -123,7 +123,7 @@ def lora(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig | None
     """
     if fit.lora is None:
         return None
-    below = layers_below(model, fit.lora.layers) if fit.lora.layers is not None else 0
+    below = count_layers_below(model, fit.lora.layers) if fit.lora.layers is not None else 0
     return LoraConfig(
         r=fit.lora.rank,
         lora_alpha=fit.lora.alpha,

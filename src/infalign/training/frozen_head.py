@@ -16,7 +16,7 @@ from infalign.core.progress import OnProgress
 from infalign.data.examples import Message, prompt_id, reply
 from infalign.method.calibration import Array
 from infalign.models.logprobs import TokenIds, padded_batches
-from infalign.models.packed import Packed, packed_batches, packing, packs
+from infalign.models.packed import PackedBatch, can_pack, packed_batches, packing
 from infalign.models.pooled import PooledForSequenceClassification, opening_of
 from infalign.models.pretrained import conversation_ids
 
@@ -88,7 +88,7 @@ def pooled_states(
                 )
             prompts.append(asked)
             responses.append(ids[len(asked) :])
-    of = _packed if packs(reader.base_model, Packed.ends) else _padded
+    of = _packed if can_pack(reader.base_model, PackedBatch.last_states) else _padded
     found = dict[int, Array]()
     with torch.inference_mode():
         for rows, states in of(reader, prompts, responses):
@@ -103,7 +103,7 @@ def _packed(
     """Yield rows with the mean states of their responses; a prompt is computed once for those that follow it."""
     with packing(reader):
         for rows, packed in packed_batches(prompts, responses, BATCH_TOKENS, reader, logits=False):
-            yield range(rows.start, rows.stop), packed.ends(reader.base_model)
+            yield range(rows.start, rows.stop), packed.last_states(reader.base_model)
 
 
 def _padded(

@@ -23,13 +23,13 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.method.calibration import Array
-from infalign.models.above import above
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.likely import Likely
+from infalign.models.logits import kl_from
 from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
-from infalign.models.packed import Packed, packing, packs
+from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
-from infalign.models.vocabulary import kl_from
+from infalign.models.top_layers import starting_from_states
+from infalign.models.top_tokens import TopTokens
 from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device
 from infalign.training.scale import scale_to_kl
 from infalign.training.solvers.base import OFF, Objective
@@ -80,7 +80,7 @@ def fit_offline(
     groups = _by_prompt(rollouts)
     goal: Any = objective.loss if teacher is None else teacher
     training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed)
-    together = packs(model) and (teacher is None or packs(teacher))
+    together = can_pack(model) and (teacher is None or can_pack(teacher))
     if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which no guide and no distillation can use")
     config = lora(fit, TaskType.CAUSAL_LM, model.config)
@@ -102,7 +102,7 @@ def fit_offline(
             if packed is not None:
                 stack.enter_context(packing(packed))
         if fit.lora is not None and fit.lora.layers is not None:
-            stack.enter_context(above(model, fit.lora.layers))
+            stack.enter_context(starting_from_states(model, fit.lora.layers))
         history = fit_and_save(trainer, tokenizer, job, model_dir, finish)
     start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
     if min(later) >= start:
@@ -210,9 +210,10 @@ class _Offline(Trainer):
         return self.accelerator.autocast()
 
 
-def _unpacked(batch: dict[str, Any]) -> Packed:
-    """Return the tensors of a batch as `Packed`; on their way to the device a `Likely` became a plain tuple."""
-    return Packed(**batch | {"likely": Likely(*batch["likely"])} if "likely" in batch else batch)
+def _unpacked(batch: dict[str, Any]) -> PackedBatch:
+    """Return the tensors of a batch as `PackedBatch`; on their way to the device a `TopTokens` became a plain tuple."""
+    top = {"top_tokens": TopTokens(*batch["top_tokens"])} if "top_tokens" in batch else {}
+    return PackedBatch(**batch | top)
 
 
 class _ToTargets(_Offline):
@@ -233,7 +234,7 @@ class _ToTeacher(_Offline):
         packed = _unpacked(inputs["batch"])
         with torch.no_grad():
             taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self._goal)
-        kl = packed.sums(packed.logits_in_parts(model).measured(kl_from(taught)))
+        kl = packed.sum_by_response(packed.logits_in_parts(model).measured(kl_from(taught)))
         return (kl.mean(), {"kl": kl}) if return_outputs else kl.mean()
 
 
@@ -259,17 +260,17 @@ class _Collator(ABC):
 
 class _Packer(_Collator):
     def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the tensors of `Packed`, each prompt once; and the states that a teacher reads, in the same order."""
+        """Return the tensors of `PackedBatch`, and the states that a teacher reads, in the same order."""
         batch = {name: part for name, part in vars(self._packed(rows, "states")).items() if part is not None}
-        if "likely" in batch:
-            batch["likely"] = tuple(batch["likely"])
+        if "top_tokens" in batch:
+            batch["top_tokens"] = tuple(batch["top_tokens"])
         if "teacher_states" not in rows[0]:
             return {"batch": batch}
         return {"batch": batch, "teacher_states": self._packed(rows, "teacher_states").states}
 
-    def _packed(self, rows: Sequence[dict[str, Any]], states: str) -> Packed:
+    def _packed(self, rows: Sequence[dict[str, Any]], states: str) -> PackedBatch:
         prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-        return Packed.of(prompts, responses, states=[row[states] for row in rows if states in row])
+        return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])
 
 
 class _Padder(_Collator):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from infalign.method.calibration import Array
 from infalign.models.guided import GuidedForCausalLM
+from infalign.models.logits import Logits
 from infalign.models.logprobs import evaluating
-from infalign.models.packed import Packed, packed_batches
-from infalign.models.vocabulary import Logits
+from infalign.models.packed import PackedBatch, packed_batches
 
 SCALES = np.geomspace(0.25, 4.0, 13)  # between which the KL is interpolated, in steps of 26 %
 FEW = 50.0  # effective rollouts; fewer say nothing of a KL, which from 5 nats on they underestimate
@@ -30,7 +30,7 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
     """
     prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
     states = [row["states"] for row in rows if "states" in row]
-    batches = packed_batches(prompts, responses, BATCH_TOKENS, model, states=states)
+    batches = packed_batches(prompts, responses, BATCH_TOKENS, model, stored=states)
     spent_RS, h_RS = map(np.concatenate, zip(*(_kls(model, batch) for _, batch in batches), strict=True))
     weight_RS = np.exp(h_RS - h_RS.max(0))
     effective = weight_RS.sum(0) ** 2 / (weight_RS**2).sum(0)
@@ -41,7 +41,7 @@ def scale_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: fl
     # the KL is nearly a power of the factor, and an untrained guide spends nothing
     factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, SMALLEST)), np.log(scales))))
     reached = float(np.clip(kl, spent[0], spent[-1]))
-    model.strengthen(factor)
+    model.scale_guide(factor)
     return factor, reached
 
 
@@ -53,7 +53,7 @@ def _few(logits: Logits) -> Iterator[tuple[slice, Tensor]]:
             yield slice(where.start + start, where.start + start + len(some)), some
 
 
-def _kls(model: GuidedForCausalLM, batch: Packed) -> tuple[Array, Array]:
+def _kls(model: GuidedForCausalLM, batch: PackedBatch) -> tuple[Array, Array]:
     """Return an unbiased estimate of KL(π_s ‖ π_ref) from each rollout of the reference, for all scales: (R, S).
 
     Σ_t e^{h_<t}·KL_t, where KL_t is exact over the vocabulary and e^{h_<t} the importance weight of what precedes. And
@@ -61,15 +61,15 @@ def _kls(model: GuidedForCausalLM, batch: Packed) -> tuple[Array, Array]:
     """
     kl, drawn = torch.empty(2, len(SCALES), len(batch.targets), device=batch.targets.device)
     with evaluating(model):
-        both = (_few(logits) for logits in (model.unguided_logits(batch), batch.logits_in_parts(model)))
+        both = (_few(logits) for logits in (model.reference_logits(batch), batch.logits_in_parts(model)))
         for (where, reference), (_, guided) in zip(*both, strict=True):
-            guide, targets = guided.sub_(reference), batch.drawn[where, None]
+            guide, targets = guided.sub_(reference), batch.target_classes[where, None]
             for place, scale in enumerate(SCALES):
                 tilted = torch.add(reference, guide, alpha=scale)
                 log_sum = tilted.logsumexp(-1)
                 mean = torch.linalg.vecdot(tilted.sub_(log_sum[:, None]).exp_(), guide)
                 kl[place, where] = scale * mean - log_sum
                 drawn[place, where] = scale * guide.gather(-1, targets)[:, 0] - log_sum
-    of_scales = zip(kl, drawn, strict=True)
-    found = np.stack([batch.sums(batch.sums_before(d).exp() * k).cpu().numpy() for k, d in of_scales], axis=1)
-    return found, np.stack([batch.sums(d).cpu().numpy() for d in drawn], axis=1)
+    terms = [batch.sum_before_token(d).exp() * k for k, d in zip(kl, drawn, strict=True)]
+    spent, h = ([batch.sum_by_response(row).cpu().numpy() for row in rows] for rows in (terms, drawn))
+    return np.stack(spent, axis=1), np.stack(h, axis=1)

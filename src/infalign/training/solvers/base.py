@@ -79,16 +79,16 @@ class Surroundings:
 class States(NamedTuple):
     """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones.
 
-    With so many of its ``likely`` tokens, if any.
+    With so many of its likeliest tokens, if any.
     """
 
     evenly: int = 0
     last: int = 0
-    likely: int = 0
+    top_tokens: int = 0
 
     def __str__(self) -> str:
         said = str(self.evenly) if self.evenly else f"below-{self.last}"
-        return f"{said}-likely-{self.likely}" if self.likely else said
+        return f"{said}-top-{self.top_tokens}" if self.top_tokens else said
 
 
 class Solver(Kind):
@@ -373,7 +373,7 @@ class Guide(Settings):
     trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
     lora: Adapter | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
     side: Side | None = Field(None, description="Q is a small network that reads the reference's states")
-    likely: Count | None = Field(
+    top_tokens: Count | None = Field(
         None,
         description="tokens that Q tells apart at each place, the reference's likeliest, which are computed once; all "
         "others share one Q, so that training does not pay for a large vocabulary. none: all tokens",
@@ -381,8 +381,8 @@ class Guide(Settings):
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
-        if self.lora is not None and self.likely is not None:
-            raise ValueError("a guide with lora tells all tokens apart: leave likely out")
+        if self.lora is not None and self.top_tokens is not None:
+            raise ValueError("a guide with lora tells all tokens apart: leave top_tokens out")
         if self.lora is not None and self.side is not None:
             raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
         if self.lora is not None and self.trunk != "reference":
@@ -395,10 +395,10 @@ class Guide(Settings):
 
     @property
     def states(self) -> States | None:
-        """What it reads of the reference from the disk; a trunk that reads tokens reads those that are likely there."""
+        """What it reads of the reference from the disk; a network that reads tokens reads the last layer's."""
         if self.side is None:
-            return States(evenly=1, likely=self.likely) if self.likely is not None else None
-        return States(evenly=self.side.reads, likely=self.likely or 0) if self.side.stored else None
+            return States(evenly=1, top_tokens=self.top_tokens) if self.top_tokens is not None else None
+        return States(evenly=self.side.reads, top_tokens=self.top_tokens or 0) if self.side.stored else None
 
 
 class Offline(Solver):

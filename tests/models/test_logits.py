@@ -12,12 +12,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import kl_div
 from transformers import GemmaConfig, GemmaForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from infalign.models import vocabulary
+from infalign.models import logits
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.packed import Packed, packing
-from infalign.models.vocabulary import Logits, kl_from
+from infalign.models.logits import Logits, kl_from
+from infalign.models.packed import PackedBatch, packing
 
-PACKED = Packed.of([[1, 2, 3], [1, 2, 3], [6]], [[10, 11, 12, 13], [13], [14, 15, 16, 17, 18]])
+PACKED = PackedBatch.pack([[1, 2, 3], [1, 2, 3], [6]], [[10, 11, 12, 13], [13], [14, 15, 16, 17, 18]])
 
 
 def adapted(base: Any) -> Any:
@@ -36,8 +36,8 @@ def llama() -> Any:
 
 def on_states() -> Any:
     """Return a random guide on a reference's states."""
-    model = GuidedForCausalLM.reading(llama(), hidden=8, layers=1, heads=2, reads=2)
-    torch.nn.init.normal_(model.head.weight)
+    model = GuidedForCausalLM.with_side_network(llama(), hidden=8, layers=1, heads=2, reads=2)
+    torch.nn.init.normal_(model.guide.head.linear.weight)
     return model
 
 
@@ -49,14 +49,14 @@ IN_PARTS: dict[str, Callable[[], Any]] = {
 WHOLE: dict[str, Callable[[], Any]] = {
     "all trained": llama,
     "logits that are scaled": lambda: adapted(GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0))),
-    "a vocabulary of the guide's own": lambda: GuidedForCausalLM.beside(llama(), llama().model),
+    "a vocabulary of the guide's own": lambda: GuidedForCausalLM.with_network(llama(), llama().model),
 }
 
 
 @pytest.fixture(params=IN_PARTS | WHOLE)
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name a kind of model; parts are of three tokens."""
-    monkeypatch.setattr(vocabulary, "TOKENS", 3)
+    monkeypatch.setattr(logits, "TOKENS_PER_BLOCK", 3)
     return str(request.param)
 
 
@@ -76,7 +76,7 @@ def gradients(model: Any, value: Tensor) -> Tensor:
 
 def plain(logits: Tensor) -> Tensor:
     """Return log π of each response."""
-    return PACKED.sums(logits.log_softmax(-1).gather(-1, PACKED.targets[:, None])[:, 0])
+    return PACKED.sum_by_response(logits.log_softmax(-1).gather(-1, PACKED.targets[:, None])[:, 0])
 
 
 def test_log_probabilities_and_gradients_are_those_of_the_whole(name: str) -> None:

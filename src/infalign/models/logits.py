@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-TOKENS = 256  # at a time
-_changed: WeakSet[nn.Module] = WeakSet()  # heads after which a model does something to the logits
+TOKENS_PER_BLOCK = 256  # at a time
+_heads_before_more: WeakSet[nn.Module] = WeakSet()  # heads after which a model does something to the logits
 
 
 Slope = Callable[[], Tensor]
@@ -43,8 +43,8 @@ class Logits:
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield some tokens after the other: where they are, and their logits (t, V), at least float32."""
         product = self._product()
-        for start in range(0, len(self.states), TOKENS):
-            where = slice(start, start + TOKENS)
+        for start in range(0, len(self.states), TOKENS_PER_BLOCK):
+            where = slice(start, start + TOKENS_PER_BLOCK)
             yield where, _times(self.states[where], *product)
 
     def _product(self) -> tuple[Tensor | None, Tensor | None]:
@@ -91,13 +91,13 @@ def logits_of(model: Any, run: Callable[[Any], Tensor]) -> Logits:
     """Return the logits (T, V) that ``run`` gets from a causal language model, in parts if its head is frozen."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     trained = torch.is_grad_enabled() and head is not None and head.weight.requires_grad
-    if type(head) is not nn.Linear or trained or head in _changed:
+    if type(head) is not nn.Linear or trained or head in _heads_before_more:
         return Logits(run(model), None)
     with _without(head) as seen:
         states = run(model)
     if len(seen) == 1 and seen[0].data_ptr() == states.data_ptr():
         return Logits(states, head)
-    _changed.add(head)
+    _heads_before_more.add(head)
     return Logits(run(model), None)
 
 
@@ -124,8 +124,8 @@ class _Measured(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, measure: Measure, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         values, slopes = list[Tensor](), list[Tensor]()
         with torch.autocast(states.device.type, enabled=False):  # but for the product, which has the weight's precision
-            for start in range(0, max(1, len(states)), TOKENS):
-                where = slice(start, start + TOKENS)
+            for start in range(0, max(1, len(states)), TOKENS_PER_BLOCK):
+                where = slice(start, start + TOKENS_PER_BLOCK)
                 value, slope = measure(_times(states[where], weight, bias), where)
                 values.append(value)
                 if ctx.needs_input_grad[0]:

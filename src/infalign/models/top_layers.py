@@ -16,24 +16,24 @@ from transformers import PreTrainedConfig
 
 from infalign.core.errors import ConfigError
 from infalign.models.logprobs import evaluating
-from infalign.models.packed import Packed, packing, packs
+from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.states import states_of
 
 
-def layers_below(config: PreTrainedConfig, last: int) -> int:
-    """Return how many layers of a model are below its ``last`` ones. Raises ConfigError if it has fewer."""
+def count_layers_below(config: PreTrainedConfig, top: int) -> int:
+    """Return how many layers of a model are below its ``top`` ones. Raises ConfigError if it has fewer."""
     depth: int = config.get_text_config(decoder=True).num_hidden_layers
-    if last > depth:
-        raise ConfigError(f"lora.layers is {last}, and the model has {depth} layers: leave layers out, or lower it")
-    return depth - last
+    if top > depth:
+        raise ConfigError(f"lora.layers is {top}, and the model has {depth} layers: leave layers out, or lower it")
+    return depth - top
 
 
 @contextmanager
-def above(model: Any, last: int) -> Iterator[None]:
-    """Let the ``last`` layers of ``model`` start from the states of a packed batch that has some, inside the block."""
+def starting_from_states(model: Any, top: int) -> Iterator[None]:
+    """Let only the ``top`` layers of ``model`` run inside the block on a packed batch that brings the states below."""
     decoder = model.get_decoder()
     every = decoder.layers
-    kept = every[-last:]
+    kept = every[-top:]
 
     def begin(module: Any, args: Any, asked: dict[str, Any]) -> Any:
         packed = asked.get("packed")
@@ -56,17 +56,17 @@ def above(model: Any, last: int) -> Iterator[None]:
             hook.remove()
 
 
-def check_above(model: Any, last: int) -> None:
-    """Raise ConfigError unless the ``last`` layers of a model that packs can start from the states below them."""
-    if not packs(model):
+def check_top_layers(model: Any, top: int) -> None:
+    """Raise ConfigError unless the ``top`` layers of a model that packs can start from the states below them."""
+    if not can_pack(model):
         raise ConfigError("the reference has layers without full attention: leave lora.layers out")
     ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
-    batch = Packed.of([ids[:4].tolist()], [ids[4:].tolist()], model.device)
+    batch = PackedBatch.pack([ids[:4].tolist()], [ids[4:].tolist()], model.device)
     with evaluating(model), packing(model):
         whole = batch.logits(model).float()
-        states = states_of(model, batch, [layers_below(model.config, last)])[0]
+        states = states_of(model, batch, [count_layers_below(model.config, top)])[0]
         try:
-            with above(model, last):
+            with starting_from_states(model, top):
                 found = replace(batch, states=states).logits(model).float()
         except Exception:  # a model of another architecture can raise any exception
             found = torch.full_like(whole, torch.nan)

@@ -1,0 +1,249 @@
+"""The forms of a guide Q: which network gives its hidden states, and which head makes Q of them.
+
+Q(s, ·) = (A·h(s) + b)·Eᵀ, with h the guide's hidden states, E an output embedding and A = b = 0 at the start. In the
+literature Q on a language model's states is the prefix scorer of Controlled Decoding (Mudgal et al., ICML 2024), and a
+network that reads the reference's states is the side network of Ladder Side-Tuning (Sung et al., NeurIPS 2022). A new
+form is a subclass of `Guide` and an entry of `FORMS`. Needs the ``train`` extra.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from infalign.models.logits import Logits
+from infalign.models.top_tokens import TopTokens, embedding_products
+
+Settings = Mapping[str, Any]
+
+
+class Head(nn.Module, ABC):
+    """Makes Q, a number for each token of the vocabulary, from hidden states; ``output`` is the reference's head."""
+
+    shares_product: ClassVar[bool] = False  # whether guided logits are one product of ``output`` with some states
+
+    def __init__(self, hidden_size: int, reference: PreTrainedModel) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, reference.config.hidden_size)
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        """The layers that Q is linear in."""
+        return [self.linear]
+
+    def start(self, output: nn.Linear) -> None:
+        """Make Q zero."""
+        for linear in self.linears:
+            linear.weight.zero_()
+            linear.bias.zero_()
+
+    def embed(self, hidden: Tensor) -> Tensor:
+        """Return A·h + b, (…, width), of hidden states (…, hidden)."""
+        embedded: Tensor = self.linear(hidden)
+        return embedded
+
+    @abstractmethod
+    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return the reference's logits (…, V) + Q, from the guide's hidden states (…, hidden)."""
+
+    def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return logits + Q (…, V), from the last hidden states of the reference (…, width) and of the guide."""
+        return self.add_q(output(last), hidden, output)
+
+    def top_tokens(self, logits: Logits, targets: Tensor) -> TopTokens | None:
+        """Return what is needed of the reference's `Logits` at T tokens if that is less than these, or None."""
+        return None
+
+
+class ReferenceVocabularyHead(Head):
+    """E is the reference's output embedding: Q costs no product with the vocabulary of its own."""
+
+    shares_product = True
+
+    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return logits + (A·h + b)·Eᵀ."""
+        guided: Tensor = logits + self.embed(hidden) @ output.weight.T
+        return guided
+
+    def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return (last + A·h + b)·Eᵀ."""
+        logits: Tensor = output(last + self.embed(hidden))
+        return logits
+
+
+class LowRankHead(ReferenceVocabularyHead):
+    """A has a low rank."""
+
+    def __init__(self, rank: int, reference: PreTrainedModel) -> None:
+        super().__init__(rank, reference)
+        self.narrow = nn.Linear(reference.config.hidden_size, rank, bias=False)
+
+    def start(self, output: nn.Linear) -> None:
+        """Make Q zero; transformers draws weights that are too small for this."""
+        super().start(output)
+        self.narrow.reset_parameters()
+
+    def embed(self, hidden: Tensor) -> Tensor:
+        """Return A·h + b."""
+        return super().embed(self.narrow(hidden))
+
+
+class OwnVocabularyHead(Head):
+    """E is trained, and starts as the reference's output embedding."""
+
+    def __init__(self, hidden_size: int, reference: PreTrainedModel) -> None:
+        super().__init__(hidden_size, reference)
+        self.embedding = nn.Parameter(torch.zeros(reference.config.vocab_size, reference.config.hidden_size))
+
+    def start(self, output: nn.Linear) -> None:
+        """Make Q zero and copy E."""
+        super().start(output)
+        self.embedding.copy_(output.weight)
+
+    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return logits + (A·h + b)·Eᵀ."""
+        guided: Tensor = logits + self.embed(hidden) @ self.embedding.T
+        return guided
+
+
+class TopTokenHead(Head):
+    """Q tells the reference's ``count`` likeliest tokens apart, and is one number for all others (`TopTokens`)."""
+
+    def __init__(self, hidden_size: int, reference: PreTrainedModel, count: int) -> None:
+        super().__init__(hidden_size, reference)
+        self.others, self.count = nn.Linear(hidden_size, 1), count
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        """The layers that Q is linear in."""
+        return [self.linear, self.others]
+
+    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return logits + Q, the same for all tokens but the likeliest."""
+        top, ids = logits.topk(min(self.count, logits.shape[-1]))
+        q = embedding_products(self.embed(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)
+        guided: Tensor = (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
+        return guided
+
+    def top_tokens(self, logits: Logits, targets: Tensor) -> TopTokens:
+        """Return the reference's top tokens."""
+        return TopTokens.of_parts(logits, targets, self.count)
+
+    def class_logits(self, top: TopTokens, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return the guided logits of the classes of T tokens, (T, count + 1), from hidden states (T, hidden)."""
+        q = embedding_products(self.embed(hidden), top.ids, output.weight)
+        return top.logprobs + torch.cat([q, self.others(hidden)], -1)
+
+
+class Guide(nn.Module, ABC):
+    """A network with a `Head`, made from the ``settings`` of its form beside a reference."""
+
+    head: Head
+    reads: Sequence[int] = ()  # the layers of the reference whose states are its input; none: it reads tokens
+
+    def start(self, reference: PreTrainedModel) -> None:
+        """Make it an untrained guide, which changes nothing."""
+        self.head.start(reference.get_output_embeddings())
+
+    @abstractmethod
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+        """Return the hidden states (rows, tokens, hidden) of a pass with the arguments ``asked`` of a decoder.
+
+        ``states`` are the reference's after the layers that the guide `reads`, side by side.
+        """
+
+
+class NetworkGuide(Guide):
+    """A second language model, without its head, that reads tokens."""
+
+    def __init__(self, settings: Settings, reference: PreTrainedModel, network: PreTrainedModel | None = None) -> None:
+        super().__init__()
+        self.network = network or new_model(AutoModel, settings["network"], reference.config._attn_implementation)
+        self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
+
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+        """Return those of the network."""
+        found: Tensor = self.network(**asked).last_hidden_state
+        return found
+
+
+class SideGuide(Guide):
+    """A small language model that reads the reference's states, of each token those after some layers."""
+
+    def __init__(self, settings: Settings, reference: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = new_model(AutoModel, settings["network"], reference.config._attn_implementation)
+        self.reads = settings["reads"]
+        hidden, width = self.network.config.hidden_size, reference.config.hidden_size
+        self.read = nn.Sequential(
+            nn.Unflatten(-1, (len(self.reads), width)),
+            nn.RMSNorm(width, elementwise_affine=False),
+            nn.Flatten(-2),
+            nn.Linear(len(self.reads) * width, hidden),
+        )
+        self.head = _head(settings, hidden, reference, ReferenceVocabularyHead)
+
+    def start(self, reference: PreTrainedModel) -> None:
+        """Make it an untrained guide; what the network would embed tokens with is not trained."""
+        super().start(reference)
+        self.network.get_input_embeddings().requires_grad_(False)
+
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+        """Return those of the network over the states."""
+        found: Tensor = self.network(**asked | {"input_ids": None}, inputs_embeds=self.read(states)).last_hidden_state
+        return found
+
+
+class LoraGuide(Guide):
+    """A LoRA adapter on the reference, which is in memory once; its head has the adapter's rank."""
+
+    def __init__(self, settings: Settings, reference: PreTrainedModel) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+
+        super().__init__()
+        lora = LoraConfig(r=settings["rank"], lora_alpha=settings["alpha"], target_modules="all-linear")
+        inject_adapter_in_model(lora, reference.base_model)
+        self._adapted: Any = [layer for layer in reference.modules() if isinstance(layer, LoraLayer)]
+        self._enable(False)
+        self.head = LowRankHead(lora.r, reference)
+
+    def start(self, reference: PreTrainedModel) -> None:
+        """Make it an untrained guide; transformers draws weights that are too small for the adapter."""
+        super().start(reference)
+        for layer in self._adapted:
+            layer.reset_lora_parameters("default", True)
+
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+        """Return those of the reference with the adapter."""
+        self._enable(True)
+        try:
+            found: Tensor = reference.base_model(**asked).last_hidden_state
+        finally:
+            self._enable(False)
+        return found
+
+    def _enable(self, enabled: bool) -> None:
+        for layer in self._adapted:
+            layer._disable_adapters = not enabled  # `enable_adapters` would also change which weights are trained
+
+
+FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide, "lora": LoraGuide}
+
+
+def new_model(kind: Any, settings: Settings, attention: str) -> Any:
+    """Return a model of an Auto class from its configuration, in the precision of loading, not of its training."""
+    config = AutoConfig.for_model(**settings, attn_implementation=attention)
+    return kind.from_config(config, dtype=torch.get_default_dtype())
+
+
+def _head(settings: Settings, hidden_size: int, reference: PreTrainedModel, whole_vocabulary: type[Head]) -> Head:
+    """Return the head that tells the ``top_tokens`` of the settings apart, or all tokens if these are 0."""
+    if settings["top_tokens"]:
+        return TopTokenHead(hidden_size, reference, settings["top_tokens"])
+    return whole_vocabulary(hidden_size, reference)
