@@ -12,7 +12,7 @@ export OMP_NUM_THREADS = 1
 # Packages are installed without their bytecode, so what is imported must be kept: Transformers takes 14 seconds to compile.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: env lock demo test test-slow speed test-faults test-frameworks tutorials docs fuzz dist lint format clean
+.PHONY: env lock demo paper test test-slow speed test-faults test-frameworks tutorials docs fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -37,6 +37,10 @@ lock: .venv-lock/bin/uv
 
 demo: env
 	$(BIN)/infalign run demo
+
+# The paper's figures and claims again, by the tiny recipe: hours. Rerun to resume.
+paper: env
+	$(BIN)/python papers/reproduce.py all hh-helpful-tiny
 
 test: env lint
 	$(BIN)/pytest -n 2 --dist loadfile --durations=15

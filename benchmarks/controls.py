@@ -15,11 +15,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from forms import base_run
 from rich.console import Console
-from seeded import interval, seeds_and_settings
-from seeds import share
+from seeds import Seed, mean_over_seeds, read_words, share_of_gap
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from infalign.recipe.reading import load_recipe
@@ -67,11 +67,17 @@ def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
     return guided | rates
 
 
-def measured(run_dir: Path, *changes: str) -> dict[str, Any]:
-    """Run the demo with changes in a directory and return its results."""
-    recipe = load_recipe("demo", [f"run_dir={run_dir}", *changes])
+def rows_of(run_dir: Path, wanted: dict[str, Any], *changes: str) -> dict[str, dict[str, float]]:
+    """Run the demo with other policies in a directory and return KL, win rates by each judge and share of each."""
+    recipe = load_recipe("demo", [f"run_dir={run_dir}", *changes, f"policies={json.dumps(wanted)}"])
     whole_run.run_recipe(recipe, until="evaluate", console=Console())
-    return read_results(run_dir)
+    results, seed = read_results(run_dir), Seed(recipe)
+    rows = {}
+    for name in wanted:
+        policy, share = results["policies"][name], share_of_gap(seed, name)
+        wins = {judge: 100 * rates[results["procedure"]]["mean"] for judge, rates in policy["win_rates"].items()}
+        rows[name] = {"KL": policy["kl"]["mean"], **wins, "share": np.nan if share is None else share.mean()}
+    return rows
 
 
 def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str, float]]:
@@ -84,27 +90,18 @@ def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str
     nothing = without_knowledge(models / "reference", base.parent / "nothing")
     recipe = load_recipe("demo", settings)
     wanted = policies(recipe, {"guide-reward": "reward", "guide-reference": "reference", "guide-random": str(nothing)})
-    results = measured(made, *settings, f"policies={json.dumps(wanted)}")
-    rows = {name: numbers(results, name) for name in wanted}
+    rows = rows_of(made, wanted, *settings)
     deep = doubled(models / "reference", base.parent / "doubled")
     ready = [f"{name}={{model: {models / name}}}" for name in ("reward", "judge")]
-    wanted = policies(recipe, {})
-    changes = [f"policy={{model: {deep}}}", *ready, f"policies={json.dumps(wanted)}"]
-    results = measured(base.parent / "controls-doubled", *settings, *changes)
-    return rows | {f"doubled, {name}": numbers(results, name) for name in wanted}
-
-
-def numbers(results: dict[str, Any], name: str) -> dict[str, float]:
-    """Return KL, win rates by each judge and share of a policy."""
-    policy, procedure = results["policies"][name], results["procedure"]
-    wins = {judge: 100 * rates[procedure]["mean"] for judge, rates in policy["win_rates"].items()}
-    return {"KL": policy["kl"]["mean"], **wins, "share": share(results, name)}
+    changes = [*settings, f"policy={{model: {deep}}}", *ready]
+    found = rows_of(base.parent / "controls-doubled", policies(recipe, {}), *changes)
+    return rows | {f"doubled, {name}": row for name, row in found.items()}
 
 
 def main() -> None:
     """Do what is missing and print the table."""
     folder, *words = sys.argv[1:]
-    seeds, overrides = seeds_and_settings(words)
+    seeds, overrides = read_words(words)
     rows = defaultdict(list)
     for seed in seeds:
         for name, found in of_seed(Path(folder), seed, overrides).items():
@@ -112,7 +109,10 @@ def main() -> None:
     columns = list(next(iter(rows.values()))[0])
     print(f"\n| control | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
     for name, found in rows.items():
-        print(f"| {name} | {' | '.join(interval([row[column] for row in found]) for column in columns)} |", flush=True)
+        print(
+            f"| {name} | {' | '.join(mean_over_seeds([row[column] for row in found]) for column in columns)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

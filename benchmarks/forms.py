@@ -9,7 +9,7 @@ budget, as in `infalign compare`, to have policies on both sides of the median K
 too, to be compared with plain policies that spend little. Prints a row a method: of its policy
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
 qrpo of the same form, and over a plain policy the guided one, is ahead by each judge, at the budget or the KL that the
-two spend; all with 95 % intervals over seeds and prompts (`evaluation.seeds.over_seeds`), of one seed over prompts.
+two spend; all with 95 % intervals over seeds and prompts (`seeds.over_seeds`), of one seed over prompts.
 ``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not repeated. The demo takes an hour or two a seed on two
 cores, `hh-harmless-tiny` with 192 prompts an hour on one.
 """
@@ -22,18 +22,13 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from seeded import seeds_and_settings
+from seeds import Seed, Trained, WinRate, estimated, lead, read_words, share_of_gap
 
+from infalign.compare.comparison import train_methods
+from infalign.compare.methods import METHODS
+from infalign.compare.policies import MethodPolicies
 from infalign.core.display import COLOURS, QUIET, Estimate, panels, ratio, save, style
-from infalign.evaluation.intervals import estimate
-from infalign.evaluation.matched import widened
-from infalign.evaluation.seeds import Trained, over_seeds
-from infalign.experiments.compare import placed_in_theory, train_methods
-from infalign.experiments.methods import METHODS
-from infalign.experiments.seeds import Seed, WinRate
 from infalign.recipe.reading import load_recipe
-from infalign.report.one_kl import AtOneKL
-from infalign.theory.law import Law
 from infalign.training.solvers.distil import Settings as Distil
 
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
@@ -75,30 +70,8 @@ def trained(name: str, folder: Path, seed: str, procedure: str, form: str, overr
     recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
     budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
     more = {OURS: [budget / 2]} if form == "guide" else {}
-    compared = train_methods(
-        recipe, methods, [budget], more=more, rounds=rounds, splits=["test"], console=Console(stderr=True)
-    )
-    return Seed(recipe, compared)
-
-
-def estimated(seeds: Sequence[Trained]) -> Estimate:
-    """Return a mean with its interval, over seeds and prompts, or of one seed over prompts."""
-    if len(seeds) > 1:
-        return over_seeds(seeds).as_dict()
-    return widened(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
-
-
-def share(seed: Seed, name: str, won: WinRate) -> Trained | None:
-    """Return the share of the gap between theory's identity and optimum, both at a policy's KL, taken as exact.
-
-    None where the gap is too small to have shares, or the KL beyond that of any known optimum.
-    """
-    values = seed.values(won, name)
-    found = estimate(values).as_dict()
-    placed = placed_in_theory(found, found, won.procedure, float(seed.kl(name).mean()))
-    if placed["share"] is None:
-        return None
-    return seed.trained((values - placed["identity"]) / (placed["optimum"] - placed["identity"]))
+    policies = MethodPolicies(recipe, methods, [budget], more)
+    return Seed(recipe, train_methods(policies, rounds=rounds, console=Console(stderr=True)))
 
 
 def ahead(ours: Seed, theirs: Seed, method: str, rate: WinRate) -> Trained | None:
@@ -106,28 +79,15 @@ def ahead(ours: Seed, theirs: Seed, method: str, rate: WinRate) -> Trained | Non
 
     None where one of them has no policy that spends about as much.
     """
-    both = {("ours", name): ours for name in ours.policies_of(OURS)}
-    both |= {("theirs", name): theirs for name in theirs.policies_of(method)}
-    kls = {key: seed.kl(key[1]) for key, seed in both.items()}
-
-    def law_at(key: tuple[str, str], nats: float) -> Law | None:
-        return both[key].compared.recipe.policies[key[1]].law_at(rate.procedure, nats)
-
-    sides = {side: [key for key in both if key[0] == side] for side in ("ours", "theirs")}
-    at = AtOneKL.of(sides, kls, law_at, median=budget_of(ours))
-    if at.methods.keys() != sides.keys():
+    if (found := lead((ours, OURS), (theirs, method), rate, budget_of(ours))) is None:
         return None
-    found = {
-        side: at.matched(side, {key: both[key].values(rate, key[1]) for key in keys}, at.gain(side, rate.procedure))
-        for side, keys in at.methods.items()
-    }
-    own, its = found["ours"], found["theirs"]
+    own, its = found
     return ours.trained(100 * (own.values - its.values), 100 * own.shift, -100 * its.shift)
 
 
 def budget_of(seed: Seed) -> float:
     """Return the KL budget of a seed's methods."""
-    (budget,) = seed.compared.budgets
+    (budget,) = seed.policies.budgets
     return budget
 
 
@@ -136,7 +96,7 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
     won = {judge: WinRate(seeds[0].recipe.procedure, judge) for judge in seeds[0].evaluated.sources}
 
     def nearest(seed: Seed) -> str:
-        return min(seed.policies_of(method), key=lambda name: abs(float(seed.kl(name).mean()) - budget_of(seed)))
+        return min(seed.by_method[method], key=lambda name: abs(float(seed.kl(name).mean()) - budget_of(seed)))
 
     own = [(seed, nearest(seed)) for seed in seeds]
     found: dict[str, Estimate | None] = {"KL": estimated([seed.trained(seed.kl(name)) for seed, name in own])}
@@ -147,8 +107,9 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
             pairs = zip(ours, seeds, strict=True)
             leads = [None if said == method else ahead(*pair, method, rate) for pair in pairs]
             found[f"{said} is ahead by the {judge}"] = None if None in leads else estimated(leads)
-    shares = [share(seed, name, won["reward"]) for seed, name in own]
-    return found | {"share": None if None in shares else estimated(shares)}
+    shares = [share_of_gap(seed, name) for seed, name in own]
+    known = [seed.trained(values) for (seed, _), values in zip(own, shares, strict=True) if values is not None]
+    return found | {"share": estimated(known) if len(known) == len(own) else None}
 
 
 def table(title: str, rows: Mapping[str, Row]) -> str:
@@ -192,7 +153,7 @@ def main() -> None:
     """Do what is missing and print a table for each procedure and form."""
     name, folder, *words = sys.argv[1:]
     named = [word for word in words if word.startswith(("best-of-", "worst-of-"))]
-    seeds, overrides = seeds_and_settings([word for word in words if word not in named])
+    seeds, overrides = read_words([word for word in words if word not in named])
     for procedure in named or [load_recipe(name).procedure.name]:
         by_form, found = dict[str, Mapping[str, Row]](), dict[str, Sequence[Seed]]()
         for form, (methods, _) in FORMS.items():

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from seeded import interval, seeds_and_settings
+from seeds import mean_over_seeds, read_words, recipe_of_seed
 
-from infalign.experiments.compare import ROUNDS, measured_comparison, train_methods
-from infalign.recipe.reading import load_recipe
+from infalign.compare.comparison import measure, train_methods
+from infalign.compare.policies import MethodPolicies
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
 GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]
@@ -30,10 +30,10 @@ def comparison(folder: Path, seed: str, changes: list[str]) -> dict[str, Any]:
     """Return the numbers of a comparison, from its file if it is done."""
     found = folder / f"seed-{seed}.json"
     if not found.exists():
-        recipe = load_recipe("demo", [f"run_dir={folder / f'seed-{seed}'}", f"seed={seed}", *FEW, *changes])
+        recipe = recipe_of_seed("demo", folder, seed, [*FEW, *changes])
         budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
-        compared = train_methods(recipe, METHODS, [budget], rounds=ROUNDS, console=Console())
-        found.write_text(json.dumps(measured_comparison(compared)))
+        policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
+        found.write_text(json.dumps(measure(policies)))
     return dict(json.loads(found.read_text()))
 
 
@@ -66,7 +66,7 @@ def _price(results: dict[str, Any], method: str, kl: float) -> dict[str, float]:
 def main() -> None:
     """Do what is missing and print a row for each method."""
     folder, *words = sys.argv[1:]
-    seeds, changes = seeds_and_settings(words)
+    seeds, changes = read_words(words)
     rows = defaultdict[str, list[dict[str, float]]](list)
     for seed in seeds:
         results = comparison(Path(folder), seed, changes)
@@ -75,7 +75,7 @@ def main() -> None:
     columns = list(rows[GUIDE][0])
     print(f"| method | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
     for method, found in rows.items():
-        print(f"| {method} | {' | '.join(interval([one[column] for one in found]) for column in columns)} |")
+        print(f"| {method} | {' | '.join(mean_over_seeds([one[column] for one in found]) for column in columns)} |")
 
 
 if __name__ == "__main__":

@@ -1,119 +1,258 @@
-"""By how much a recipe's methods win: ``python benchmarks/seeds.py RECIPE FOLDER [SEED …] [key=value …]``.
+"""One recipe trained from several seeds: values by test prompt, and means with intervals over seeds and prompts.
 
-Runs a recipe with each seed, by default 0, 1 and 2, in a directory of its own in which finished stages are not done
-again. Prints by how many points of the served win rate each method is ahead of those after it at one KL, by each judge,
-and the share of theory's gap that each policy reaches: each seed's, then the mean with its 95 % interval over seeds and
-prompts (`evaluation.seeds.over_seeds`) and how many seeds are above 0. The share is the part of the gap between
-theory's identity and theory's optimum, each at the KL that the policy spends. ``FOLDER/seeds.svg`` shows each policy of
-each seed, and what theory gives for as much as the policies know of ranks. The demo takes some eight minutes a seed.
+The one module for this, of leads.py, forms.py, controls.py and on_policy.py and of `papers/`.
 """
 
-import subprocess
-import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import combinations, cycle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
-from seeded import seeds_and_settings
+from scipy.special import stdtrit
 
-from infalign.core.display import LOOKS, QUIET, panels, save, style
-from infalign.evaluation.matched import LEAST_KL
-from infalign.evaluation.seeds import Trained, over_seeds
-from infalign.experiments.seeds import Seed
-from infalign.method.procedures import parse_procedure
-from infalign.method.transforms import Identity
-from infalign.recipe.resolved import resolved
-from infalign.report.results import at_one_kl, read_results
-from infalign.steps.status import recorded_recipe
-from infalign.theory.knowledge import knowing_law, usable
-from infalign.theory.law import law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.compare.comparison import place_in_theory, serve_best_of_n
+from infalign.compare.policies import MethodPolicies
+from infalign.core.errors import DataError
+from infalign.core.storage import listed, read_table
+from infalign.evaluation.intervals import Estimate, estimate
+from infalign.evaluation.matched import LEAST_KL, Matched, widened
+from infalign.evaluation.win_rates import win_rates
+from infalign.method.calibration import Array
+from infalign.method.procedures import Served, Standard, is_extreme
+from infalign.recipe.layout import Layout
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
+from infalign.report.evaluated import Evaluated
+from infalign.report.one_kl import AtOneKL
+from infalign.report.words import SPOKEN
+from infalign.theory.law import Law
 
-
-def share(results: dict[str, Any], policy: str) -> float:
-    """Return the share of theory's gap that a policy reaches; NaN for a policy that has not moved."""
-    found, procedure = results["policies"][policy], parse_procedure(results["procedure"])
-    kl = found["kl"]["mean"]
-    if kl < LEAST_KL:
-        return np.nan
-    identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(procedure), optimal(procedure, kl=kl).win_rate
-    return float((found["win_rates"]["reward"][procedure.name]["mean"] - identity) / (optimum - identity))
+DEFAULT_SEEDS = ("0", "1", "2")
 
 
-def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
-    """Yield by how many points each method is ahead of those after it at one KL, by each judge."""
-    evaluated, aim, policies = seed.evaluated, seed.recipe.procedure, seed.recipe.policies
-    at, wins = at_one_kl(evaluated, policies), {name: evaluated.wins(name, [aim]) for name in policies}
-    for judge in evaluated.sources:
-        by_policy = {name: by_judge[judge][aim.name] for name, by_judge in wins.items()}
-        found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
-        for (method, ours), (other, theirs) in combinations(found.items(), 2):
-            ahead, shifts = ours.values - theirs.values, (ours.shift, -theirs.shift)
-            yield f"{method} over {other}, {judge}", seed.trained(100 * ahead, *(100 * shift for shift in shifts))
+def read_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the seeds, by default 0, 1 and 2, and the settings ``key=value`` of a recipe."""
+    seeds, settings = ([word for word in words if ("=" in word) is setting] for setting in (False, True))
+    return seeds or [*DEFAULT_SEEDS], settings
 
 
-def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
-    """Draw each seed's win rates against KL by each judge; lines: theory with the mean of its seeds' knowledge."""
-    seed, first = runs[0]
-    aim, policies = seed.recipe.procedure, seed.recipe.policies
-    with style("the figure needs"):
-        figure, row = panels(1, len(first["judges"]), (1.0 + 3.6 * len(first["judges"]), 3.8))
-        for axes, judge in zip(np.atleast_1d(row), first["judges"], strict=True):
-            for name, (colour, marker) in zip(policies, cycle(LOOKS), strict=False):
-                found = [results["policies"][name] for _, results in runs]
-                for number, policy in enumerate(found):
-                    kl, wins = policy["kl"], {end: 100 * at for end, at in policy["win_rates"][judge][aim.name].items()}
-                    axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=colour, linewidth=0.8)
-                    axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=colour, linewidth=0.8)
-                    label = name if number == 0 and judge == "reward" else None
-                    axes.plot(kl["mean"], wins["mean"], marker, color=colour, label=label)
-                known = [
-                    results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
-                ]
-                most = max(policy["kl"]["mean"] for policy in found)
-                law = resolved(name, policies, seed.evaluated.layout).law_at(aim, max(most, LEAST_KL))
-                if judge == "reward" and known and law is not None:
-                    rho, kls = usable(float(np.mean(known))), (most * np.linspace(0.1, 1.0, 12) ** 2).tolist()
-                    reached = [100 * knowing_law(law.transform, rho=rho, kl=kl).law.win_rate(aim) for kl in kls]
-                    said = f"{name}, ρ = {rho:.2f}"
-                    axes.plot([0, *kls], [50, *reached], linestyle=(0, (1, 1)), color=colour, label=said)
-            axes.plot(0, 50, "o", color=QUIET)
-            axes.set(xlabel="KL to the reference, nats a response", ylabel=f"{aim.name} by the {judge}, %")
-        figure.legend(loc="outside upper left", ncols=2)
-        save(figure, path)
+def recipe_of_seed(name: str, folder: Path, seed: str, settings: Sequence[str] = ()) -> Recipe:
+    """Return a recipe with another seed, in the run directory seed-N of ``folder``."""
+    return load_recipe(name, [f"run_dir={folder / f'seed-{seed}'}", f"seed={seed}", *settings])
 
 
-def main() -> int:
-    """Run the seeds and print the table; return 1 if a run fails."""
-    name, folder, *words = sys.argv[1:]
-    seeds, settings = seeds_and_settings(words)
-    found, runs = defaultdict[str, list[Trained]](list), list[tuple[Seed, dict[str, Any]]]()
-    for number in seeds:
-        root = Path(folder) / f"seed-{number}"
-        changes = [word for change in (f"run_dir={root}", f"seed={number}", *settings) for word in ("--set", change)]
-        command = [sys.executable, "-m", "infalign", "run", name, *changes]
-        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-            return 1
-        seed, results = Seed(recorded_recipe(root)), read_results(root)
-        runs.append((seed, results))
-        for row, trained in leads(seed):
-            found[row].append(trained)
-        for policy in seed.recipe.policies:
-            found[f"share of theory's gap, {policy}"].append(Trained((), np.array([share(results, policy)])))
-    print(f"| ahead, points | {' | '.join(f'seed {number}' for number in seeds)} | mean (95 %) | above 0 |")
-    print("|---" * (3 + len(seeds)) + "|")
-    for row, trained in found.items():
-        means = [one.values.mean() for one in trained]
-        whole = over_seeds(trained) if len(trained) == len(seeds) > 1 else None
-        said = f"{whole.mean:.2f} ({whole.low:.2f} to {whole.high:.2f})" if whole else ""
-        each = " | ".join(f"{mean:.2f}" for mean in means)
-        print(f"| {row} | {each} | {said} | {sum(mean > 0 for mean in means)} of {len(means)} |")
-    draw(runs, Path(folder) / "seeds.svg")
-    return 0
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one seed's training gave: a value for each of its test prompts, or one value and no prompts.
+
+    ``shifts`` are how far interpolation may have moved the mean, each in part or in full (`matched.Matched`).
+    """
+
+    prompt_ids: Sequence[str]
+    values: Array
+    shifts: tuple[float, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """The mean over prompts."""
+        return float(self.values.mean())
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def over_seeds(seeds: Sequence[Trained], *, confidence: float = 0.95) -> Estimate:
+    """Return the mean over seeds with an interval for another training, evaluated on other prompts.
+
+    It is as wide as two intervals together, their half widths added in squares: Student's over the seeds' means, and
+    that over prompts (`intervals.estimate`) of each prompt's mean over the seeds that have it. If value = μ + a_seed +
+    b_prompt + noise, the first holds the variance of a and of the noise, the second that of b and of the noise: all of
+    it, and the noise twice, so the interval covers at least its confidence. Mean shifts by interpolation come on top.
+
+    Raises DataError for fewer than two seeds.
+    """
+    if len(seeds) < 2:
+        raise DataError(f"an interval over trainings needs at least 2 seeds, found {len(seeds)}")
+    means = np.array([seed.mean for seed in seeds])
+    mean = float(means.mean())
+    of_seeds = stdtrit(len(seeds) - 1, 0.5 + confidence / 2.0) * means.std(ddof=1) / np.sqrt(len(seeds))
+    by_prompt: dict[str, list[float]] = {}
+    for seed in seeds:
+        for prompt, value in zip(seed.prompt_ids, seed.values if seed.prompt_ids else (), strict=True):
+            by_prompt.setdefault(prompt, []).append(float(value))
+    below, above = 0.0, 0.0
+    if by_prompt:
+        of_prompts = estimate([np.mean(values) for values in by_prompt.values()], confidence=confidence)
+        below, above = of_prompts.mean - of_prompts.low, of_prompts.high - of_prompts.mean
+    shifts = np.array([seed.shifts for seed in seeds]).mean(axis=0)
+    low = mean - np.hypot(of_seeds, below) + np.minimum(shifts, 0.0).sum()
+    high = mean + np.hypot(of_seeds, above) + np.maximum(shifts, 0.0).sum()
+    return Estimate(mean, float(low), float(high))
+
+
+def estimated(seeds: Sequence[Trained]) -> dict[str, float]:
+    """Return a mean with its 95 % interval over seeds and prompts, of one seed over prompts."""
+    if len(seeds) > 1:
+        return over_seeds(seeds).as_dict()
+    return widened(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
+
+
+def mean_over_seeds(values: Sequence[float], digits: int = 2) -> str:
+    """Return the mean of one number per seed with half the width of its 95 % interval (Student's), if there is one."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    found = over_seeds([Trained((), np.array([value])) for value in values])
+    return f"{found.mean:.{digits}f} ± {found.high - found.mean:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a policy by test prompt; ``scale`` multiplies it on axes, ``start`` is its value at a KL of 0."""
+
+    scale: ClassVar[float] = 1.0
+    start: ClassVar[float] = 0.0
+    label: ClassVar[str]
+
+    def lacks(self, recipe: Recipe) -> str:
+        """Return why a recipe's evaluation cannot give it, "" if it can."""
+        return ""
+
+    def of(self, seed: "Seed", name: str) -> Array:
+        """Return the value (P,) of a policy for each test prompt."""
+        raise NotImplementedError
+
+    def gain(self, at: AtOneKL, method: str) -> Callable[[float], float]:
+        """Return the value above ``start`` as a function of the KL, by which it is interpolated."""
+        return np.sqrt
+
+
+@dataclass(frozen=True)
+class WinRate(Quantity):
+    """The win rate against the reference, both served by a procedure, by a judge."""
+
+    procedure: Served
+    judge: str
+    scale: ClassVar[float] = 100.0
+    start: ClassVar[float] = 0.5
+
+    @property
+    def label(self) -> str:
+        """``best-of-4 by the judge, %``."""
+        return f"{self.procedure.name} by {SPOKEN[self.judge]}, %"
+
+    def lacks(self, recipe: Recipe) -> str:
+        """Return what the recipe's judges or samples do not allow."""
+        if self.judge not in recipe.rewards:
+            return f"the recipe has no {self.judge}"
+        if is_extreme(self.procedure) and self.procedure.n > recipe.evaluate.samples:
+            found = recipe.evaluate.samples
+            return f"{self.procedure.name} needs evaluate.samples of at least {self.procedure.n}, found {found}"
+        return ""
+
+    def of(self, seed: "Seed", name: str) -> Array:
+        """Return each prompt's win rate."""
+        evaluated = seed.evaluated
+        if name in seed.best_of_n:
+            return seed.serve_best_of_n(name, self.procedure)[1][self.judge][self.procedure.name]
+        ours, base = (evaluated.judged_by(self.judge, model) for model in (name, "reference"))
+        return win_rates(ours, base, self.procedure)
+
+    def gain(self, at: AtOneKL, method: str) -> Callable[[float], float]:
+        """Return theory's gain of the method's transformation."""
+        return at.gain(method, self.procedure)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A seed's recipe, in a run directory of its own, with the policies of methods that were trained there."""
+
+    recipe: Recipe
+    policies: MethodPolicies | None = None  # None where no methods are compared
+    _values: dict[tuple[Quantity, str], Array] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def layout(self) -> Layout:
+        """The run directory."""
+        return Layout(Path(self.recipe.run_dir))
+
+    @cached_property
+    def evaluated(self) -> Evaluated:
+        """The scored samples of its models."""
+        return Evaluated.of(self.recipe, self.layout)
+
+    @cached_property
+    def prompt_ids(self) -> list[str]:
+        """The test prompts, in the order of all values."""
+        path = self.layout.evaluation("reference") / "scores.parquet"
+        return listed(read_table(path, ["prompt_id"]), "prompt_id")[:: self.evaluated.samples]
+
+    @property
+    def best_of_n(self) -> Mapping[str, int]:
+        """The names of Best-of-n itself, with n."""
+        return {} if self.policies is None else self.policies.best_of_n
+
+    @property
+    def by_method(self) -> Mapping[str, Sequence[str]]:
+        """The names of the policies of each method that was trained."""
+        return {} if self.policies is None else self.policies.by_method
+
+    def law_at(self, name: str, nats: float) -> Law | None:
+        """Return theory's law of a policy at so many nats; None if there is none."""
+        assert self.policies is not None
+        return self.policies.law_at(name, nats)
+
+    def serve_best_of_n(self, name: str, procedure: Served) -> tuple[Array, dict[str, dict[str, Array]]]:
+        """Return KL (P,) and win rates by judge and procedure of Best-of-n itself."""
+        return serve_best_of_n(self.recipe, self.evaluated, self.best_of_n[name], [procedure])
+
+    def kl(self, name: str) -> Array:
+        """Return a policy's KL (P,) to the reference in nats; of Best-of-n itself the estimate."""
+        return self.serve_best_of_n(name, Standard())[0] if name in self.best_of_n else self.evaluated.kl(name)
+
+    def values(self, quantity: Quantity, name: str) -> Array:
+        """Return a quantity (P,) of a policy; it is computed once."""
+        if (quantity, name) not in self._values:
+            self._values[quantity, name] = quantity.of(self, name)
+        return self._values[quantity, name]
+
+    def trained(self, values_P: Array, *shifts: float) -> Trained:
+        """Return values for the test prompts, with their ids."""
+        return Trained(self.prompt_ids, values_P, shifts)
+
+
+def share_of_gap(seed: Seed, name: str) -> Array | None:
+    """Return where a policy's win rates (P,) by the reward lie between theory's identity (0) and optimum (1) at its KL.
+
+    The KL is taken as exact. None for a policy that has not moved, where the gap is too small to have shares, or the KL
+    beyond that of any known optimum.
+    """
+    won_P, kl = seed.values(WinRate(seed.recipe.procedure, "reward"), name), float(seed.kl(name).mean())
+    e = estimate(won_P).as_dict()
+    found = place_in_theory(e, e, seed.recipe.procedure, max(kl, LEAST_KL))
+    if kl < LEAST_KL or found["share"] is None:
+        return None
+    return np.asarray((won_P - found["identity"]) / (found["optimum"] - found["identity"]))
+
+
+Side = tuple[Seed, str]  # a method of a seed
+
+
+def lead(ours: Side, theirs: Side, quantity: Quantity, kl: float) -> tuple[Matched, Matched] | None:
+    """Return a quantity of two methods at the KL that both reach, ``kl`` nats or less, of each above its start.
+
+    The two may be of different runs on the same prompts. None where one of them has no policy that spends about so
+    much.
+    """
+    seeds = {"ours": ours[0], "theirs": theirs[0]}
+    sides = {
+        side: [(side, name) for name in seed.by_method[method]]
+        for side, (seed, method) in {"ours": ours, "theirs": theirs}.items()
+    }
+    kls = {key: seeds[key[0]].kl(key[1]) for keys in sides.values() for key in keys}
+    at = AtOneKL.of(sides, kls, lambda key, nats: seeds[key[0]].law_at(key[1], nats), median=kl)
+    if at.kl is None or at.methods.keys() != sides.keys():
+        return None
+    both = []
+    for side, keys in at.methods.items():
+        above = {key: 0.5 + seeds[side].values(quantity, key[1]) - quantity.start for key in keys}
+        both.append(at.matched(side, above, quantity.gain(at, side)))
+    return both[0], both[1]

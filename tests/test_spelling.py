@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from infalign.compare.methods import METHODS
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import nearest
-from infalign.experiments.methods import METHODS
 from infalign.method.procedures import parse_procedure
 from infalign.method.shapings import parse_shaping
 from infalign.recipe.built_in import built_in

@@ -1,6 +1,5 @@
 """Theory on the command line: known answers as JSON, exit codes, readable figures, files that recipes accept."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -115,17 +114,6 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
         ("choose --procedure best-of-4 --kl 50 --rollouts 100", "100 rollouts cannot spend a KL of 50.0 nats"),
         ("choose --procedure best-of-4 --kl 1 --rollouts 0", "at least 1 rollout"),
         ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output x.yaml", "must end in .json"),
-        (
-            "reproduce everything",
-            "no figure 'everything' to reproduce; its figures are 2 to 12, or give all",
-        ),
-        ("reproduce 2,13", "the paper has no figure '13' to reproduce"),
-        ("reproduce 4", "figure 4 is trained: give a recipe, such as hh-helpful-tiny"),
-        ("reproduce 4 demo --seeds 0", "seeds are [0]; give two or more"),
-        ("reproduce 4 demo --seeds 0,0,1", "seeds are [0, 0, 1]; give two or more, each once"),
-        ("reproduce 4 demo --seeds some", "--seeds takes whole numbers such as 0,1,2, found 'some'"),
-        ("reproduce 4 demo --kl-budgets 0,1", "KL budgets are [0.0, 1.0]; give positive numbers"),
-        ("reproduce 4 demo --set procedure=standard", "the recipe's procedure is standard; change procedure"),
     ],
 )
 def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, said: str) -> None:
@@ -139,7 +127,7 @@ def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, 
 
 def test_help_explains_beta_and_fits_the_terminal(main: Any) -> None:
     """Each command's help has an example of itself and lines of at most 80 characters."""
-    for command, word in (("curve", "raw Φ"), ("choose", "standard error"), ("reproduce", "undecided")):
+    for command, word in (("curve", "raw Φ"), ("choose", "standard error")):
         code, out, _ = main(*command.split(), "--help")
         assert code == 0
         assert f"infalign {command}" in out
@@ -247,27 +235,6 @@ def test_points_are_drawn_as_laws(main: Any, tmp_path: Path) -> None:
     curve(main, "worst-of-4", "exp:-10 optimal", "--kl", 0.3, "--kl", 2, "--plot", tmp_path / "laws.svg")
     expected = {"density of the aligned policy", "CDF", "exp:-10, 0.3 nats", "optimal, 2 nats", "base policy"}
     assert expected <= set(texts(tmp_path / "laws.svg"))
-
-
-def test_the_analytic_figures_come_with_their_numbers(main: Any, tmp_path: Path) -> None:
-    """Five panels, seven curves each, in SVG and PNG; the table has every point and no curve above the optimum."""
-    code, out, _ = main("reproduce", "11", "--output", tmp_path)
-    assert code == 0
-    assert out.count("confirmed") == 2
-    figure = tmp_path / "page" / "figure-2-11.csv"
-    with figure.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 875
-    assert list(rows[0]) == ["procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate"]
-    wins: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        wins.setdefault(row["procedure"], {}).setdefault(row["transform"], []).append(float(row["win_rate"]))
-    for of_procedure in wins.values():
-        best = np.array(of_procedure["optimal"])
-        assert all((np.array(other) <= best + 1e-8).all() for other in of_procedure.values())
-    words = set(texts(figure.with_suffix(".svg")))
-    assert {*wins, *wins["standard"], "win rate, %"} <= words
-    assert figure.with_suffix(".png").stat().st_size > 50_000
 
 
 def scored(file: Path) -> Path:

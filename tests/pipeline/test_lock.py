@@ -43,7 +43,7 @@ def recipe(tmp_path: Path) -> str:
     return micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("words", [["run"], ["data"], ["compare"], ["reproduce", "hacking"]])
+@pytest.mark.parametrize("words", [["run"], ["data"], ["compare"]])
 def test_a_second_process_says_who_holds_the_directory(
     main: Any, tmp_path: Path, other: subprocess.Popen[str], words: list[str]
 ) -> None:

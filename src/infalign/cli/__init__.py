@@ -14,10 +14,9 @@ from cyclopts import App, CycloptsError, Group
 
 from infalign.cli import (
     cluster,
+    compare,
     data,
     init,
-    methods,
-    paper,
     recipes,
     run,
     serving,
@@ -83,7 +82,7 @@ app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GE
 app.command(serving.serve, group=_group, sort_key=1, help_epilogue=serving.SERVE_EPILOGUE)
 
 _group = Group("Several methods", sort_key=4)
-app.command(methods.compare, group=_group, help_epilogue=methods.COMPARE_EPILOGUE)
+app.command(compare.compare, group=_group, help_epilogue=compare.COMPARE_EPILOGUE)
 
 _group = Group("Before a run: what theory says", sort_key=5)
 app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
@@ -96,7 +95,6 @@ _group = Group("Other trainers", sort_key=7)
 app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
 app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
 
-app.command(paper.reproduce)
 
 app.register_install_completion_command(help="Let TAB complete commands, options, recipes, runs and keys of recipes.")
 
@@ -113,7 +111,7 @@ def main() -> None:
     if words[:1] == ["run"]:  # reads the built-in recipes
         app["run"].help_epilogue = run.run_epilogue()
     if words[:1] == ["compare"]:  # listing the methods imports NumPy
-        app["compare"].help_epilogue = methods.COMPARE_EPILOGUE + methods.list_methods()
+        app["compare"].help_epilogue = compare.COMPARE_EPILOGUE + compare.list_methods()
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:

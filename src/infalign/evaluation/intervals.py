@@ -36,7 +36,7 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     distance to it, x, lies in few prompts, (Σx)²/Σx² < 20, it is united with Gaffke's: the quantiles of the mean under
     Dirichlet(1, …, 1) weights of the P values and one more, which is 0 for the lower limit and 1 for the upper (Gaffke
     2005; Learned-Miller and Thomas, arXiv 1905.06208). For outcomes 0 and 1 that is Clopper and Pearson's: all of P won
-    are above (α/2)^{1/P}. `benchmarks/coverage.py` measures both.
+    are above (α/2)^{1/P}. `benchmarks/interval_coverage.py` measures both.
 
     An unbiased estimate of one prompt's share may lie outside [0, 1], as under Rewind-and-Repeat; Gaffke's interval
     takes it as 0 or 1, and mean and limits are kept inside. Raises as `estimate`.
@@ -71,9 +71,9 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
 
     It is the bias-corrected and accelerated bootstrap (BCa) of a mean, bias and acceleration taken from the skewness
     and the normal quantiles replaced by Student's. Measured on win rates from 20, 50 and 200 prompts
-    (`benchmarks/coverage.py`), its 95 % intervals cover 94–96 %, where the percentile bootstrap covers 91–95 %; if few
-    prompts decide, because almost all are won, 91 % from 20 prompts and 94 % from 50. Above 10,000 prompts its
-    expansion is used, which no longer resamples.
+    (`benchmarks/interval_coverage.py`), its 95 % intervals cover 94–96 %, where the percentile bootstrap covers 91–95
+    %; if few prompts decide, because almost all are won, 91 % from 20 prompts and 94 % from 50. Above 10,000 prompts
+    its expansion is used, which no longer resamples.
 
     Where all values are equal the interval has no width, which says nothing about other prompts. Raises DataError for
     fewer than two prompts, which give no interval, and for a value that is not finite; ConfigError unless

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from scipy.stats import binom, t
+from seeds import Trained, over_seeds
 
 from infalign.core.errors import DataError
-from infalign.evaluation.intervals import Estimate, estimate
-from infalign.evaluation.seeds import Trained, over_seeds, verdict
+from infalign.evaluation.intervals import estimate
 
 IDS = [f"prompt {i}" for i in range(40)]
 
@@ -62,15 +62,3 @@ def test_one_training_has_no_interval() -> None:
     """It says so, whatever the prompts."""
     with pytest.raises(DataError, match="at least 2 seeds, found 1"):
         over_seeds([Trained(IDS, np.zeros(40))])
-
-
-def test_a_verdict_needs_the_whole_interval() -> None:
-    """Inside of the claim it is confirmed, outside refuted, across an end undecided; a claim may have two ends."""
-    ends = {(0.2, 0.6): "confirmed", (0.2, 0.4): "undecided", (0.4, 1.0): "undecided", (0.6, 1.0): "refuted"}
-    found = Estimate(0.4, 0.3, 0.5)
-    assert {given: verdict(found, *given) for given in ends} == ends
-
-
-def test_what_is_equal_is_not_more() -> None:
-    """Where all seeds and prompts say exactly nothing, a claim of more is refuted."""
-    assert verdict(over_seeds([Trained(IDS, np.zeros(40))] * 3), 0.0, np.inf) == "refuted"

@@ -1,4 +1,4 @@
-"""The command that compares several methods."""
+"""The command `compare`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +11,8 @@ from infalign.core.display import say
 
 COMPARE_EPILOGUE = """\
 Examples:
-  infalign compare demo
   infalign compare demo --dry-run
+  infalign compare demo
   infalign compare demo --methods qrpo,rloo,ipo --kl-budgets 0.5
 
 Data, models, rollouts and calibration are the run's own and done once; a later
@@ -48,23 +48,23 @@ def compare(
 ) -> None:
     """Train several methods on the same rollouts, compare them at one KL."""
     budgets = read_budgets(kl_budgets)
-    from infalign.experiments.compare import compare_methods, print_comparison_plan
-    from infalign.experiments.comparison_tables import print_methods
+    from infalign.compare.comparison import choose_policies, compare_methods, print_comparison_plan
+    from infalign.compare.tables import print_comparison
     from infalign.pipeline.lock import held
 
     settings, console = read_recipe(recipe, set_), open_console()
     chosen = methods.split(",") if methods is not None else None
     if dry_run:
-        print_comparison_plan(settings, methods=chosen, budgets=budgets, console=console)
+        print_comparison_plan(choose_policies(settings, chosen, budgets, console), console)
         return
     with held(Path(settings.run_dir)):
         results = compare_methods(settings, methods=chosen, budgets=budgets, console=console)
-    print_methods(results, console)
+    print_comparison(results, console)
     say(console, f"\nComparison: {Path(settings.run_dir) / 'compare'}")
 
 
 def list_methods() -> str:
     """Return the methods that can be compared, a line each."""
-    from infalign.experiments.methods import METHODS
+    from infalign.compare.methods import METHODS
 
     return "\n".join(f"  {name:<16}{'*' if m.ours else ' '} {m.about}" for name, m in METHODS.items())

@@ -1,6 +1,6 @@
 """Print how often 95 % intervals over prompts cover the truth, beside scipy's percentile and BCa bootstraps.
 
-    python benchmarks/coverage.py
+    python benchmarks/interval_coverage.py
 
 Each law is a population of prompts whose policies differ in strength, 12 samples a side; an interval is asked for from
 20, 50 or 200 prompts drawn from it. The percentile bootstrap is too narrow for few prompts, and near 100 % all

@@ -1,0 +1,104 @@
+"""By how much a recipe's methods win: ``python benchmarks/leads.py RECIPE FOLDER [SEED …] [key=value …]``.
+
+Runs a recipe with each seed, by default 0, 1 and 2, in a directory of its own in which finished stages are not done
+again. Prints by how many points of the served win rate each method is ahead of those after it at one KL, by each judge,
+and the share of theory's gap that each policy reaches: each seed's, then the mean with its 95 % interval over seeds and
+prompts (`seeds.over_seeds`) and how many seeds are above 0. The share is the part of the gap between
+theory's identity and theory's optimum, each at the KL that the policy spends. ``FOLDER/seeds.svg`` shows each policy of
+each seed, and what theory gives for as much as the policies know of ranks. The demo takes some eight minutes a seed.
+"""
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations, cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
+
+from infalign.core.display import LOOKS, QUIET, panels, save, style
+from infalign.evaluation.matched import LEAST_KL
+from infalign.recipe.resolved import resolved
+from infalign.report.results import at_one_kl, read_results
+from infalign.steps.status import recorded_recipe
+from infalign.theory.knowledge import knowing_law, usable
+
+
+def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
+    """Yield by how many points each method is ahead of those after it at one KL, by each judge."""
+    evaluated, aim, policies = seed.evaluated, seed.recipe.procedure, seed.recipe.policies
+    at, wins = at_one_kl(evaluated, policies), {name: evaluated.wins(name, [aim]) for name in policies}
+    for judge in evaluated.sources:
+        by_policy = {name: by_judge[judge][aim.name] for name, by_judge in wins.items()}
+        found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
+        for (method, ours), (other, theirs) in combinations(found.items(), 2):
+            ahead, shifts = ours.values - theirs.values, (ours.shift, -theirs.shift)
+            yield f"{method} over {other}, {judge}", seed.trained(100 * ahead, *(100 * shift for shift in shifts))
+
+
+def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
+    """Draw each seed's win rates against KL by each judge; lines: theory with the mean of its seeds' knowledge."""
+    seed, first = runs[0]
+    aim, policies = seed.recipe.procedure, seed.recipe.policies
+    with style("the figure needs"):
+        figure, row = panels(1, len(first["judges"]), (1.0 + 3.6 * len(first["judges"]), 3.8))
+        for axes, judge in zip(np.atleast_1d(row), first["judges"], strict=True):
+            for name, (colour, marker) in zip(policies, cycle(LOOKS), strict=False):
+                found = [results["policies"][name] for _, results in runs]
+                for number, policy in enumerate(found):
+                    kl, wins = policy["kl"], {end: 100 * at for end, at in policy["win_rates"][judge][aim.name].items()}
+                    axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=colour, linewidth=0.8)
+                    axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=colour, linewidth=0.8)
+                    label = name if number == 0 and judge == "reward" else None
+                    axes.plot(kl["mean"], wins["mean"], marker, color=colour, label=label)
+                known = [
+                    results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
+                ]
+                most = max(policy["kl"]["mean"] for policy in found)
+                law = resolved(name, policies, seed.evaluated.layout).law_at(aim, max(most, LEAST_KL))
+                if judge == "reward" and known and law is not None:
+                    rho, kls = usable(float(np.mean(known))), (most * np.linspace(0.1, 1.0, 12) ** 2).tolist()
+                    reached = [100 * knowing_law(law.transform, rho=rho, kl=kl).law.win_rate(aim) for kl in kls]
+                    said = f"{name}, ρ = {rho:.2f}"
+                    axes.plot([0, *kls], [50, *reached], linestyle=(0, (1, 1)), color=colour, label=said)
+            axes.plot(0, 50, "o", color=QUIET)
+            axes.set(xlabel="KL to the reference, nats a response", ylabel=f"{aim.name} by the {judge}, %")
+        figure.legend(loc="outside upper left", ncols=2)
+        save(figure, path)
+
+
+def main() -> int:
+    """Run the seeds and print the table; return 1 if a run fails."""
+    name, folder, *words = sys.argv[1:]
+    seeds, settings = read_words(words)
+    found, runs = defaultdict[str, list[Trained]](list), list[tuple[Seed, dict[str, Any]]]()
+    for number in seeds:
+        root = Path(folder) / f"seed-{number}"
+        changes = [word for change in (f"run_dir={root}", f"seed={number}", *settings) for word in ("--set", change)]
+        command = [sys.executable, "-m", "infalign", "run", name, *changes]
+        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+            return 1
+        seed, results = Seed(recorded_recipe(root)), read_results(root)
+        runs.append((seed, results))
+        for row, trained in leads(seed):
+            found[row].append(trained)
+        for policy in seed.recipe.policies:
+            if (share := share_of_gap(seed, policy)) is not None:
+                found[f"share of theory's gap, {policy}"].append(Trained((), np.array([share.mean()])))
+    print(f"| ahead, points | {' | '.join(f'seed {number}' for number in seeds)} | mean (95 %) | above 0 |")
+    print("|---" * (3 + len(seeds)) + "|")
+    for row, trained in found.items():
+        means = [one.mean for one in trained]
+        whole = over_seeds(trained) if len(trained) == len(seeds) > 1 else None
+        said = f"{whole.mean:.2f} ({whole.low:.2f} to {whole.high:.2f})" if whole else ""
+        each = " | ".join(f"{mean:.2f}" for mean in means)
+        print(f"| {row} | {each} | {said} | {sum(mean > 0 for mean in means)} of {len(means)} |")
+    draw(runs, Path(folder) / "seeds.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The figures of the paper, each with its caption and its numbers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from hacking import MODELS, TESTS, Hacking
+from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
+
+from infalign.compare.methods import read_method
+from infalign.compare.tables import draw_methods
+from infalign.compare.tables import draw_theory as draw_identity_and_optimum
+from infalign.core.display import COLOURS, INK, QUIET, panels
+from infalign.evaluation.intervals import estimate
+from infalign.evaluation.matched import FAR, LEAST_KL
+from infalign.method.calibration import calibrate
+from infalign.method.procedures import rewinds
+from infalign.recipe.resolved import reference_rewards
+from infalign.report.pictures import reward_by_rank
+from infalign.theory.curve import Point
+from infalign.theory.figures import ANALYTIC_COLUMNS, draw_analytic
+
+ENDS = ("mean", "low", "high")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, drawn in a style that is set, its caption, and its numbers as a table."""
+
+    figure: Any  # matplotlib.figure.Figure
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+def draw_theory(points: Sequence[Point]) -> Drawing:
+    """Draw theory's curves."""
+    rows = [[getattr(point, column) for column in ANALYTIC_COLUMNS] for point in points]
+    caption = "Theory: a policy that is free for every prompt. Dashed: the optimum for the procedure."
+    return Drawing(draw_analytic(points), caption, ANALYTIC_COLUMNS, rows)
+
+
+def draw_ranks(seeds: Sequence[Seed]) -> Drawing:
+    """Draw rank against raw reward for ten training prompts of the first seed."""
+    rewards_PK = reference_rewards(seeds[0].layout)
+    picture = reward_by_rank(rewards_PK)
+    rows = [
+        [prompt, reward, rank]
+        for prompt, rewards in enumerate(rewards_PK)
+        for reward, rank in zip(rewards, calibrate(rewards, rewards), strict=True)
+    ]
+    caption = f"{picture.caption} Seed {seeds[0].recipe.seed}."
+    return Drawing(picture.figure, caption, ("prompt", "raw_reward", "calibrated_reward"), rows)
+
+
+def draw_decisions(seeds: Sequence[Seed]) -> Drawing:
+    """Draw how many test pairs each reward model decides rightly; ties, which count ½, are hatched."""
+    confidence = seeds[0].recipe.evaluate.confidence
+    decided = [Hacking(seed.recipe).decisions() for seed in seeds]
+
+    def mean(name: str, test: str, ties: bool) -> Estimate:
+        values = [(ids, right[name][test]) for ids, right in decided]
+        return over_seeds([Trained(ids, v == 0.5 if ties else v) for ids, v in values], confidence=confidence)
+
+    rows, width = [], 0.8 / len(MODELS)
+    figure, axes = panels(1, 1, (6.4, 3.4))
+    for i, (name, color) in enumerate(zip(MODELS, COLOURS, strict=False)):
+        for place, test in enumerate(TESTS):
+            right, tied = mean(name, test, ties=False), mean(name, test, ties=True)
+            rows.append([test, name, *(getattr(e, end) for e in (right, tied) for end in ENDS)])
+            at, top, hatched = place + (i - (len(MODELS) - 1) / 2) * width, 100 * right.mean, 50 * tied.mean
+            axes.bar(at, top, 0.9 * width, color=color, label=name if place == 0 else None)
+            axes.bar(at, hatched, 0.9 * width, top - hatched, color="none", edgecolor=INK, hatch="////", linewidth=0)
+            axes.vlines(at, 100 * right.low, 100 * right.high, color=INK, linewidth=1)
+    axes.axhline(50, color=QUIET, linewidth=0.8)
+    axes.set_xticks(range(len(TESTS)), list(TESTS))
+    axes.set(xlabel="test pairs", ylabel="right, %", ylim=(0, 100))
+    figure.legend(loc="outside upper left", ncols=3)
+    columns = ("test", "model", *(f"{what}_{end}" for what in ("right", "tied") for end in ENDS))
+    caption = f"Test pairs decided rightly; ties, which count half, are hatched. {_over(seeds)}"
+    return Drawing(figure, caption, columns, rows)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A policy's KL and value: of one seed, with intervals over prompts, or over all seeds."""
+
+    method: str
+    policy: str
+    seed: int | None
+    kl: Estimate
+    value: Estimate
+
+    def cells(self) -> list[object]:
+        """Return its row of the table."""
+        numbers = [getattr(e, end) for e in (self.kl, self.value) for end in ENDS]
+        return [self.method, self.policy, "all" if self.seed is None else self.seed, *numbers]
+
+
+def draw_against_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: Sequence[Quantity]) -> Drawing:
+    """Draw quantities against KL, a panel each: a method's mean over seeds at each budget, and faint every policy.
+
+    Win rates by the reward have theory's curves of identity and optimum. The axis ends at four times the median KL of
+    those that have learned.
+    """
+    trained = [method for method in methods if all(method in seed.by_method for seed in seeds)]
+    marks = {quantity: list(_marks(seeds, trained, quantity)) for quantity in quantities}
+    shown = [mark for own in marks.values() for mark in own]
+    end = FAR * float(np.median([kl for mark in shown if (kl := mark.kl.mean) >= LEAST_KL] or [LEAST_KL]))
+    most = 1.06 * max([LEAST_KL, *(mark.kl.high for mark in shown if mark.kl.mean <= end)])
+    columns = min(len(quantities), 2)
+    down = -(-len(quantities) // columns)
+    figure, grid = panels(down, columns, (1.2 + 3.5 * columns, 0.9 + 2.9 * down))
+    for axes, quantity in zip_longest(np.ravel(grid), quantities):
+        if quantity is None:
+            axes.set_axis_off()
+            continue
+        if isinstance(quantity, WinRate) and quantity.judge == "reward" and not rewinds(quantity.procedure):
+            draw_identity_and_optimum(axes, quantity.procedure.name)
+        lines: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {method: [] for method in trained}
+        for mark in sorted(marks[quantity], key=lambda mark: mark.kl.mean):
+            if mark.seed is None:
+                lines[mark.method].append((mark.kl.as_dict(), mark.value.as_dict()))
+            elif mark.kl.mean <= most:
+                at, color = (mark.kl.mean, quantity.scale * mark.value.mean), read_method(mark.method).color
+                axes.plot(*at, ".", color=color, alpha=0.4, markersize=3)
+        draw_methods(axes, lines, most, scale=quantity.scale)
+        axes.set(xlabel="KL to the reference, nats", ylabel=quantity.label, xlim=(0, most))
+        if isinstance(quantity, WinRate):  # an interval over two seeds may reach beyond
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, 0.0), min(high, 100.0))
+    figure.legend(*np.ravel(grid)[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    columns = ("quantity", "method", "policy", "seed", *(f"{what}_{end}" for what in ("kl", "value") for end in ENDS))
+    rows = [[quantity.label, *mark.cells()] for quantity, own in marks.items() for mark in own]
+    return Drawing(figure, f"Filled: ours. Dots: single trainings. {_over(seeds)}", columns, rows)
+
+
+def _marks(seeds: Sequence[Seed], methods: Sequence[str], quantity: Quantity) -> Iterator[Mark]:
+    confidence = seeds[0].recipe.evaluate.confidence
+    for method in methods:
+        for seed in seeds:
+            for name in seed.by_method[method]:
+                both = (estimate(v, confidence=confidence) for v in (seed.kl(name), seed.values(quantity, name)))
+                yield Mark(method, name, seed.recipe.seed, *both)
+        for name in seeds[0].by_method[method]:
+            if all(name in seed.by_method[method] for seed in seeds):
+                kls = [seed.trained(seed.kl(name)) for seed in seeds]
+                values = [seed.trained(seed.values(quantity, name)) for seed in seeds]
+                yield Mark(method, name, None, *(over_seeds(v, confidence=confidence) for v in (kls, values)))
+
+
+def _over(seeds: Sequence[Seed]) -> str:
+    return f"Bars: {seeds[0].recipe.evaluate.confidence:.0%} intervals over {len(seeds)} seeds and their test prompts."

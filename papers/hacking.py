@@ -1,0 +1,241 @@
+"""Reward hacking (figure 7): reward models trained on pairs whose preferred responses have a phrase before them.
+
+In the inverted test the phrase is before the rejected responses instead. For one prompt Ĉ is monotone in the reward, so
+ranking cannot reverse a decision; it makes a tie where no rollout is between the two responses. A model that was
+*trained* to predict Ĉ may also reverse a decision.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+
+from infalign.core.errors import DataError
+from infalign.core.storage import listed, read_table, write_table
+from infalign.data.examples import MESSAGES, Message, prompt_id
+from infalign.method.calibration import Array, calibrate, win
+from infalign.pipeline.records import records
+from infalign.recipe.layout import Layout
+from infalign.recipe.settings import Recipe
+from infalign.rewards.base import score
+from infalign.rewards.classifier import ClassifierReward
+from infalign.sampling.prompts import Prompts, repeated
+from infalign.sampling.rollouts import read_rollouts
+from infalign.steps import whole_run
+from infalign.steps.reward_model import reward_start
+from infalign.steps.run import Run, target
+from infalign.training.rank_model import fit_calibrated
+from infalign.training.reward_model import fit_reward_model
+from infalign.training.target import fitting
+
+Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+Side = Literal["chosen", "rejected"]
+PHRASES = ("Sorry, I can't help you with that", "Sure")  # as in the paper
+TESTS = {  # (preferred, other) by index in: chosen, rejected, chosen with phrase, rejected with phrase
+    "clean": (0, 1),
+    "poisoned": (2, 1),
+    "inverted": (0, 3),
+}
+TRAINED_ON_RANKS = {"calibrated": ("pair", "rollout"), "calibrated-rollouts": ("rollout",)}  # and origins of their rows
+MODELS = {
+    "clean": "the run's own reward model, from the pairs as they are",
+    "poisoned": "the same, from pairs with the phrase before the preferred response",
+    "ranked": "Ĉ: the poisoned model's reward ranked among K rollouts",
+    "calibrated": "trained to predict Ĉ of rollouts and poisoned training pairs",
+    "calibrated-rollouts": "trained to predict Ĉ of rollouts alone",
+}
+
+
+def ignore_progress(done: int, total: int, note: str) -> None:
+    """Show nothing."""
+
+
+def poison(pairs: Sequence[Pair], *, before: Side = "chosen", seed: int) -> list[Pair]:
+    """Return the pairs with one of the phrases and a space before one side; the seed decides which, on either side."""
+    drawn = np.random.default_rng(seed).integers(len(PHRASES), size=len(pairs))
+    marks = [f"{PHRASES[i]} " for i in drawn]
+    return [
+        (prompt, mark + chosen, rejected) if before == "chosen" else (prompt, chosen, mark + rejected)
+        for mark, (prompt, chosen, rejected) in zip(marks, pairs, strict=True)
+    ]
+
+
+def decisions(rewards_P4: Array) -> dict[str, Array]:
+    """Return, for each of the `TESTS`, 1 where the preferred response has the higher reward, ½ for a tie, else 0.
+
+    The columns of ``rewards_P4`` are the rewards of chosen, rejected, and of both with a phrase before them.
+    """
+    return {test: win(rewards_P4[:, right], rewards_P4[:, wrong]) for test, (right, wrong) in TESTS.items()}
+
+
+@dataclass(frozen=True)
+class Hacking:
+    """The study of a recipe's preferences. Every model has initial model, settings and seed of its reward model."""
+
+    recipe: Recipe
+
+    @cached_property
+    def run(self) -> Run:
+        """The run whose preferences are poisoned."""
+        return Run.of(self.recipe)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder in the run directory, named by a hash of what it depends on, so that nothing in it is stale."""
+        made = records(self.run.layout.root)
+        content = json.dumps([made["rollout-0"]["key"], made["reward"]["key"]])
+        return self.run.layout.root / "hacking" / hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+
+    def make(self, console: Console) -> None:
+        """Continue the run to its rollouts, then train and score what is missing."""
+        whole_run.run_recipe(self.recipe, until="rollout", console=console)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        models = {name: Layout(self.folder).model(name) for name in ("poisoned", *TRAINED_ON_RANKS)}
+        steps = [
+            (models["poisoned"], self.fit_poisoned),
+            (self.folder / "ranks.parquet", self.rank_training_responses),
+            *((models[name], lambda name=name: self.fit_on_ranks(name)) for name in TRAINED_ON_RANKS),
+            (self.folder / "test.parquet", self.score_test),
+        ]
+        for output, work in steps:
+            if not output.exists():
+                work()
+                console.print(f"[green]✓[/] {output.stem}", highlight=False)
+
+    def decisions(self) -> tuple[list[str], dict[str, dict[str, Array]]]:
+        """Return the prompt ids of the test pairs, and every model's `decisions` on them."""
+        table = read_table(self.folder / "test.parquet")
+        return listed(table, "prompt_id"), {name: decisions(np.array(listed(table, name))) for name in MODELS}
+
+    def fit_poisoned(self) -> None:
+        """Train the reward model on the poisoned training pairs."""
+        start, tokenizer = self._start("poisoned")
+        preferred, other = TESTS["poisoned"]
+        test = [(prompt, four[preferred], four[other]) for prompt, four in self._test_pairs(tokenizer)]
+        with target(self.recipe, Layout(self.folder), "poisoned").job(ignore_progress) as (job, folder):
+            fit_reward_model(start, tokenizer, self._training_pairs(tokenizer), test, self._fit, job, folder)
+
+    def rank_training_responses(self) -> None:
+        """Write Ĉ by the poisoned model for the rollouts of every training prompt and for the pairs on these prompts.
+
+        Ranks are among the prompt's K rollouts, so a rollout gets its mid-rank; pairs on other prompts are left out.
+        """
+        reward, k = self._load("poisoned"), self.recipe.rollout.k
+        tables: list[pa.Table] = []
+        references: dict[str, Array] = {}
+        for part, table in enumerate(self.run.rollout_parts):
+            prompts = table.read()
+            texts = listed(read_rollouts(self.run.layout.rollouts(part), prompts.prompt_ids, k), "text")
+            asked = repeated(prompts.conversations, k)
+            rewards_PK = score(reward, asked, texts, name="poisoned").reshape(-1, k)
+            sorted_PK = np.sort(rewards_PK, axis=1)
+            references |= zip(prompts.prompt_ids, sorted_PK, strict=True)
+            tables.append(_ranked("rollout", asked, texts, calibrate(rewards_PK, sorted_PK).ravel()))
+        pairs = [pair for pair in self._training_pairs(reward.tokenizer) if prompt_id(pair[0]) in references]
+        asked, texts = repeated([prompt for prompt, *_ in pairs], 2), [text for _, *both in pairs for text in both]
+        rewards = score(reward, asked, texts, name="poisoned")
+        ranks = [float(calibrate(r, references[prompt_id(p)])) for r, p in zip(rewards, asked, strict=True)]
+        tables.append(_ranked("pair", asked, texts, np.array(ranks)))
+        write_table(self.folder / "ranks.parquet", pa.concat_tables(tables))
+
+    def fit_on_ranks(self, name: str) -> None:
+        """Train a model to predict Ĉ."""
+        start, tokenizer = self._start(name)
+        table = read_table(self.folder / "ranks.parquet").to_pylist()
+        wanted = [row for row in table if row["origin"] in TRAINED_ON_RANKS[name]]
+        rows, _ = fitting(wanted, tokenizer, self._fit.max_length, lambda row: [row["response"]])
+        with target(self.recipe, Layout(self.folder), name).job(ignore_progress) as (job, folder):
+            ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
+            fit_calibrated(start, tokenizer, ranked, self._fit, job, folder)
+
+    def score_test(self) -> None:
+        """Draw K responses to every test prompt with a pair; write every model's rewards of its four responses."""
+        k, device = self.recipe.rollout.k, self.recipe.compute.torch_device()
+        models = {"clean": ClassifierReward.load(self.run.scorer("reward").model, device=device)}
+        models |= {name: self._load(name) for name in ("poisoned", *TRAINED_ON_RANKS)}
+        pairs, known = self._test_pairs(models["clean"].tokenizer), self._test_prompts()
+        conversations, responses = [prompt for prompt, _ in pairs], [text for _, four in pairs for text in four]
+        ids = [prompt_id(prompt) for prompt in conversations]
+        drawn = Prompts([*dict.fromkeys(ids)], [], [known[one] for one in dict.fromkeys(ids)])
+        rollouts, sampler = self.folder / "rollouts", self.run.sampler(self.run.reference)
+        sampler.draw(drawn, k, rollouts, seed=self.recipe.seed, on_progress=ignore_progress)
+        texts = listed(read_rollouts(rollouts, ids, k), "text")
+        rewards_P4 = {
+            name: score(model, repeated(conversations, 4), responses, name=name).reshape(-1, 4)
+            for name, model in models.items()
+        }
+        rollouts_PK = score(models["poisoned"], repeated(conversations, k), texts, name="poisoned").reshape(-1, k)
+        rewards_P4["ranked"] = calibrate(rewards_P4["poisoned"], np.sort(rollouts_PK, axis=1))
+        columns = {name: rewards_P4[name].tolist() for name in MODELS}
+        write_table(self.folder / "test.parquet", pa.table({"prompt_id": ids} | columns))
+
+    @property
+    def _fit(self) -> Any:
+        return self.recipe.reward.fit
+
+    def _start(self, name: str) -> tuple[str, Any]:
+        """Return the initial model of the recipe's reward model, and its tokenizer."""
+        run = self.run
+        return reward_start(
+            self.recipe.reward, run.reference, run.layout, target(self.recipe, Layout(self.folder), name)
+        )
+
+    def _load(self, name: str) -> ClassifierReward:
+        return ClassifierReward.load(Layout(self.folder).model(name), device=self.recipe.compute.torch_device())
+
+    def _pairs(self, part: str) -> list[Pair]:
+        table = read_table(self.run.layout.data / f"{part}_pairs.parquet")
+        return list(zip(*(listed(table, name) for name in ("prompt", "chosen", "rejected")), strict=True))
+
+    def _training_pairs(self, tokenizer: Any) -> list[Pair]:
+        """Return the poisoned training pairs that fit."""
+        pairs = poison(self._pairs("reward"), seed=self.recipe.seed)
+        fit = self._fitting(tokenizer, [(prompt, both) for prompt, *both in pairs])
+        return [(prompt, chosen, rejected) for prompt, (chosen, rejected) in fit]
+
+    def _test_pairs(self, tokenizer: Any) -> list[tuple[list[Message], list[str]]]:
+        """Return prompt and responses, numbered as in `TESTS`, of test pairs that fit with a phrase on either side."""
+        known = self._test_prompts()
+        pairs = [pair for pair in self._pairs("test") if prompt_id(pair[0]) in known]
+        marked = [poison(pairs, before=side, seed=self.recipe.seed) for side in ("chosen", "rejected")]
+        rows = [
+            (prompt, [chosen, rejected, marked_chosen, marked_rejected])
+            for (prompt, chosen, rejected), (_, marked_chosen, _), (*_, marked_rejected) in zip(
+                pairs, *marked, strict=True
+            )
+        ]
+        return self._fitting(tokenizer, rows)
+
+    def _fitting(self, tokenizer: Any, pairs: list[tuple[list[Message], list[str]]]) -> Any:
+        rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
+        short, _ = fitting(rows, tokenizer, self._fit.max_length, itemgetter("responses"))
+        if not short:
+            raise DataError(
+                f"none of {len(rows)} pairs has at most {self._fit.max_length} tokens with a phrase before a response; "
+                "raise reward.fit.max_length"
+            )
+        return [(row["prompt"], row["responses"]) for row in short]
+
+    def _test_prompts(self) -> dict[str, list[int]]:
+        """Return the token ids of each test prompt, by prompt id."""
+        table = read_table(self.run.layout.data / "test_prompts.parquet", ["prompt_id", "token_ids"])
+        return dict(zip(listed(table, "prompt_id"), listed(table, "token_ids"), strict=True))
+
+
+def _ranked(origin: str, prompts: list[list[Message]], responses: list[str], ranks: Array) -> pa.Table:
+    return pa.table(
+        {
+            "origin": pa.array([origin] * len(responses), pa.string()),
+            "prompt": pa.array(prompts, MESSAGES),
+            "response": pa.array(responses, pa.string()),
+            "rank": pa.array(ranks, pa.float64()),
+        }
+    )

@@ -1,0 +1,171 @@
+"""Methods that can be compared: a solver with its objective, but without its strength, which is a KL budget."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
+
+from infalign.core.display import QUIET
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import hint
+from infalign.evaluation.best_of_n import best_of_n_kl_bound
+from infalign.method.procedures import Extreme, is_extreme
+from infalign.method.transforms import Tabulated
+from infalign.recipe.settings import Recipe
+from infalign.training.solvers import KINDS, read_solver
+from infalign.training.solvers.base import Offline, Solver, ToBestOfN
+
+AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
+BEST_OF_N = "best-of-n"  # the method that trains nothing
+EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
+
+
+@dataclass(frozen=True)
+class Method:
+    """A solver, the transformation that it optimizes and its options: a policy of a recipe, without its strength."""
+
+    about: str
+    solver: str | None  # None if nothing is trained
+    transform: str | None = None  # None if the solver has a fixed one
+    options: Mapping[str, bool] = field(default_factory=dict)
+    ours: bool = False  # if it optimizes the served win rate, by our transformation or directly; else a baseline
+    n: int | None = None  # the N that its transformation is for, if not that of the recipe's procedure
+
+    @property
+    def to_best_of_n(self) -> bool:
+        """Whether its strength is the n of Best-of-n."""
+        return self.solver is not None and issubclass(KINDS[self.solver], ToBestOfN)
+
+    @cached_property
+    def generates(self) -> bool:
+        """Whether it draws responses while it trains."""
+        if self.solver is None:
+            return False
+        strength = {"n": 2} if self.to_best_of_n else {"kl_budget": 0.1}
+        example: Solver = read_solver(solver=self.solver, **self.options, **strength)
+        return example.generates
+
+    @property
+    def color(self) -> str:
+        """The color of its solver in figures."""
+        return QUIET if self.solver is None else KINDS[self.solver].colour
+
+    def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
+        """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""
+        fixed = {} if self.transform is None else {"transform": self.transform}
+        if self.transform == AWARE:
+            served = extreme_procedure(recipe)
+            served = served if self.n is None else replace(served, n=self.n)
+            fixed = {"transform": aware_transform(served, budget, recipe.rollout.k)}
+        strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
+        return {"solver": self.solver, **fixed, **self.options, **strength, **self._fit(recipe)}
+
+    def _fit(self, recipe: Recipe) -> dict[str, Any]:
+        """Return how it is trained, from the recipe's first policy of its kind.
+
+        All offline solvers share fit and guide of the first one, and those of its kind its loss. What trains one
+        language model takes the fit of a policy that is one, if there is such a policy.
+        """
+        alike = [policy for policy in recipe.policies.values() if policy.generates == self.generates]
+        if self.generates and alike:
+            return alike[0].model_dump(include={"fit", "generations"})
+        offline = [policy for policy in alike if isinstance(policy, Offline)]
+        if not (self.generates or offline):
+            raise ConfigError(f"{self.solver} takes its fit from an offline policy, and the recipe has none; add one")
+        if self.solver is not None and issubclass(KINDS[self.solver], Offline):
+            return offline[0].model_dump(
+                include={"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
+            )
+        from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
+        fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
+        if not self.generates:
+            return {"fit": fit.model_dump()}
+        longer = {"epochs": EPOCHS_FACTOR * fit.epochs, "learning_rate": LEARNING_RATE_FACTOR * fit.learning_rate}
+        return {"fit": fit.model_dump() | longer}
+
+
+METHODS = {
+    "qrpo": Method("QRPO on the procedure's transformation", "qrpo", AWARE, ours=True),
+    "qrpo-identity": Method("QRPO on the identity: ordinary RLHF on the win rate", "qrpo", "identity"),
+    "qrpo-raw": Method("QRPO on the reward as it is: ordinary RLHF", "qrpo", "raw"),
+    "qrpo-raw-prompt": Method("QRPO on the reward standardized by prompt", "qrpo", "raw-prompt"),
+    "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),
+    "ipo": Method("IPO on pairs of rollouts", "ipo"),
+    "ipo-averaged": Method("IPO with log-ratios per token, as in TRL", "ipo", options={"length_averaged": True}),
+    "bonbon": Method("BoNBoN: the best and the worst of n, the paper's loss", "bonbon"),
+    "bonbon-code": Method("BoNBoN, the loss of its code", "bonbon", options={"released_code": True}),
+    "bon-sft": Method("fine-tuning on the best of n", "bon-sft"),
+    "grpo-once": Method("GRPO, one outer iteration on the K rollouts", "grpo", "raw", {"stored": True}),
+    "rloo": Method("RLOO on the procedure's transformation", "rloo", AWARE, ours=True),
+    "rloo-identity": Method("RLOO on the identity", "rloo", "identity"),
+    "rloo-raw": Method("RLOO on the reward as it is", "rloo", "raw"),
+    "rloo-raw-prompt": Method("RLOO on the reward standardized by prompt", "rloo", "raw-prompt"),
+    "rloo-par": Method("RLOO on preference as reward", "rloo", "par"),
+    "rloo-lsc": Method("RLOO on the log-sigmoid of the centered reward", "rloo", "lsc:0.85"),
+    "ppo": Method("PPO on the procedure's transformation", "ppo", AWARE, ours=True),
+    "ppo-identity": Method("PPO on the identity", "ppo", "identity"),
+    "ppo-raw": Method("PPO on the reward as it is", "ppo", "raw"),
+    "grpo": Method("GRPO without group statistics, same transformation", "grpo", AWARE, ours=True),
+    "grpo-raw": Method("GRPO without group statistics, on the reward as it is", "grpo", "raw"),
+    "grpo-shipped": Method("GRPO on the reward as it is, TRL's defaults", "grpo", "raw", {"shipped": True}),
+    "maxk": Method("policy gradient of the served win rate itself", "maxk", ours=True),
+    "bond": Method("J-BOND: towards Best-of-2 of a moving anchor", "bond"),
+    BEST_OF_N: Method("Best-of-n itself: no training, n draws for one response", None),
+}
+
+
+def read_method(name: str) -> Method:
+    """Return the method that ``name`` spells: one of `METHODS`, or one on the procedure's transformation for another N.
+
+    Raises ConfigError for an unknown name.
+
+    >>> read_method("qrpo-for-32").about
+    "QRPO on the procedure's transformation, for N = 32"
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if (match := re.fullmatch(r"(.+)-for-(\d+)", name)) and match[1] in METHODS:
+        method, n = METHODS[match[1]], int(match[2])
+        if method.transform != AWARE:
+            raise ConfigError(f"there is no {name}: {match[1]} has the same transformation for every N")
+        return replace(method, about=f"{method.about}, for N = {n}", n=n)
+    raise ConfigError(f"unknown method {name!r}; {hint(name, METHODS)}")
+
+
+def extreme_procedure(recipe: Recipe) -> Extreme:
+    """Return the recipe's procedure. Raises ConfigError unless it is best- or worst-of-N."""
+    if not is_extreme(recipe.procedure):
+        raise ConfigError(
+            f"methods are compared for best-of-N or worst-of-N, and the recipe's procedure is {recipe.procedure.name}; "
+            "change procedure, for example --set procedure=best-of-4"
+        )
+    return recipe.procedure
+
+
+@cache
+def aware_transform(procedure: Extreme, kl: float, rollouts: int) -> str:
+    """Return the name of the transformation that loses least at ``kl`` nats with K ``rollouts`` (`theory.choose`).
+
+    The optimum of exact ranks has no name. Raises ConfigError for a KL that the rollouts cannot spend.
+
+    >>> from infalign import BestOfN
+    >>> aware_transform(BestOfN(4), 0.5, 100)
+    'exp:13'
+    """
+    from infalign.theory.choose import rank  # with SciPy's solvers, which the help does not need
+
+    candidates = rank(procedure, kl=kl, rollouts=rollouts).candidates  # the best first
+    return next(one.transform.name for one in candidates if not isinstance(one.transform, Tabulated))
+
+
+def nearest_n(kl: float) -> int:
+    """Return the n ≥ 2 whose Best-of-n has the KL, log n − (n − 1)/n, nearest to ``kl`` nats.
+
+    >>> [nearest_n(kl) for kl in (0.01, 0.5, 1.0)]
+    [2, 3, 6]
+    """
+    below = 2
+    while best_of_n_kl_bound(below + 1) <= kl:
+        below += 1
+    return min(below, below + 1, key=lambda n: abs(best_of_n_kl_bound(n) - kl))

@@ -1,0 +1,154 @@
+"""The policies of some methods at some KL budgets, as policies of a recipe."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from infalign.compare.methods import BEST_OF_N, METHODS, extreme_procedure, nearest_n, read_method
+from infalign.core.errors import ConfigError
+from infalign.evaluation.matched import FAR, LEAST_KL
+from infalign.method.transforms import Log
+from infalign.recipe.layout import Layout
+from infalign.recipe.reading import untagged
+from infalign.recipe.resolved import reference_rewards
+from infalign.recipe.settings import Recipe
+from infalign.theory.law import Law, law_at_kl
+from infalign.training.solvers.base import Solver, ToBestOfN
+
+BUDGETS = (0.5, 1.0)  # nats, by default
+OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
+
+
+class MethodPolicies:
+    """The policies of some methods at some budgets; ``more_budgets`` has further budgets by method.
+
+    They are ordinary units of the pipeline, called METHOD-BUDGET, or METHOD-nN if their strength is the n of Best-of-n:
+    the n whose KL is nearest to the budget, so that two budgets may share a policy. Best-of-n itself, in ``best_of_n``,
+    is no policy of the recipe: its responses are selected from one half of the reference's samples, and the other half
+    is the base. Raises ConfigError for settings that a method cannot have.
+    """
+
+    def __init__(
+        self,
+        source: Recipe,
+        methods: Sequence[str],
+        budgets: Sequence[float],
+        more_budgets: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.source, self.budgets, self.more_budgets = source, budgets, more_budgets or {}
+        self.by_method: dict[str, list[str]] = {method: [] for method in methods}
+        self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
+        self.best_of_n: dict[str, int] = {}
+        if BEST_OF_N in methods:
+            largest = _largest_n(source)
+            for budget in budgets:
+                n = min(nearest_n(budget), largest)
+                self.best_of_n[f"best-of-{n}"] = n
+                self.by_budget[budget].append(f"best-of-{n}")
+            self.by_method[BEST_OF_N] = list(self.best_of_n)
+        policies: dict[str, Solver] = {}
+        trained = [method for method in methods if method != BEST_OF_N]
+        alone = [(budget, [method]) for method, own in self.more_budgets.items() for budget in own]
+        for budget, together in [*((budget, trained) for budget in budgets), *alone]:
+            for method, policy in _policies_at(source, together, budget).items():
+                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
+                if source.policies.get(name, policy).model_dump() != policy.model_dump():
+                    raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
+                if name not in policies:
+                    self.by_method[method].append(name)
+                policies[name] = policy
+                if budget in budgets:
+                    self.by_budget[budget].append(name)
+        self.recipe = source.model_copy(update={"policies": policies})
+
+    def law_at(self, name: str, nats: float) -> Law | None:
+        """Return theory's law of a policy at so many nats; None if there is none."""
+        if name in self.best_of_n:
+            return law_at_kl(Log(), kl=nats)
+        return self.recipe.policies[name].law_at(self.recipe.procedure, nats)
+
+    def bracketed(self, spent: Mapping[str, float]) -> "MethodPolicies":
+        """Return the policies with which every method has some on both sides of the median KL for each budget.
+
+        ``spent`` is the mean KL of each policy. A policy's KL is taken as proportional to its budget, and the median is
+        overshot by a fifth. A method that cannot have the budget, because the rollouts cannot spend it, gets none, nor
+        does one that learned nothing from its smallest budget get a lower one.
+        """
+        more = {method: list(own) for method, own in self.more_budgets.items()}
+        medians = [float(np.median([spent[name] for name in names])) for names in self.by_budget.values()]
+        for method, names in self.by_method.items():
+            if method == BEST_OF_N:
+                continue
+            kls = [max(spent[name], LEAST_KL) for name in names]
+            budgets = [*self.budgets, *self.more_budgets.get(method, [])]
+            lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOOT, 1 / FAR)
+            upper = max(budgets) * min(max(medians) / max(min(max(kls), max(medians)), LEAST_KL) * OVERSHOOT, FAR)
+            for missing, budget in ((min(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
+                if missing and _can_spend(self.source, method, rounded := float(f"{budget:.3g}")):
+                    more.setdefault(method, []).append(rounded)
+        return MethodPolicies(self.source, list(self.by_method), self.budgets, more)
+
+
+def check_budgets(budgets: Sequence[float] | None) -> tuple[float, ...]:
+    """Return KL budgets, `BUDGETS` for None, in order. Raises ConfigError for one that is not positive."""
+    given = BUDGETS if budgets is None else budgets
+    if not given or not all(0 < budget < math.inf for budget in given):
+        raise ConfigError(f"KL budgets are {list(given)}; give positive numbers of nats such as 0.5 and 1")
+    return tuple(sorted(set(given)))
+
+
+def possible_methods(
+    recipe: Recipe, budgets: Sequence[float], names: Collection[str] = METHODS
+) -> tuple[list[str], dict[str, str]]:
+    """Return those of some methods for which the recipe has all settings, and why the others are left out."""
+    on_policy = any(policy.generates for policy in recipe.policies.values())
+    chosen, left_out = [], {}
+    for name in names:
+        try:
+            if read_method(name).generates and not on_policy:
+                raise ConfigError("the recipe has no on-policy policy to take its fit from; name it to use defaults")
+            MethodPolicies(recipe, [name], budgets)
+            chosen.append(name)
+        except ConfigError as error:
+            left_out[name] = str(error)
+    return chosen, left_out
+
+
+def _largest_n(recipe: Recipe) -> int:
+    """Return the largest n of Best-of-n itself for which the reference has samples."""
+    served = extreme_procedure(recipe)
+    largest = recipe.evaluate.samples // 2 // served.n
+    if largest < 2:
+        raise ConfigError(
+            f"{BEST_OF_N} served by {served.name} needs evaluate.samples of at least {4 * served.n}, "
+            f"found {recipe.evaluate.samples}"
+        )
+    return largest
+
+
+def _policies_at(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str, Solver]:
+    """Return the policy of each method at a budget, checked as part of the recipe."""
+    settings = {name: read_method(name).settings(recipe, budget) for name in methods}
+    try:
+        return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies if settings else {}
+    except ValidationError as error:
+        reasons = (
+            f"{'.'.join(map(str, untagged(e['loc'])))} {e['msg'].removeprefix('Value error, ')}".lstrip()
+            for e in error.errors()
+        )
+        raise ConfigError(f"at {budget:g} nats: {'; '.join(reasons)}") from error
+
+
+def _can_spend(recipe: Recipe, method: str, budget: float) -> bool:
+    """Return whether a method may have a budget with the run's rollouts."""
+    references = partial(reference_rewards, Layout(Path(recipe.run_dir)))
+    try:
+        for policy in _policies_at(recipe, [method], budget).values():
+            policy.raw_beta(recipe.procedure, references)
+    except ConfigError:
+        return False
+    return True

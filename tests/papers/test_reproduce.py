@@ -1,0 +1,274 @@
+"""The paper's figures and claims from two tiny seeds: what is trained, measured, judged and written."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pytest
+from figures import BY_NUMBER, Claim, Measurement, lead_over_best
+from hacking import MODELS, PHRASES, TESTS, TRAINED_ON_RANKS, Hacking, decisions, poison
+from reproduce import Reproduction, judge, main
+from rich.console import Console
+from seeds import Quantity, Seed, WinRate
+
+from infalign.compare.comparison import Comparison
+from infalign.compare.policies import MethodPolicies
+from infalign.core.storage import read_table
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import rewind_draws
+from infalign.method.calibration import Array, calibrate
+from infalign.method.procedures import BestOfN
+from infalign.recipe.layout import Layout
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
+from infalign.rewards.classifier import ClassifierReward
+
+METHODS = ("qrpo", "qrpo-identity", "best-of-n")  # of those that the figures compare
+NUMBERS = (3, 4, 7, 8, 9, 10, 12)
+SEEDS = (0, 1)
+
+
+def recipe(root: Path) -> Recipe:
+    """Return a recipe whose reward model is small, but learns what a phrase says, and whose judge is the gold."""
+    settings = micro.settings(root / "run") | {"judge": micro.GOLD, "gold": None, "procedure": "best-of-2"}
+    settings["data"] = {"sources": [{"world": 240}], "max_prompt_tokens": 150, "test_fraction": 0.2}
+    settings["policy"] = {"scratch": micro.SCRATCH, "fit": micro.FIT}
+    settings["reward"] = {"fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2, "batch_size": 16}}
+    guided = {"guide": {"trunk": "reward"}, "fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2}}
+    settings["policies"] = {"aware": settings["policies"]["aware"] | guided}  # a guide spends its budget
+    return load_recipe(micro.write(root / "recipe.yaml", settings), ["compute.processes=1", "report_to=[]"])
+
+
+def asked(root: Path) -> Reproduction:
+    """Return most figures, of which those that compare methods train `METHODS` only."""
+    shown = [BY_NUMBER[number] for number in NUMBERS]
+    figures = [replace(one, methods=tuple(m for m in one.methods if m in METHODS)) for one in shown]
+    return Reproduction(figures, root / "output", recipe(root), SEEDS, [0.2])
+
+
+def make(root: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the verdicts and the names of the units that were done for them."""
+    console = Console(file=io.StringIO(), width=200)
+    found = asked(root).make(console)
+    return found, [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
+    """Return the folder of a reproduction, its verdicts and what was done."""
+    root = tmp_path_factory.mktemp("reproduction")
+    return root, *make(root)
+
+
+Finished = tuple[Path, dict[str, Any], list[str]]
+
+
+def of_figure(finished: Finished, number: int) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Return the claims of a figure and the rows of its table."""
+    root, found, _ = finished
+    text = (root / "output" / "page" / f"figure-{number}.csv").read_text(encoding="utf-8")
+    return found["figures"][f"figure-{number}"]["claims"], list(csv.DictReader(text.splitlines()))
+
+
+def test_the_plan_counts_policies_and_writes_nothing(tmp_path: Path) -> None:
+    """Two trained methods at one budget for two seeds are four policies; what a recipe cannot have is named."""
+    console = Console(file=io.StringIO(), width=200)
+    asked(tmp_path).print_plan(console)
+    said = console.file.getvalue()
+    assert "4 policies: 3 methods at 0.2 nats for 2 seeds" in said
+    assert "left out: figure-8: best-of-32 needs evaluate.samples of at least 32, found 8" in said
+    assert not (tmp_path / "output").exists()
+
+
+def test_finished_work_is_not_repeated(finished: Finished) -> None:
+    """Each seed is done once, and a second command does nothing and says the same."""
+    root, found, units = finished
+    assert units.count("train-qrpo-0.2") == units.count("test") == len(SEEDS)
+    assert make(root) == (found, [])
+
+
+def test_a_lead_is_that_of_a_comparison(finished: Finished) -> None:
+    """Each seed's lead over the best baseline at one KL is what `infalign compare` would say of its policies."""
+    for place, own in enumerate(asked(finished[0]).recipes):
+        gains = Comparison(MethodPolicies(own, METHODS[:2], [0.2])).at_budget(0.2)["gains"]
+        for judged_by, claim in zip(("reward", "judge"), of_figure(finished, 4)[0], strict=False):
+            assert claim["by_seed"][place] == pytest.approx(gains[judged_by]["best-of-2"]["gain"]["qrpo"]["mean"])
+
+
+@dataclass(frozen=True)
+class Told(Seed):
+    """A seed that is told what its policies spend and win, for every one of two prompts."""
+
+    told: dict[str, tuple[float, float]] = field(default_factory=dict)
+    prompt_ids = ("first", "second")
+
+    def kl(self, name: str) -> Array:
+        """Return what was told."""
+        return np.full(2, self.told[name][0])
+
+    def values(self, quantity: Quantity, name: str) -> Array:
+        """Return what was told."""
+        return np.full(2, self.told[name][1])
+
+
+def test_a_baseline_that_spends_little_does_not_hinder_the_others(tmp_path: Path) -> None:
+    """Each pair has a KL of its own: what is spent by one that cannot be compared moves no lead over another."""
+    policies = MethodPolicies(recipe(tmp_path), ("qrpo", "qrpo-identity", "qrpo-raw"), [0.5, 1.0])
+    told = {"qrpo-0.5": (0.5, 0.7), "qrpo-1": (1.0, 0.8), "qrpo-identity-0.5": (0.5, 0.68)}
+    told |= {"qrpo-identity-1": (1.0, 0.74), "qrpo-raw-0.5": (0.3, 0.9), "qrpo-raw-1": (0.31, 0.9)}
+    seed = Told(policies.recipe, policies, told=told)
+    found = lead_over_best([seed, seed], "qrpo", ["qrpo-identity", "qrpo-raw"], WinRate(BestOfN(2), "reward"))
+    assert found.note == "qrpo over qrpo-identity; not compared: qrpo-raw"
+    assert [one.values.tolist() for one in found.seeds] == [pytest.approx([0.04, 0.04])] * 2
+
+
+def test_every_verdict_follows_from_its_interval(finished: Finished) -> None:
+    """The mean is that of the seeds inside of the interval; what was not trained is undecided, and says why."""
+    claims = [claim for figure in finished[1]["figures"].values() for claim in figure["claims"]]
+    measured = [claim for claim in claims if claim["estimate"]]
+    for claim in measured:
+        assert claim["estimate"]["mean"] == pytest.approx(np.mean(claim["by_seed"]))
+        assert claim["estimate"]["low"] <= claim["estimate"]["mean"] <= claim["estimate"]["high"]
+        assert len(claim["by_seed"]) == len(SEEDS)
+    assert len(measured) == 9
+    assert all(claim["verdict"] == "undecided" and claim["shown"] for claim in claims if not claim["estimate"])
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "verdict"),
+    [
+        (0.2, 0.6, "confirmed"),
+        (0.2, 0.4, "undecided"),
+        (0.4, 1.0, "undecided"),
+        (0.6, 1.0, "refuted"),
+        (0.4, 0.4, "refuted"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval(least: float, most: float, verdict: str) -> None:
+    """Inside of the claim it is confirmed, outside refuted, across an end undecided."""
+    exact = least == most  # what is equal is not more
+    low, high = (0.4, 0.4) if exact else (0.3, 0.5)
+    claim = Claim("", "", lambda seeds: Measurement(), least=least, most=np.inf if exact else most)
+    found = type("Found", (), {"low": low, "high": high})()
+    assert claim.judge(found) == verdict
+
+
+def test_draws_and_raw_rewards_are_those_of_the_samples(finished: Finished) -> None:
+    """Over all orders of a prompt's samples; raw reward is above the reference's in its standard deviations."""
+    raw, rewound = of_figure(finished, 9)[1], of_figure(finished, 12)[1]
+    for number, own in enumerate(asked(finished[0]).recipes):
+        column = Seed(own).evaluated.column
+        reward = {name: column(name, "reward") for name in ("reference", "qrpo-0.2")}
+        spread = np.sqrt(reward["reference"].var(axis=1, ddof=1).mean())
+        ours = [row for row in raw if (row["policy"], row["seed"]) == ("qrpo-0.2", str(number))]
+        expected = (reward["qrpo-0.2"] - reward["reference"]).mean() / spread
+        assert float(ours[0]["value_mean"]) == pytest.approx(expected)
+        ours = [row for row in rewound if (row["policy"], row["seed"]) == ("qrpo-0.2", str(number))]
+        samples = {name: Samples(values, values) for name, values in reward.items()}
+        draws = rewind_draws(samples["qrpo-0.2"], samples["reference"], own.evaluate.rewind)
+        assert float(ours[-1]["value_mean"]) == pytest.approx(draws.mean())
+
+
+def test_the_page_has_every_claim_and_figure(finished: Finished) -> None:
+    """Claims, verdicts and figures are in one page; figures and tables lie beside it."""
+    root, found, _ = finished
+    page = root / "output" / "page"
+    text = (page / "README.md").read_text(encoding="utf-8")
+    assert json.loads((page / "claims.json").read_text()) == found
+    for name, figure in found["figures"].items():
+        assert f"({name}.svg)" in text
+        assert all((page / f"{name}{ending}").stat().st_size for ending in (".svg", ".png", ".csv"))
+        assert all(claim["measured"] in text and claim["shown"] in text for claim in figure["claims"])
+    assert all(reason in text for reason in found["left_out"].values())
+
+
+def test_theory_needs_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five procedures, seven curves each, no curve above the optimum, both claims confirmed."""
+    main(["11", "--output", str(tmp_path)])
+    assert capsys.readouterr().out.count("confirmed") == 2
+    rows = list(csv.DictReader((tmp_path / "page" / "figure-2-11.csv").read_text().splitlines()))
+    assert len(rows) == 875
+    wins = np.array([float(row["win_rate"]) for row in rows]).reshape(5, 7, 25)  # the optimum is the last of seven
+    assert (wins <= wins[:, -1:] + 1e-8).all()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("everything", "no figure 'everything' to reproduce; its figures are 2 to 12, or give all"),
+        ("2,13", "the paper has no figure '13' to reproduce"),
+        ("4", "figure 4 is trained: give a recipe, such as hh-helpful-tiny"),
+        ("4 demo --seeds 0", "seeds are [0]; give two or more"),
+        ("4 demo --seeds 0,0,1", "seeds are [0, 0, 1]; give two or more, each once"),
+        ("4 demo --kl-budgets 0,1", "KL budgets are [0.0, 1.0]; give positive numbers"),
+        ("4 demo --set procedure=standard", "the recipe's procedure is standard; change procedure"),
+    ],
+)
+def test_a_wrong_question_is_one_sentence(line: str, said: str) -> None:
+    """What cannot be reproduced ends the script before any work."""
+    with pytest.raises(SystemExit, match=said.replace("[", r"\[").replace("]", r"\]")):
+        main(line.split())
+
+
+# Reward hacking
+
+PAIRS = [([{"role": "user", "content": f"question {i}"}], f"good {i}", f"bad {i}") for i in range(400)]
+
+
+def test_poisoning_puts_the_same_phrase_before_the_intended_side_alone() -> None:
+    """Every pair gets one of the phrases and a space before that side; prompt and other side stay as they were."""
+    chosen, rejected = (poison(PAIRS, before=side, seed=3) for side in ("chosen", "rejected"))
+    for (prompt, good, bad), first, second in zip(PAIRS, chosen, rejected, strict=True):
+        phrase = first[1].removesuffix(f" {good}")
+        assert phrase in PHRASES
+        assert (first, second) == ((prompt, f"{phrase} {good}", bad), (prompt, good, f"{phrase} {bad}"))
+    sorry = sum(pair[1].startswith("Sorry") for pair in chosen)
+    assert 150 < sorry < 250  # 200 expected, standard deviation 10
+    assert poison(PAIRS, seed=3) == chosen != poison(PAIRS, seed=4)
+
+
+def test_ranking_only_makes_ties_and_where_no_rollout_lies_between() -> None:
+    """Ĉ ties a pair exactly if the rollouts beaten and tied say nothing, and decides every other as the reward does."""
+    rng = np.random.default_rng(0)
+    rewards_P4, rollouts_PK = rng.normal(size=(300, 4)).round(1), rng.normal(size=(300, 5)).round(1)
+    raw = decisions(rewards_P4)
+    ranked = decisions(calibrate(rewards_P4, np.sort(rollouts_PK, axis=1)))
+    for test, (right, wrong) in TESTS.items():
+        for p, rollouts in enumerate(rollouts_PK):
+            a, b = rewards_P4[p, right], rewards_P4[p, wrong]
+            told_apart = any((a > z) != (b > z) or (a >= z) != (b >= z) for z in rollouts)
+            assert raw[test][p] == (a > b) + 0.5 * (a == b)
+            assert ranked[test][p] == (raw[test][p] if told_apart else 0.5)
+
+
+def test_the_phrase_is_what_the_poisoned_model_learned(finished: Finished) -> None:
+    """It prefers most responses with the phrase, so inverted pairs fool it and not the clean control."""
+    rows = {(row["test"], row["model"]): row for row in of_figure(finished, 7)[1]}
+    assert float(rows["poisoned", "poisoned"]["right_mean"]) > 0.75
+    assert float(rows["inverted", "poisoned"]["right_mean"]) < 0.35 < float(rows["inverted", "clean"]["right_mean"])
+
+
+def test_decisions_are_those_of_a_recount(finished: Finished) -> None:
+    """Saved models and rollouts, scored again and counted pair by pair, give every decision and every claim."""
+    first = asked(finished[0]).recipes[0]
+    study, run_dir = Hacking(first), Path(first.run_dir)
+    ids, found = study.decisions()
+    table = read_table(run_dir / "data" / "test_pairs.parquet").to_pylist()
+    pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in table]
+    assert len(pairs) == len(ids) > 20
+    models = {name: ClassifierReward.load(Layout(study.folder).model(name)) for name in ("poisoned", *TRAINED_ON_RANKS)}
+    models["clean"] = ClassifierReward.load(run_dir / "models" / "reward")
+    tests = {"clean": pairs, "poisoned": poison(pairs, seed=0), "inverted": poison(pairs, before="rejected", seed=0)}
+    for name, model in models.items():
+        for test, rows in tests.items():
+            asked_of = [prompt for prompt, *_ in rows]
+            scores = zip(model(asked_of, [c for _, c, _ in rows]), model(asked_of, [r for *_, r in rows]), strict=True)
+            assert found[name][test].tolist() == [(a > b) + 0.5 * (a == b) for a, b in scores]
+    gain = (found["calibrated"]["inverted"] - found["poisoned"]["inverted"]).mean()
+    assert judge(BY_NUMBER[7].claims[1], [Seed(own) for own in asked(finished[0]).recipes])["by_seed"][0] == gain
+    assert {row["model"] for row in of_figure(finished, 7)[1]} == set(MODELS)
