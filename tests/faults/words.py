@@ -47,7 +47,7 @@ def no_gpu(lab: Lab) -> Seen:
     """`compute.device` is cuda where there is no GPU → In a dry run a warning; a run stops at once."""
     root = lab.copy()
     with patch.object(torch.cuda, "is_available", lambda: False):
-        assert "finds no GPU" in warned(lab, "compute.device=cuda", "GPU").said
+        assert "no GPU" in warned(lab, "compute.device=cuda", "GPU").said
         seen = told(lambda: again(root, "compute.device=cuda", "policies.aware.kl_budget=0.7"))
     assert (root / "models" / "aware").is_dir()
     return seen
