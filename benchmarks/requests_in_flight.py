@@ -25,7 +25,7 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from infalign.rewards.scores import score_to
+from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.rollouts import draw
@@ -129,9 +129,8 @@ def main() -> int:
         prompts = [[{"role": "user", "content": f"prompt {i}"}] for i in range(requests) for _ in range(BATCH)]
         responses = [f"response {i}" for i in range(requests * BATCH)]
         with tempfile.TemporaryDirectory() as folder:
-            score_to(
-                Path(folder), reward, prompts, responses, name="r", made_by="r", on_progress=lambda done, total: None
-            )
+            named = NamedReward(reward, "reward", "reward")
+            score_to(Path(folder), named, prompts, responses, on_progress=lambda done, total: None)
 
     works: dict[str, Callable[[int, int], None]] = {
         "bare": partial(bare, port),

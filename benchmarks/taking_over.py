@@ -18,7 +18,7 @@ import pyarrow as pa
 from infalign.core.sequences import Lazy
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import MESSAGES, prompt_id
-from infalign.rewards.scores import score_shard, score_to
+from infalign.rewards.scores import NamedReward, score_shard, score_to
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable, drawn_so_far
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, find_rollouts, shard_path
@@ -64,21 +64,21 @@ def main(prompts: int = 4800, tokens: int = 8) -> None:
             "token_ids": pa.array([[1, 2, 3]] * prompts, pa.list_(pa.int32())),
         }
         write_table(table, pa.table(columns))
-        found, names = PromptTable(table, prompts).read(), {"name": "length", "made_by": "length"}
+        found, reward = PromptTable(table, prompts).read(), NamedReward(length, "length", "length")
         asked, engine = list(found.asked()), Noise(tokens)
         for number, start in enumerate(range(0, prompts, SHARD_PROMPTS)):
             block = slice(start, start + SHARD_PROMPTS)
             draw_shard(engine, asked[block], K, shard_path(rollouts, number))
             said = listed(read_table(shard_path(rollouts, number), ["text"]), "text")
             of_prompts = [conversation for conversation in conversations[block] for _ in range(K)]
-            score_shard(shard_path(scores, number), length, of_prompts, said, **names)
+            score_shard(shard_path(scores, number), reward, of_prompts, said)
         rows = prompts * K
         with timed("rollout", rows):
             assert drawn_so_far(found, K, rollouts) == f"{rows:,} of {rows:,} responses"
         with timed("score", rows):
             drawn = find_rollouts(rollouts, found.prompt_ids, K)
             each = Lazy(rows, lambda i: found.conversations[i // K])
-            score_to(scores, length, each, drawn.values("text"), **names, on_progress=lambda done, total: None)
+            score_to(scores, reward, each, drawn.values("text"), on_progress=lambda done, total: None)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute, Fit
-from infalign.rewards.scores import score_to
+from infalign.rewards.scores import NamedReward, score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
 from infalign.training.callbacks import TrimsHeap
@@ -125,8 +125,8 @@ def test_a_shard_of_rewards_is_bounded_by_its_responses(tmp_path: Path) -> None:
     def reward(prompts: list[Any], texts: list[str]) -> list[float]:
         return [float(text) for text in texts]
 
-    options = {"name": "reward", "made_by": "a", "on_progress": silent}
-    found = score_to(tmp_path, reward, asked, responses, shard_responses=5, **options)
+    named = NamedReward(reward, "reward", "a")
+    found = score_to(tmp_path, named, asked, responses, shard_responses=5, on_progress=silent)
     assert found.tolist() == [float(text) for text in responses]
     assert [pq.read_table(path).num_rows for path in sorted(tmp_path.iterdir())] == [6, 4, 2]
 
@@ -145,11 +145,9 @@ def peaks(folder: Path, count: int) -> tuple[int, int, int]:
         rollouts = find_rollouts(folder, ids(count), K)
         rewards = score_to(
             folder / "scores",
-            lambda _, texts: [float(text.split()[1]) for text in texts],
+            NamedReward(lambda _, texts: [float(text.split()[1]) for text in texts], "reward", "a"),
             Lazy(len(rollouts), lambda i: asked[i // K]),
             rollouts.values("text"),
-            name="reward",
-            made_by="a",
             shard_responses=64,
             on_progress=silent,
         )

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from infalign.core.storage import remove
 from infalign.pipeline.lock import HOLDER, held, holder
 from infalign.pipeline.ownership import MARKER
 from infalign.pipeline.records import records
-from infalign.pipeline.workers import Task, run_tasks
+from infalign.pipeline.workers import Task, Workers, run_tasks
 from infalign.recipe.reading import load_recipe
 from infalign.steps.status import status
 
@@ -153,7 +152,7 @@ def idle_worker_killed(lab: Lab) -> Seen:
 
     work = [Task("rollout-0", give_pid), Task("score-0", give_pid, frozenset(["rollout-0"]))]
     with ProgressDisplay(Console(file=StringIO())) as display:
-        seen = told(lambda: run_tasks(work, processes=2, threads=1, display=display, on_done=done))
+        seen = told(lambda: run_tasks(work, Workers(2, 1), display=display, on_done=done))
     assert len(pids) == 1
     return seen
 
@@ -175,8 +174,8 @@ def ask_python(*, on_progress: OnProgress) -> None:
 def memory(lab: Lab, ask: Callable[..., None]) -> Seen:
     """A step asks for more memory than there is → The step that ran out of memory."""
     with ProgressDisplay(Console(file=StringIO())) as display:
-        work = partial(run_tasks, processes=1, threads=1, display=display, on_done=lambda *_: None)
-        seen = told(lambda: work([Task("rollout-0", ask)]))
+        task = [Task("rollout-0", ask)]
+        seen = told(lambda: run_tasks(task, Workers(1, 1), display=display, on_done=lambda *_: None))
     assert "rollout-0 ran out of memory" in seen.said
     return seen
 

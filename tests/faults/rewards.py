@@ -25,7 +25,7 @@ from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_tokenizer
 from infalign.rewards.function import function_reward
-from infalign.rewards.scores import check_unchanged, score_to
+from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.world import gold
 
@@ -68,8 +68,8 @@ def rows(root: Path) -> tuple[list[Any], list[str]]:
 
 def keep(lab: Lab, reward: Any) -> list[float]:
     """Score one part of the finished run's rollouts, a prompt a shard, and return the rewards."""
-    options = {"name": "reward", "made_by": "a", "shard_responses": 6, "on_progress": lambda done, total: None}
-    return score_to(lab.folder / "scores", reward, *rows(lab.finished), **options).tolist()
+    named, options = NamedReward(reward, "reward", "a"), {"shard_responses": 6, "on_progress": lambda done, total: None}
+    return score_to(lab.folder / "scores", named, *rows(lab.finished), **options).tolist()
 
 
 @contextmanager
@@ -372,7 +372,7 @@ def rewrites(lab: Lab) -> None:
 
     assert keep(lab, rude) == gold(prompts, texts)
     assert Path.cwd() == here
-    check_unchanged(gold, sorted((lab.folder / "scores").iterdir()), name="reward", made_by="a")
+    check_unchanged(NamedReward(gold, "reward", "a"), sorted((lab.folder / "scores").iterdir()))
     CalibratedReward(rude, Identity())(prompts, texts, [[0.0, 1.0]] * len(prompts))
     assert (prompts, texts) == rows(lab.finished)
 

@@ -153,19 +153,14 @@ def no_server(lab: Lab, command: str) -> Seen:
 @fault(0, brief=True)
 def little_memory(lab: Lab) -> None:
     """Memory runs out with more than two responses at once → Nothing; fewer are drawn at once."""
-    engine = engine_of(lab.finished / "models" / "reference")
-    expected = drawn(lab, engine)
-    with room_for(engine.model, 2) as given:
-        found = drawn(lab, engine_again(engine), "little")
+    model, tokenizer = load_policy(lab.finished / "models" / "reference")
+    expected = drawn(lab, SharedPrefixEngine(model, tokenizer, Sampling(12)))
+    with room_for(model, 2) as given:
+        found = drawn(lab, SharedPrefixEngine(model, tokenizer, Sampling(12)), "little")
     assert [rows for rows in given if rows > 2] == [18, 6, 3]  # three prompts, one, half of one
     for one, other in zip(found, expected, strict=True):
         assert math.isclose(one.pop("logprob"), other.pop("logprob"), rel_tol=1e-5)
         assert one == other
-
-
-def engine_again(engine: SharedPrefixEngine) -> SharedPrefixEngine:
-    """Return a fresh engine that draws from the same model."""
-    return SharedPrefixEngine(engine.model, engine.tokenizer, Sampling(12))
 
 
 @fault(1)

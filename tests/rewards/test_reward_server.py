@@ -20,7 +20,7 @@ from infalign.data.examples import prompt_id
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.base import score
-from infalign.rewards.scores import check_unchanged, score_to
+from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
 from infalign.world import gold
@@ -84,12 +84,12 @@ def test_a_refusal_is_an_error_at_once_and_hides_the_key(
 # Scores that are kept
 
 
-def keep(directory: Path, reward: Any, **settings: Any) -> np.ndarray:
-    """Score all rows into a directory, a prompt a shard."""
-    ignored = {"on_progress": lambda done, total: None}
-    return score_to(
-        directory, reward, ASKED, SAID, **{"name": "reward", "made_by": "a", "shard_responses": 1} | ignored | settings
-    )
+def keep(
+    folder: Path, reward: Any, prompts: Any = ASKED, responses: Any = SAID, *, made_by: str = "a", **more: Any
+) -> np.ndarray:
+    """Score rows into a folder, a prompt a shard."""
+    options = {"shard_responses": 1, "on_progress": lambda done, total: None} | more
+    return score_to(folder, NamedReward(reward, "reward", made_by), prompts, responses, **options)
 
 
 def test_a_server_that_dies_and_comes_back_costs_only_what_it_had_not_scored(
@@ -116,12 +116,11 @@ def test_many_shards_are_scored_at_once_and_land_in_their_places(
 ) -> None:
     """Sixteen requests meet at the server by default; shards are those of one request after another, to the byte."""
     asked = [[{"role": "user", "content": f"How do I bake {i} breads?"}] for i in range(32)]
-    options = {"name": "reward", "made_by": "a", "shard_responses": 1, "on_progress": lambda done, total: None}
     said = [f"knead the dough {i} times" for i in range(32)]
-    score_to(tmp_path / "one", RemoteReward(server.url, tokenizer, in_flight=1), asked, said, **options)
+    keep(tmp_path / "one", RemoteReward(server.url, tokenizer, in_flight=1), asked, said)
     assert server.most_at_once == 1
     server.meeting = threading.Barrier(16)
-    rewards = score_to(tmp_path / "many", RemoteReward(server.url, tokenizer), asked, said, **options)
+    rewards = keep(tmp_path / "many", RemoteReward(server.url, tokenizer), asked, said)
     assert rewards.tolist() == gold(asked, said)
     assert server.most_at_once == 16
     shards = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "many")]
@@ -157,9 +156,8 @@ def test_rewards_are_those_of_their_rows_in_whatever_order_they_come(
     server.answer = late  # type: ignore[method-assign]
     server.script = [None, 503, None, "reset", None, 500] * 6
     reward = RemoteReward(server.url, tokenizer, batch=1)
-    options = {"name": "reward", "made_by": "a", "shard_responses": 2, "on_progress": lambda done, total: None}
     with stamina.set_testing(True, attempts=9):
-        assert score_to(tmp_path, reward, asked, said, **options).tolist() == gold(asked, said)
+        assert keep(tmp_path, reward, asked, said, shard_responses=2).tolist() == gold(asked, said)
     assert len(server.bodies) == 60 + 18
 
 
@@ -240,10 +238,9 @@ def test_equal_responses_are_asked_once_and_rows_can_be_added(tmp_path: Path) ->
     def restless(prompts: list[Any], responses: list[str]) -> list[int]:
         return [next(numbers) for _ in responses]
 
-    options = {"name": "reward", "made_by": "a", "on_progress": lambda done, total: None}
-    first = score_to(tmp_path, restless, ASKED[:4], ["a", "b", "a", "a"], **options)
+    first = keep(tmp_path, restless, ASKED[:4], ["a", "b", "a", "a"])
     assert first.tolist() == [0, 1, 0, 2]  # the same text, to another prompt, in row 3
-    more = score_to(tmp_path, restless, [*ASKED[:4], ASKED[0]], ["c", "b", "a", "a", "c"], **options)
+    more = keep(tmp_path, restless, [*ASKED[:4], ASKED[0]], ["c", "b", "a", "a", "c"])
     assert more.tolist() == [3, 1, 0, 2, 3]
 
 
@@ -261,16 +258,17 @@ def test_a_server_must_still_give_the_rewards_it_gave(
     """Rounding passes, another scale or sign is refused, shards of another url are not compared; one request."""
     reward = RemoteReward(server.url, tokenizer)
     keep(tmp_path, reward)
+    named = NamedReward(reward, "reward", "a")
     shards = sorted(tmp_path.iterdir())
     server.bodies.clear()
     server.scale = scale
-    check_unchanged(reward, shards, name="reward", made_by="another")
+    check_unchanged(NamedReward(reward, "reward", "another"), shards)
     assert not server.bodies
     if same:
-        check_unchanged(reward, shards, name="reward", made_by="a")
+        check_unchanged(named, shards)
     else:
         with pytest.raises(DataError, match=r"now gives .* where it gave .*not the reward that scored before"):
-            check_unchanged(reward, shards, name="reward", made_by="a")
+            check_unchanged(named, shards)
     assert [len(body["query"]) for body in server.bodies] == [3]  # the first shard has no fourth row
 
 

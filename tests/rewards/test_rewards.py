@@ -25,7 +25,7 @@ from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
-from infalign.rewards.scores import score_to
+from infalign.rewards.scores import NamedReward, score_to
 from infalign.world import gold
 
 TEMPLATE = (
@@ -197,12 +197,10 @@ def test_bfloat16_rewards_are_close(classifier, checkpoint):
     np.testing.assert_allclose(loaded(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=0.2)
 
 
-@pytest.mark.parametrize(("max_length", "limit"), [(None, 256), (40, 40), (1000, 256)])
-def test_rows_that_are_too_long_name_their_prompt(max_length, limit):
-    """A row beyond max_length or the model's context is refused with its prompt's id and both lengths, never cut."""
-    reward = ClassifierReward(tiny_classifier(), tiny_tokenizer(), max_length=max_length)
-    with pytest.raises(DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens and .* reads {limit};"):
-        reward(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
+def test_rows_that_are_too_long_name_their_prompt(classifier):
+    """A row beyond the model's context is refused with its prompt's id and both lengths, never cut."""
+    with pytest.raises(DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens and .* reads 256;"):
+        classifier(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
 
 
 def two_outputs(folder: Path) -> None:
@@ -276,22 +274,19 @@ def test_badly_written_names_say_how_to_write_them(spec):
         function_reward(spec)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_scores_come_in_row_order_whatever_the_chunk(chunk):
-    """Rewards are float64 in the order of the rows, and progress counts the rows up to the last."""
-    responses = ["x" * n for n in np.random.default_rng(0).permutation(10)]
-    seen: list[int] = []
-    rewards = score(
-        lambda _, chunk: np.array([len(r) for r in chunk], np.float32) / 4,
-        PROMPTS[:1] * 10,
-        responses,
-        name="length",
-        chunk=chunk,
-        on_progress=seen.append,
-    )
+def test_scores_come_in_row_order_however_many_they_are():
+    """Rewards are float64 in the order of the rows, which are requested 4,096 at a time."""
+    responses = ["x" * n for n in np.random.default_rng(0).integers(99, size=10_000)]
+    calls: list[int] = []
+
+    def length(prompts, responses):
+        calls.append(len(prompts))
+        return np.array([len(response) for response in responses], np.float32) / 4
+
+    rewards = score(length, PROMPTS[:1] * 10_000, responses, name="length")
     assert rewards.dtype == np.float64
-    assert rewards.tolist() == [len(r) / 4 for r in responses]
-    assert seen == [*range(chunk, 10, chunk), 10]
+    assert rewards.tolist() == [len(response) / 4 for response in responses]
+    assert calls == [4096, 4096, 1808]
 
 
 def test_a_reward_that_raises_is_told_with_its_rows_and_its_line():
@@ -300,10 +295,10 @@ def test_a_reward_that_raises_is_told_with_its_rows_and_its_line():
     def broken(prompts, responses):
         return [1 / len(response) for response in responses]
 
-    rows = rf"rows 1 to 1 \(first prompt {prompt_id(PROMPTS[1])}\)"
+    rows = rf"rows 0 to 2 \(first prompt {prompt_id(PROMPTS[0])}\)"
     what = r"ZeroDivisionError in test_rewards.py, line \d+: division by zero"
     with pytest.raises(InfalignError, match=rf"reward mine, asked for {rows}, raised {what}"):
-        score(broken, PROMPTS, RESPONSES, name="mine", chunk=1)
+        score(broken, PROMPTS, RESPONSES, name="mine")
     with pytest.raises(DataError, match="has no user turn"):
         score(gold, [[]], ["Hello!"], name="mine")
 
@@ -331,8 +326,12 @@ def test_stopped_scoring_goes_on_bit_for_bit(classifier, tmp_path):
     """Killed at any shard, a classifier's stored scores end the same as those of one undisturbed run, ties included."""
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     responses = ["a", "b", "a", "a long one " * 3, *"cdce", "", "f", "g", ""]
-    settings = {"name": "reward", "made_by": "a", "shard_responses": 1, "on_progress": lambda done, total: None}
-    whole = score_to(tmp_path / "whole", classifier, prompts, responses, **settings)
+
+    def keep(folder, reward):
+        options = {"shard_responses": 1, "on_progress": lambda done, total: None}
+        return score_to(tmp_path / folder, NamedReward(reward, "reward", "a"), prompts, responses, **options)
+
+    whole = keep("whole", classifier)
     calls = iter(range(9))
 
     def dying(*rows):
@@ -342,8 +341,7 @@ def test_stopped_scoring_goes_on_bit_for_bit(classifier, tmp_path):
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            score_to(tmp_path / "killed", dying, prompts, responses, **settings)
-    resumed = score_to(tmp_path / "killed", classifier, prompts, responses, **settings)
-    assert resumed.tolist() == whole.tolist()
+            keep("killed", dying)
+    assert keep("killed", classifier).tolist() == whole.tolist()
     assert (whole[0], whole[4], whole[8]) == (whole[2], whole[6], whole[11])
     np.testing.assert_allclose(whole, score(classifier, prompts, responses, name="reward"), atol=1e-5)

@@ -30,7 +30,7 @@ from infalign.pipeline.units import bases
 from infalign.pipeline.workers import Task, call
 from infalign.recipe.settings import Recipe
 from infalign.rewards.base import RewardFunction
-from infalign.rewards.scores import score_shard
+from infalign.rewards.scores import NamedReward, score_shard
 from infalign.rewards.sources import Scorer
 from infalign.sampling.engine import Engine
 from infalign.sampling.prompts import PromptTable, Sampler
@@ -137,8 +137,8 @@ class Actor:
             )  # a run numbers otherwise
             table = read_table(drawn, ["prompt_id", "text"])
             conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
-            names = {"name": work.scorer.name, "made_by": work.scorer.made_by}
-            score_shard(scored, self.reward, conversations, listed(table, "text"), **names)
+            reward = NamedReward(self.reward, work.scorer.name, work.scorer.made_by)
+            score_shard(scored, reward, conversations, listed(table, "text"))
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:

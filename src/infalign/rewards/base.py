@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +13,7 @@ from infalign.data.examples import Message, prompt_id
 from infalign.method.calibration import Array
 from infalign.method.reward import ask, listed, not_a_number
 
+ROWS_PER_CALL = 4096
 LARGEST = 1e100  # cubes of differences, which intervals take, are still finite
 
 
@@ -50,35 +51,23 @@ def score_each(
         yield number, score(reward, prompts, responses, name=name).tolist()
 
 
-def score(
-    reward: RewardFunction,
-    prompts: list[list[Message]],
-    responses: list[str],
-    *,
-    name: str,
-    chunk: int = 4096,
-    on_progress: Callable[[int], None] | None = None,
-) -> Array:
-    """Return the rewards of all rows, shape (rows,), requesting ``chunk`` rows at a time.
-
-    ``on_progress`` is called after each chunk with the number of rows scored so far.
+def score(reward: RewardFunction, prompts: list[list[Message]], responses: list[str], *, name: str) -> Array:
+    """Return the rewards of all rows, shape (rows,), requesting 4,096 rows at a time.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
     not a finite number of at most 1e100 (nothing is converted: True, "1" and a number that no float holds are errors),
-    or if a chunk is no sequence or array or has the wrong number of rewards, and InfalignError if the reward function
-    itself raises an exception, SystemExit among them. The function gets copies of prompts and responses.
+    or if what is returned is no sequence or array or has the wrong number of rewards, and InfalignError if the reward
+    function itself raises an exception, SystemExit among them. The function gets copies of prompts and responses.
     """
     if len(prompts) != len(responses):
         raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
-    rewards = np.empty(len(responses))
-    for start in range(0, len(responses), chunk):
-        rows = slice(start, min(start + chunk, len(responses)))
-        asked = f"reward {name}, asked for rows {start} to {rows.stop - 1} (first prompt {prompt_id(prompts[start])}),"
-        given = ask(reward, prompts[rows], responses[rows], name=asked)
-        rewards[rows] = checked_rewards(given, prompts[rows], first=start, name=name)
-        if on_progress is not None:
-            on_progress(rows.stop)
-    return rewards
+    rewards: list[float] = []
+    for start in range(0, len(responses), ROWS_PER_CALL):
+        asked, said = prompts[start : start + ROWS_PER_CALL], responses[start : start + ROWS_PER_CALL]
+        rows = f"rows {start} to {start + len(said) - 1} (first prompt {prompt_id(asked[0])})"
+        given = ask(reward, asked, said, name=f"reward {name}, asked for {rows},")
+        rewards += checked_rewards(given, asked, first=start, name=name)
+    return np.array(rewards, float)
 
 
 def checked_rewards(values: object, prompts: list[list[Message]], *, first: int, name: str) -> list[float]:

@@ -49,8 +49,8 @@ class ClassifierReward:
     """The output of a transformers sequence classifier with one output, as TRL's ``RewardTrainer`` trains it.
 
     The conversation and the response, as an assistant turn, are rendered with the tokenizer's chat template.
-    ``batch_tokens`` bounds the padded tokens of a forward pass. No row is truncated: one longer than ``max_length`` or
-    the model's context raises DataError. The reward of a row does not depend on the other rows in its batch.
+    ``batch_tokens`` bounds the padded tokens of a forward pass. No row is truncated: one longer than the model's
+    context raises DataError. The reward of a row does not depend on the other rows in its batch.
 
     If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
     the classifier reads its output at the last token that is not padding.
@@ -64,7 +64,6 @@ class ClassifierReward:
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch_tokens: int = 16384,
-        max_length: int | None = None,
         outputs: int = 1,
     ) -> None:
         name = model.config.name_or_path or type(model).__name__
@@ -76,20 +75,11 @@ class ClassifierReward:
             config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if config.pad_token_id is None:
             raise ConfigError(f"the tokenizer of {name} has neither a padding nor an EOS token; set its pad_token")
-        limits = (max_length, getattr(config, "max_position_embeddings", None))
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
-        self.max_length = min((limit for limit in limits if limit is not None), default=None)
+        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        device: str = "cpu",
-        dtype: str = "float32",
-        batch_tokens: int = 16384,
-        max_length: int | None = None,
-    ) -> ClassifierReward:
+    def load(cls, path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> ClassifierReward:
         """Load a model folder, or a model of the hub, with safetensors weights and a tokenizer; no code in it is run.
 
         Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
@@ -104,11 +94,7 @@ class ClassifierReward:
             raise ConfigError(f"reward model {path}: there is no such folder")
         try:
             model, found = AutoModelForSequenceClassification.from_pretrained(
-                path,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
+                path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -120,7 +106,7 @@ class ClassifierReward:
                 f"reward model {path} is no trained classifier: {', '.join(sorted(found['missing_keys']))} is not in "
                 "the checkpoint and would be random; train it first, for example with TRL's RewardTrainer"
             )
-        return cls(model.to(device), tokenizer, batch_tokens=batch_tokens, max_length=max_length)
+        return cls(model.to(device), tokenizer)
 
     def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:
         """Return the token ids of each conversation with its response, the same as the reward was trained on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,14 +25,24 @@ ROUNDING = 1e-4  # relative to the largest of them
 MADE_BY = b"reward"  # key in the schema of a shard: the reward that scored it
 
 
+@dataclass(frozen=True, slots=True)
+class NamedReward:
+    """A reward function, its name in messages, and the label that its scores are stored under."""
+
+    function: RewardFunction
+    name: str
+    made_by: str
+
+
+Wanted = tuple[str, str, list[int]]  # the id of a prompt, a response to it, and its rows
+
+
 def score_to(
     directory: Path,
-    reward: RewardFunction,
+    reward: NamedReward,
     prompts: Sequence[list[Message]],
     responses: Sequence[str],
     *,
-    name: str,
-    made_by: str,
     shard_responses: int = 512,
     on_progress: Callable[[int, int], None],
 ) -> Array:
@@ -46,7 +57,7 @@ def score_to(
     """
     directory.mkdir(parents=True, exist_ok=True)
     shards = sorted(directory.glob("part-[0-9]*.parquet"))
-    kept = [shard for shard in shards if _made_by(read_table(shard, [])) == made_by]
+    kept = [shard for shard in shards if _made_by(read_table(shard, [])) == reward.made_by]
     for shard in set(shards).difference(kept):
         shard.unlink()
     stored, rows_of = _stored(kept), _rows_by_prompt(prompts)
@@ -58,83 +69,62 @@ def score_to(
         total += len(set(texts))
         done += len(known.keys() & texts)
     on_progress(done, total)
-    missing = (
-        (identity, {row: responses[row] for row in rows[np.isnan(rewards[rows])]}) for identity, rows in rows_of.items()
-    )
-    under_way: dict[int, tuple[list[tuple[str, ByRow]], list[str], list[list[Message]], list[str]]] = {}  # by shard
+    under_way: dict[int, list[Wanted]] = {}  # by the number of the shard
 
-    def asked() -> Iterator[Batch]:
-        for number, chosen in enumerate(_filled(missing, shard_responses)):
-            each = [(identity, prompts[min(by_row)], text) for identity, by_row in chosen for text in _distinct(by_row)]
-            ids, conversations, said = map(list, zip(*each, strict=True))
-            under_way[number] = chosen, ids, conversations, said
-            yield conversations, said
+    def missing() -> Iterator[list[Wanted]]:
+        for identity, rows in rows_of.items():
+            by_text: dict[str, list[int]] = {}
+            for row in rows[np.isnan(rewards[rows])]:
+                by_text.setdefault(responses[row], []).append(row)
+            yield [(identity, text, same) for text, same in by_text.items()]
 
-    with closing(score_each(reward, asked(), name=name)) as scored:
+    def batches() -> Iterator[Batch]:
+        for number, wanted in enumerate(_filled(missing(), shard_responses)):
+            under_way[number] = wanted
+            yield [prompts[rows[0]] for _, _, rows in wanted], [text for _, text, _ in wanted]
+
+    with closing(score_each(reward.function, batches(), name=reward.name)) as scored:
         for number, given in scored:
-            chosen, ids, conversations, said = under_way.pop(number)
-            _write(directory / f"part-{first + number:05d}.parquet", ids, conversations, said, given, made_by)
-            new = dict(zip(zip(ids, said, strict=True), given, strict=True))
-            for identity, by_row in chosen:
-                rewards[list(by_row)] = [new[identity, text] for text in by_row.values()]
-            done += len(said)
+            wanted = under_way.pop(number)
+            asked = [prompts[rows[0]] for _, _, rows in wanted]
+            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, asked, wanted, given)
+            for (_, _, same), value in zip(wanted, given, strict=True):
+                rewards[same] = value
+            done += len(wanted)
             on_progress(done, total)
     return rewards
 
 
-def score_shard(
-    path: Path,
-    reward: RewardFunction,
-    prompts: Sequence[list[Message]],
-    responses: Sequence[str],
-    *,
-    name: str,
-    made_by: str,
-) -> None:
+def score_shard(path: Path, reward: NamedReward, prompts: Sequence[list[Message]], responses: Sequence[str]) -> None:
     """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
     rows = {(prompt_id(prompt), text): prompt for prompt, text in zip(prompts, responses, strict=True)}
-    conversations, said = list(rows.values()), [text for _, text in rows]
-    ((_, given),) = score_each(reward, [(conversations, said)], name=name)
-    _write(path, [identity for identity, _ in rows], conversations, said, given, made_by)
+    asked = list(rows.values())
+    ((_, given),) = score_each(reward.function, [(asked, [text for _, text in rows])], name=reward.name)
+    _write(path, reward.made_by, asked, [(identity, text, []) for identity, text in rows], given)
 
 
 def _write(
-    path: Path,
-    ids: Sequence[str],
-    prompts: Sequence[list[Message]],
-    responses: Sequence[str],
-    given: Sequence[float],
-    made_by: str,
+    path: Path, made_by: str, prompts: Sequence[list[Message]], shard: Sequence[Wanted], given: Sequence[float]
 ) -> None:
     columns = {
-        "prompt_id": pa.array(ids, pa.string()),
+        "prompt_id": pa.array([identity for identity, _, _ in shard], pa.string()),
         "prompt": pa.array(prompts, MESSAGES),
-        "response": pa.array(responses, pa.string()),
+        "response": pa.array([text for _, text, _ in shard], pa.string()),
         "reward": pa.array(given, pa.float64()),
     }
     write_table(path, pa.table(columns, metadata={MADE_BY: made_by.encode()}))
 
 
-ByRow = dict[int, str]  # responses to one prompt, by row
-
-
-def _filled(missing: Iterable[tuple[str, ByRow]], responses: int) -> Iterator[list[tuple[str, ByRow]]]:
-    """Yield the prompts of one shard at a time, each with its responses that have no reward yet."""
-    shard: list[tuple[str, ByRow]] = []
-    filled = 0
-    for identity, by_row in missing:
-        if shard and filled + len(_distinct(by_row)) > responses:
+def _filled(missing: Iterable[list[Wanted]], responses: int) -> Iterator[list[Wanted]]:
+    """Yield what one shard holds at a time; a prompt is never split."""
+    shard: list[Wanted] = []
+    for of_prompt in missing:
+        if shard and len(shard) + len(of_prompt) > responses:
             yield shard
-            shard, filled = [], 0
-        if by_row:
-            shard.append((identity, by_row))
-            filled += len(_distinct(by_row))
+            shard = []
+        shard = shard + of_prompt
     if shard:
         yield shard
-
-
-def _distinct(by_row: ByRow) -> list[str]:
-    return list(dict.fromkeys(by_row.values()))
 
 
 def _rows_by_prompt(prompts: Sequence[list[Message]]) -> dict[str, NDArray[np.intp]]:
@@ -170,26 +160,26 @@ def _stored(shards: list[Path]) -> Callable[[str], dict[str, float]]:
     }
 
 
-def check_unchanged(reward: RewardFunction, shards: Iterable[Path], *, name: str, made_by: str) -> None:
-    """Raise DataError unless ``reward`` reproduces the first 4 rows of the first of ``shards`` by ``made_by``.
+def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
+    """Raise DataError unless ``reward`` reproduces the first 4 rows of the first of ``shards`` that it scored.
 
     A difference up to 1e-4 of the largest of these rewards counts as rounding. Without such a shard nothing is checked.
     """
     for shard in shards:
         table = read_table(shard)
-        if _made_by(table) != made_by:
+        if _made_by(table) != reward.made_by:
             continue
         first = table.slice(0, CHECKED_AGAIN)
         prompts, texts, before = (listed(first, column) for column in ("prompt", "response", "reward"))
-        now = score(reward, prompts, texts, name=name)
+        now = score(reward.function, prompts, texts, name=reward.name)
         gaps = np.abs(now - before)
         if gaps.max() > ROUNDING * np.abs(before).max():
             worst = int(gaps.argmax())
             raise DataError(
-                f"reward {name}: {made_by} now gives {now[worst]:g} where it gave {before[worst]:g} ({shard}, row "
-                f"{worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; bring "
-                "that one back (a function must always give the same), or score everything anew under another name, "
-                "such as a url with ?revision=2"
+                f"reward {reward.name}: {reward.made_by} now gives {now[worst]:g} where it gave {before[worst]:g} "
+                f"({shard}, row {worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored "
+                "before; bring that one back (a function must always give the same), or score everything again under "
+                "another name, such as a url with ?revision=2"
             )
         return
 

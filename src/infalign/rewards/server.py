@@ -13,7 +13,7 @@ from infalign.core.http import Post, Servers, api_key, may_pass, quoted
 from infalign.data.examples import Message, prompt_id
 from infalign.data.lines import object_once
 from infalign.rewards.base import Batch, checked_rewards
-from infalign.rewards.protocols import RewardProtocol, protocol
+from infalign.rewards.protocols import RewardProtocol, openrlhf_protocol, vllm_protocol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,20 +66,20 @@ class RemoteReward:
     def score_each(self, batches: Iterable[Batch]) -> Generator[tuple[int, list[float]]]:
         """Yield the number of each batch and its rewards, as they come; raises as a call, after those under way."""
         urls = (self.url,) if isinstance(self.url, str) else tuple(self.url)
-        spoken = protocol(urls[0], self.tokenizer, self.batch)
-        in_flight = self.in_flight or spoken.in_flight
+        protocol = vllm_protocol(urls[0]) or openrlhf_protocol(self.tokenizer, self.batch)
+        in_flight = self.in_flight or protocol.in_flight
         servers = Servers(urls, in_flight, self.read_seconds, self.retry_seconds, api_key(self.api_key_env))
         found: dict[int, dict[int, list[float]]] = {}  # of the batches under way, by the first row of a request
 
         def requests() -> Iterator[_Request]:
             for number, (prompts, responses) in enumerate(batches):
-                found[number] = {first: [] for first in range(0, len(responses), spoken.rows)}
+                found[number] = {first: [] for first in range(0, len(responses), protocol.rows)}
                 for first in found[number]:
-                    rows = slice(first, first + spoken.rows)
+                    rows = slice(first, first + protocol.rows)
                     yield _Request(number, first, prompts[rows], responses[rows])
 
         async def ask(post: Post, request: _Request) -> list[float]:
-            return await self._ask(post, spoken, request, servers.key)
+            return await self._ask(post, protocol, request, servers.key)
 
         with closing(servers.answers(ask, requests())) as answered:
             for request, given in answered:
@@ -89,15 +89,15 @@ class RemoteReward:
                     del found[request.number]
                     yield request.number, [reward for part in parts.values() for reward in part]
 
-    async def _ask(self, post: Post, spoken: RewardProtocol, request: _Request, key: str | None) -> list[float]:
+    async def _ask(self, post: Post, protocol: RewardProtocol, request: _Request, key: str | None) -> list[float]:
         """Return the rewards of one request."""
         import httpx2
 
         _, first, prompts, responses = request
-        batch = f"(batch {first // spoken.rows + 1})"
+        batch = f"(batch {first // protocol.rows + 1})"
         try:
             most_bytes = ROW_BYTES * (1 + len(responses))
-            answer = await post(spoken.body(prompts, responses), most_bytes=most_bytes)
+            answer = await post(protocol.body(prompts, responses), most_bytes=most_bytes)
         except httpx2.HTTPError as error:
             if isinstance(error, httpx2.HTTPStatusError):
                 said = f"status {error.response.status_code}: {quoted(error.response.text, key)}"
@@ -113,9 +113,9 @@ class RemoteReward:
             ) from error
         name = f"{answer.url} {batch}"
         try:
-            rewards = spoken.rewards(json.loads(answer.content, object_pairs_hook=object_once))
+            rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=object_once))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DataError(
-                f"reward {name}: the answer is no {spoken.answers}, it begins {quoted(answer.text, key)!r}"
+                f"reward {name}: the answer is no {protocol.answers}, it begins {quoted(answer.text, key)!r}"
             ) from error
         return checked_rewards(rewards, prompts, first=first, name=name)

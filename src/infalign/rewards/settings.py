@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from infalign.core.http import checked_url, checked_variable, urls
 from infalign.core.settings import Count, Settings
 from infalign.models.settings import Model
-from infalign.rewards.protocols import of_vllm
+from infalign.rewards.protocols import vllm_protocol
 
 
 class Head(Settings):
@@ -65,7 +65,7 @@ class RewardSource(Model):
             raise ValueError("api_key_env is for a `url`")
         if self.in_flight is not None and self.url is None:
             raise ValueError("in_flight is for a `url`")
-        if len({*map(of_vllm, self.url or ())}) > 1:
+        if len({id(vllm_protocol(url)) for url in self.url or ()}) > 1:
             raise ValueError("the servers of one reward are asked alike: all at /classify, all at /pooling, or none")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"

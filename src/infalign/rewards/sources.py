@@ -14,7 +14,7 @@ from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward, is_file, source_file
 from infalign.rewards.heads import in_one_pass
-from infalign.rewards.scores import check_unchanged, score_to
+from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
 
@@ -47,7 +47,7 @@ class Scorer:
                 api_key_env=self.source.api_key_env,
                 in_flight=self.source.in_flight,
             )
-        check_unchanged(reward, self.shards(), name=self.name, made_by=self.made_by)
+        check_unchanged(NamedReward(reward, self.name, self.made_by), self.shards())
         return reward
 
     def classifier(self) -> ClassifierReward:
@@ -65,11 +65,9 @@ class Scorer:
         """Return the rewards of responses by ``reward``, by default loaded; those stored in ``folder`` are kept."""
         return score_to(
             folder,
-            reward or self.load(),
+            NamedReward(reward or self.load(), self.name, self.made_by),
             prompts,
             responses,
-            name=self.name,
-            made_by=self.made_by,
             on_progress=lambda done, total: on_progress(done, total, f"scores by {self.name}"),
         )
 
