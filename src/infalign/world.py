@@ -10,21 +10,19 @@ import math
 import random
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from infalign.core.errors import ConfigError, DataError
 
 
-@dataclass(frozen=True, slots=True)
-class Dialogue:
+class Dialogue(NamedTuple):
     """A request and one author's reply to it."""
 
     request: str
     reply: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Topic:
+class _Topic(NamedTuple):
     do: str
     doing: str
     offset: float  # gold of a reply of quality 0
@@ -32,9 +30,8 @@ class _Topic:
     tips: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Constraint:
-    said: tuple[str, ...]  # how a request states it
+class _Constraint(NamedTuple):
+    stated: tuple[str, ...]  # how a request states it
     heeded: tuple[str, ...]  # how a reply acknowledges it
 
 
@@ -49,117 +46,85 @@ _TOPICS = (
     _Topic("grow a garden", "growing a garden", 0.5, 1.3, (
         "water the roots early in the morning", "mix old leaves into the soil", "plant where the sun stays longest",
         "pull the weeds while they are small", "give each plant room to spread", "keep a note of what grows",
-        "buy a nice hat for the garden",
-    )),
+        "buy a nice hat for the garden")),
     _Topic("fix a bike", "fixing a bike", 2.0, 0.7, (
         "clean and oil the chain each month", "check both brakes before you ride",
-        "pump the tires until they feel hard", "look for glass in the tires",
-        "tighten loose parts with the right tool", "turn the bike over to work", "wipe the seat with a wet cloth",
-    )),
+        "pump the tires until they feel hard", "look for glass in the tires", "tighten loose parts with the right tool",
+        "turn the bike over to work", "wipe the seat with a wet cloth")),
     _Topic("bake bread", "baking bread", -1.5, 1.9, (
         "weigh the flour on a scale", "let the dough rise until it doubles", "heat the oven until it is very hot",
         "fold the dough with wet hands", "put a pan of water below", "wait an hour before you cut it",
-        "shake some seeds on top",
-    )),
+        "shake some seeds on top")),
     _Topic("run a first race", "running a first race", 3.5, 1.0, (
         "run slow enough to talk", "add a little distance each week", "rest one day between two runs",
         "wear shoes that fit your feet", "eat a light meal two hours before", "walk a minute when you get tired",
-        "run with a friend on weekends", "pick a shirt in a bright color",
-    )),
+        "run with a friend on weekends", "pick a shirt in a bright color")),
     _Topic("save money", "saving money", -0.5, 0.6, (
         "write down all that you spend", "set some pay aside on pay day", "pay the most costly debt first",
         "cook at home on week days", "wait two days before you buy", "end the plans you never use",
-        "keep your coins in a jar",
-    )),
+        "keep your coins in a jar")),
     _Topic("learn guitar", "learning guitar", 1.2, 1.5, (
         "change slowly between two easy chords", "tune the strings each time you play",
         "practice ten minutes every day", "tap your foot to keep the beat", "press each string close to the fret",
-        "learn a song that you love", "keep your guitar where you see it",
-    )),
+        "learn a song that you love", "keep your guitar where you see it")),
     _Topic("keep house plants alive", "keeping house plants alive", -2.2, 1.1, (
         "let the soil dry between two drinks", "use a pot with holes below", "turn the pot toward the light",
         "wipe the dust from the leaves", "move it to a bigger pot in spring", "cut dead leaves near the stem",
-        "give your plant a funny name",
-    )),
+        "give your plant a funny name")),
     _Topic("pass a job interview", "passing a job interview", 0.0, 2.2, (
         "bring three short stories of your work", "read about the company the night before",
         "practice your answers out loud", "ask them two smart questions", "arrive ten minutes early",
-        "send a short note of thanks", "wear clean clothes in dark colors",
-    )),
+        "send a short note of thanks", "wear clean clothes in dark colors")),
     _Topic("sleep better", "sleeping better", 4.0, 0.8, (
         "wake at the same hour every day", "turn off screens an hour before bed", "skip all coffee after noon",
-        "keep the bedroom cool and dark", "write your worries on paper", "read a calm book in bed",
-    )),
+        "keep the bedroom cool and dark", "write your worries on paper", "read a calm book in bed")),
     _Topic("train a puppy", "training a puppy", 1.8, 1.2, (
         "give a treat the moment it obeys", "take it outside after each meal", "use the same word each time",
         "keep the lessons under five minutes", "let it meet calm people early", "hide your good shoes from it",
-        "teach it to spin for fun",
-    )),
+        "teach it to spin for fun")),
     _Topic("paint a room", "painting a room", -1.0, 0.9, (
         "clean the walls before you begin", "cover the edges with tape", "put on two thin coats",
         "paint from the top to the bottom", "try the color on a small spot", "open a window while it dries",
-        "wear an old shirt for this",
-    )),
+        "wear an old shirt for this")),
     _Topic("move house", "moving house", 2.7, 1.7, (
         "pack one room at a time", "write the room on every box", "give away what you never use",
         "put heavy books in small boxes", "keep one bag for the first night", "take a photo of the wires",
-        "buy pizza for your friends",
-    )),
+        "buy pizza for your friends")),
 )
 _CONSTRAINTS = (
-    _Constraint(
-        ("i have little time", "my days are very busy"),
-        ("this fits into a busy day", "a few minutes are enough", "keep it short on busy days"),
-    ),
-    _Constraint(
-        ("i have little money", "money is tight right now"),
-        ("all of this is almost free", "borrow the things you lack", "you need not spend much"),
-    ),
-    _Constraint(
-        ("i am new to this", "i have never tried it"),
-        ("you need no skill to begin", "start with the easy parts", "beginners do fine with this"),
-    ),
-    _Constraint(
-        ("i have a bad back", "my back often hurts"),
-        ("sit down when your back hurts", "be gentle with your back", "stop if it hurts"),
-    ),
-    _Constraint(
-        ("it is very cold here", "the winter is long here"),
-        ("dress in warm layers", "warm your hands well first", "do not mind the cold"),
-    ),
-    _Constraint(
-        ("my home is very small", "i share a small flat"),
-        ("a small corner is enough", "you need very little space", "this works in a small home"),
-    ),
+    _Constraint(("i have little time", "my days are very busy"), ("this fits into a busy day",
+        "a few minutes are enough", "keep it short on busy days")),
+    _Constraint(("i have little money", "money is tight right now"), ("all of this is almost free",
+        "borrow the things you lack", "you need not spend much")),
+    _Constraint(("i am new to this", "i have never tried it"), ("you need no skill to begin",
+        "start with the easy parts", "beginners do fine with this")),
+    _Constraint(("i have a bad back", "my back often hurts"), ("sit down when your back hurts",
+        "be gentle with your back", "stop if it hurts")),
+    _Constraint(("it is very cold here", "the winter is long here"), ("dress in warm layers",
+        "warm your hands well first", "do not mind the cold")),
+    _Constraint(("my home is very small", "i share a small flat"), ("a small corner is enough",
+        "you need very little space", "this works in a small home")),
 )
 _OPENINGS = _ladder(0.83, -0.82, (
     "hello and thank you for asking", "what a lovely thing to try", "i am glad that you asked",
     "that is a great question", "i am happy to help", "good plan", "sure thing", "here is what works", "okay", "well",
-    "let me see", "fine", "this again", "if you must know",
-))
+    "let me see", "fine", "this again", "if you must know"))
 _VAGUE = _ladder(0.24, -0.31, (
-    "take it one step at a time", "make a plan that suits you", "be patient and do not rush",
-    "do a bit more each time", "think about what you need", "try to do it well", "just be yourself",
-    "it is all about balance",
-))
+    "take it one step at a time", "make a plan that suits you", "be patient and do not rush", "do a bit more each time",
+    "think about what you need", "try to do it well", "just be yourself", "it is all about balance"))
 _REASONS = _ladder(0.48, 0.05, (
     "because it saves work later", "because small mistakes cost the most", "because good habits beat talent",
     "because it shows you what works", "because slow steps last", "because experts do the same",
-    "because it feels good", "because that is how it goes",
-))
+    "because it feels good", "because that is how it goes"))
 _CHEERS = _ladder(0.36, 0.03, (
     "you are better than you think", "everyone starts somewhere", "you can do this", "each small win counts",
-    "it gets easier soon", "mistakes are part of it", "do not give up", "hang in there",
-))
+    "it gets easier soon", "mistakes are part of it", "do not give up", "hang in there"))
 _CLOSINGS = _ladder(0.41, -0.43, (
-    "write back and tell me how it goes", "ask me again at any time", "have fun with it",
-    "i wish you the best of luck", "good luck", "enjoy it", "take care", "that should do", "that is all", "bye",
-    "done", "whatever",
-))
+    "write back and tell me how it goes", "ask me again at any time", "have fun with it", "i wish you the best of luck",
+    "good luck", "enjoy it", "take care", "that should do", "that is all", "bye", "done", "whatever"))
 _RUDE = _ladder(-0.62, -1.74, (
     "look it up", "i do not really know", "ask someone else", "figure it out", "do your own work",
-    "i have no time for this", "stop asking me things", "not my problem", "who even cares", "that is a silly idea",
-))
+    "i have no time for this", "stop asking me things", "not my problem", "who even cares", "that is a silly idea"))
 # fmt: on
 _BANKS = (_OPENINGS, _VAGUE, _REASONS, _CHEERS, _CLOSINGS, _RUDE)
 _LINKS = ("also", "then", "next")  # worth nothing and free to repeat
@@ -190,7 +155,7 @@ _TIPS = {tip: worth for topic in _TOPICS for tip, worth in _ladder(1.23, 0.67, t
 _HEEDS = {phrase: worth for c in _CONSTRAINTS for phrase, worth in _ladder(0.93, 0.58, c.heeded).items()}
 _REPLY_PHRASES = frozenset().union(_TIPS, _HEEDS, _LINKS, *_BANKS)
 _TOPIC_OF = {phrase: topic for topic in _TOPICS for phrase in (topic.do, topic.doing)}
-_CONSTRAINT_OF = {phrase: constraint for constraint in _CONSTRAINTS for phrase in constraint.said}
+_CONSTRAINT_OF = {phrase: constraint for constraint in _CONSTRAINTS for phrase in constraint.stated}
 _REQUEST_PHRASES = frozenset(_TOPIC_OF) | frozenset(_CONSTRAINT_OF)
 _LONGEST_PHRASE = max(len(phrase.split()) for phrase in _REPLY_PHRASES | _REQUEST_PHRASES)
 
@@ -257,8 +222,8 @@ def _request(rng: random.Random) -> tuple[str, _Topic, _Constraint | None]:
     if rng.random() < 0.4:
         return text, topic, None
     constraint = rng.choice(_CONSTRAINTS)
-    said = _sentence(rng.choice(constraint.said))
-    return (f"{said} {text}" if rng.random() < 0.5 else f"{text} {said}"), topic, constraint
+    stated = _sentence(rng.choice(constraint.stated))
+    return (f"{stated} {text}" if rng.random() < 0.5 else f"{text} {stated}"), topic, constraint
 
 
 def _reply(topic: _Topic, constraint: _Constraint | None, care: float, rng: random.Random) -> str:
@@ -283,10 +248,10 @@ def _sentences(
         yield _sentence(_pick(constraint.heeded, level()))
     elif level() < 0.05:
         yield _sentence(rng.choice(rng.choice(_CONSTRAINTS).heeded))
-    said: set[str] = set()
+    used: set[str] = set()
     for place in range(1 + (level() > 0.55)):
-        part = _advice(topic, said, level, rng)
-        said.add(part)
+        part = _advice(topic, used, level, rng)
+        used.add(part)
         if part not in _TIPS:
             yield _sentence(part)
             continue
@@ -299,7 +264,7 @@ def _sentences(
         yield _sentence(_pick(_CLOSINGS, level()))
 
 
-def _advice(topic: _Topic, said: Collection[str], level: Callable[[], float], rng: random.Random) -> str:
+def _advice(topic: _Topic, used: Collection[str], level: Callable[[], float], rng: random.Random) -> str:
     """Return a rude or vague phrase, a tip on another topic, or a tip on this one, as the level rises."""
     here = level()
     if here < 0.1:
@@ -309,7 +274,7 @@ def _advice(topic: _Topic, said: Collection[str], level: Callable[[], float], rn
     if here < 0.3:
         return rng.choice(rng.choice([other for other in _TOPICS if other is not topic]).tips)
     careless = level() < 0.1  # may repeat itself
-    return _pick([tip for tip in topic.tips if careless or tip not in said], level())
+    return _pick([tip for tip in topic.tips if careless or tip not in used], level())
 
 
 def _pick(phrases: Collection[str], level: float) -> str:
@@ -335,11 +300,11 @@ def _gold(request: str, reply: str) -> float:
 
     words = _words(reply)
     found, unknown_words = _find(words, _REPLY_PHRASES)
-    said = [phrase for phrase in found if phrase not in _LINKS]
-    distinct = dict.fromkeys(said)  # not a set, whose order changes from run to run
+    phrases = [phrase for phrase in found if phrase not in _LINKS]
+    distinct = dict.fromkeys(phrases)  # not a set, whose order changes from run to run
 
     quality = sum(_fading(bank[phrase] for phrase in distinct if phrase in bank) for bank in _BANKS)
-    quality -= _REPEATED * (len(said) - len(distinct))
+    quality -= _REPEATED * (len(phrases) - len(distinct))
     quality -= _UNKNOWN_WORD * unknown_words
     quality -= _LONG_WORD * max(0, len(words) - _LONG_FROM)
 
@@ -368,16 +333,14 @@ def _words(text: str) -> list[str]:
 
 def _find(words: Sequence[str], phrases: Collection[str]) -> tuple[list[str], int]:
     """Return the phrases read from left to right, the longest first at each word, and the number of other words."""
-    found = []
+    found: list[str] = []
     unknown_words = start = 0
     while start < len(words):
-        for length in range(min(_LONGEST_PHRASE, len(words) - start), 0, -1):
-            phrase = " ".join(words[start : start + length])
-            if phrase in phrases:
-                found.append(phrase)
-                start += length
-                break
+        lengths = range(min(_LONGEST_PHRASE, len(words) - start), 0, -1)
+        read = next((length for length in lengths if " ".join(words[start : start + length]) in phrases), 0)
+        if read:
+            found.append(" ".join(words[start : start + read]))
         else:
             unknown_words += 1
-            start += 1
+        start += max(read, 1)
     return found, unknown_words
