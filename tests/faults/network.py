@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-import stamina
+import retries
 
 from faults.lab import Lab, Seen, infalign, told
 from faults.registry import fault
@@ -61,7 +61,7 @@ def read_request(connection: socket.socket) -> None:
 def asked(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
     """Ask such a server for rewards, and one for responses: both end, with the same exit code."""
     tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
-    with speaking(begin, forever) as url, stamina.set_testing(True, attempts=2):
+    with speaking(begin, forever) as url, retries.attempts(2):
         seen = told(lambda: keep(lab, remote(lab, url, read_seconds=0.3, retry_seconds=1.0)))
         engine = ServerEngine(url, "m", tokenizer, Sampling(4), retry_seconds=1.0, read_seconds=0.3)
         assert told(lambda: engine.sample([1, 2], "p", range(2))).code == seen.code
@@ -143,7 +143,7 @@ def never_resolves(lab: Lab) -> Seen:
 
     url = "http://far.example:1/get_reward"
     try:
-        with patch("socket.getaddrinfo", hang), stamina.set_testing(True, attempts=2):
+        with patch("socket.getaddrinfo", hang), retries.attempts(2):
             seen = told(lambda: keep(lab, remote(lab, url, read_seconds=0.2, retry_seconds=1.0)))
             with patch("infalign.steps.dry_run.CONNECT_SECONDS", 0.2):
                 code, out, _ = infalign("run", lab.recipe(), "--dry-run", "--set", f"reward={{url: '{url}'}}")
@@ -159,6 +159,6 @@ def dead_proxy(lab: Lab) -> Seen:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         proxy = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with patch.dict("os.environ", {"HTTP_PROXY": proxy}), stamina.set_testing(True, attempts=2):
+        with patch.dict("os.environ", {"HTTP_PROXY": proxy}), retries.attempts(2):
             url = "http://far.example:1/get_reward"
             return told(lambda: keep(lab, remote(lab, url, read_seconds=1.0, retry_seconds=1.0)))

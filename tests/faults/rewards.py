@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
-import stamina
+import retries
 from safetensors.torch import load_file, save_file
 
 from faults.lab import Lab, Seen, again, module, summary, tables, told
@@ -75,7 +75,7 @@ def keep(lab: Lab, reward: Any) -> list[float]:
 @contextmanager
 def impatient(attempts: int = 2) -> Iterator[RewardServer]:
     """Yield a reward server; requests are repeated at once, and so many times only."""
-    with stamina.set_testing(True, attempts=attempts), RewardServer() as server:
+    with retries.attempts(attempts), RewardServer() as server:
         yield server
 
 
@@ -148,7 +148,7 @@ def completed(lab: Lab, server: RewardServer) -> None:
 def refused_connection(lab: Lab) -> Seen:
     """Nobody listens at the reward server's address → Start the server and rerun."""
     root = lab.copy()
-    with socket.socket() as free, stamina.set_testing(True, attempts=2):
+    with socket.socket() as free, retries.attempts(2):
         free.bind(("127.0.0.1", 0))
         return told(lambda: calibrate_with(root, f"reward={{url: 'http://127.0.0.1:{free.getsockname()[1]}'}}"))
 

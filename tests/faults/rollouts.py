@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import stamina
+import retries
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -30,7 +30,7 @@ from infalign.sampling.transformers import TransformersEngine
 def served(lab: Lab) -> Iterator[RolloutServer]:
     """Yield a server of the finished run's reference policy; requests are repeated once, and at once."""
     policy = load_policy(lab.finished / "models" / "reference")
-    with stamina.set_testing(True, attempts=2), RolloutServer(*policy) as server:
+    with retries.attempts(2), RolloutServer(*policy) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import micro
 import numpy as np
 import pytest
-import stamina
+import retries
 import torch
 from datasets import Dataset
 from faults.server import RewardServer
@@ -99,7 +99,7 @@ def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, tm
         ["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH)
     )
     tokenizer.save_pretrained(tmp_path)
-    with RewardServer() as server, stamina.set_testing(True):
+    with RewardServer() as server, retries.attempts(1):
         environment.setenv("INFALIGN_REWARD", server.url)
         with pytest.raises(ConfigError, match="set INFALIGN_TOKENIZER"):
             score(PROMPT, "Knead.", REFERENCES)

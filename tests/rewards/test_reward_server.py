@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import micro
 import numpy as np
 import pytest
-import stamina
+import retries
 from faults.server import RewardServer, Server
-from stamina.instrumentation import get_on_retry_hooks
 
 from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.data.examples import prompt_id
@@ -42,8 +41,8 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def server() -> Iterator[RewardServer]:
-    """Return a running server; stamina retries at once and at most six times."""
-    with stamina.set_testing(True, attempts=6), RewardServer() as running:
+    """Return a running server; requests are repeated at once and at most six times."""
+    with retries.attempts(6), RewardServer() as running:
         yield running
 
 
@@ -156,7 +155,7 @@ def test_rewards_are_those_of_their_rows_in_whatever_order_they_come(
     server.answer = late  # type: ignore[method-assign]
     server.script = [None, 503, None, "reset", None, 500] * 6
     reward = RemoteReward(server.url, tokenizer, batch=1)
-    with stamina.set_testing(True, attempts=9):
+    with retries.attempts(9):
         assert keep(tmp_path, reward, asked, said, shard_responses=2).tolist() == gold(asked, said)
     assert len(server.bodies) == 60 + 18
 
@@ -207,17 +206,15 @@ def test_a_model_of_vllm_that_is_no_reward_model_is_refused(
             RemoteReward(f"{server.url}/{path}", tokenizer)(ASKED, SAID)
 
 
-def test_repetitions_of_two_threads_are_logged_and_then_stamina_is_as_before(
+def test_repetitions_of_two_threads_are_logged(
     server: RewardServer, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its hooks are the whole process's; each repetition says its URL, the reason and the wait."""
-    before = get_on_retry_hooks()
+    """Each says its URL, the reason and the wait."""
     server.meeting, server.script = threading.Barrier(2), [503, 503]
     reward = RemoteReward(server.url, tokenizer)
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(reward, ASKED, SAID) for _ in range(2)]
         assert [future.result() for future in found] == [gold(ASKED, SAID)] * 2
-    assert get_on_retry_hooks() == before
     said = f"{server.url}: status 503; again in 0 s, for 300 s more"
     assert [record.getMessage() for record in caplog.records] == [said, said]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import stamina
+import retries
 import torch
 import transformers
 from faults.server import RolloutServer, token_logprobs
@@ -375,8 +375,8 @@ def test_missing_and_doubled_rollouts_are_named(tmp_path: Path, policy: tuple[An
 
 @pytest.fixture
 def server(policy: tuple[Any, Any]) -> Iterator[RolloutServer]:
-    """Return a running server; stamina retries at once and at most twice."""
-    with stamina.set_testing(True, attempts=3), RolloutServer(*policy) as running:
+    """Return a running server; requests are repeated at once and at most twice."""
+    with retries.attempts(3), RolloutServer(*policy) as running:
         yield running
 
 
@@ -613,9 +613,11 @@ def test_a_policy_that_is_sure_may_answer_the_same(server: RolloutServer) -> Non
     assert {response.finish for response in served(server).sample(PROMPT, "p", range(8))} == {"stop"}
 
 
-def test_a_server_that_stays_away_stops_the_run_resumably(server: RolloutServer) -> None:
+def test_a_server_that_stays_away_stops_the_run_resumably(
+    server: RolloutServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the time for retries the error says that the same command continues; empty prompts are not even sent."""
-    stamina.set_testing(False)
+    monkeypatch.setattr("infalign.core.http.backoff", retries.backoff)
     server.script = [(503, {})] * 50
     engine = ServerEngine(server.url, "tiny", server.tokenizer, Sampling(4), retry_seconds=0.3)
     with pytest.raises(PartialError, match="run the same command again"):

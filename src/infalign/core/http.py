@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count, islice
 from queue import SimpleQueue
+from random import random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -24,22 +27,18 @@ if TYPE_CHECKING:
     import ssl
 
     import httpx2
-    from stamina.instrumentation import RetryDetails
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
 CONNECT_SECONDS = 10.0
-FOR_SECONDS = "infalign.retry_seconds"  # of a request's extensions: how long it is repeated
-LONGEST_WAIT = 30.0  # seconds between two requests, whatever the server asks for
+LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
 SECRET = re.compile(
     r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
 )
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOGGER = logging.getLogger(__name__)
-_HOOKS = threading.Lock()
-_hooks_before: list[Any] = []
 
 
 def checked_url(url: str) -> str:
@@ -138,8 +137,8 @@ class Servers:
         finished: SimpleQueue[Future[Answer]] = SimpleQueue()
         failures: dict[int, Exception] = {}
         begun = 0
-        with _said(), start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
-            portal.call(abandon_names)
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
+            portal.call(resolve_names_in_daemons)
             turns = portal.call(Semaphore, at_once)
 
             async def in_turn(number: int, item: Asked) -> Answer:
@@ -175,9 +174,8 @@ class Servers:
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[Post]:
         """Yield what asks the servers in the caller's own event loop, whose requests end with the caller's task."""
-        with _said():
-            async with self._client() as client:
-                yield partial(self._post, client, 0)
+        async with self._client() as client:
+            yield partial(self._post, client, 0)
 
     def _client(self) -> httpx2.AsyncClient:
         import httpx2
@@ -192,25 +190,31 @@ class Servers:
         )
 
     async def _post(self, client: httpx2.AsyncClient, turn: int, body: object, *, most_bytes: int) -> httpx2.Response:
-        import stamina
+        import httpx2
+        from anyio import sleep
 
-        def wait(error: Exception) -> bool | float:
-            response = getattr(error, "response", None)
-            asked = "" if response is None else response.headers.get("Retry-After", "")
-            return min(float(asked), LONGEST_WAIT) if may_pass(error) and asked.isdecimal() else may_pass(error)
+        deadline, waits = time.monotonic() + self.retry_seconds, backoff()
+        for number in count(turn):
+            url = self.urls[number % len(self.urls)]
+            try:
+                return (await self._attempt(client, url, body, most_bytes)).raise_for_status()
+            except httpx2.HTTPError as error:
+                response = getattr(error, "response", None)
+                wait, wanted = (
+                    next(waits, math.inf),
+                    "" if response is None else response.headers.get("Retry-After", ""),
+                )
+                if wanted.isdecimal():
+                    wait = min(float(wanted), LONGEST_WAIT)
+                left = deadline - time.monotonic()
+                if not may_pass(error) or wait > left:
+                    raise
+                why = f"{type(error).__name__}: {error}" if response is None else f"status {response.status_code}"
+                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, quoted(why, self.key), wait, left)
+            await sleep(wait)
+        raise AssertionError  # the attempts have no end
 
-        attempts = stamina.retry_context(wait, attempts=None, timeout=self.retry_seconds, wait_max=LONGEST_WAIT)
-        turns = count(turn)
-        async for attempt in attempts:
-            with attempt:
-                url = self.urls[next(turns) % len(self.urls)]
-                answer = await self._whole_answer(client, url, body, most_bytes)
-                answer.raise_for_status()
-        return answer
-
-    async def _whole_answer(
-        self, client: httpx2.AsyncClient, url: str, body: object, most_bytes: int
-    ) -> httpx2.Response:
+    async def _attempt(self, client: httpx2.AsyncClient, url: str, body: object, most_bytes: int) -> httpx2.Response:
         """Return the answer, whole, to one attempt, which is cut off after ``read_seconds``.
 
         httpx grants its time-outs to each part that it receives; neither dripped headers nor endless `100 Continue`
@@ -219,7 +223,7 @@ class Servers:
         import httpx2
         from anyio import fail_after
 
-        request = client.build_request("POST", url, json=body, extensions={FOR_SECONDS: self.retry_seconds})
+        request = client.build_request("POST", url, json=body)
         received, said = bytearray(), "no answer"
         try:
             with fail_after(self.read_seconds):
@@ -237,8 +241,8 @@ class Servers:
         return httpx2.Response(answer.status_code, headers=headers, content=bytes(received), request=request)
 
 
-class _Abandoning(ThreadPoolExecutor):
-    """Resolves names in threads that nobody waits for: a resolution that hangs cannot be ended."""
+class _DaemonThreads(ThreadPoolExecutor):
+    """Runs each function in a thread that nobody waits for: a name resolution that hangs cannot be ended."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = Future[Any]()
@@ -254,20 +258,20 @@ class _Abandoning(ThreadPoolExecutor):
         return future
 
 
-def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """Return what ``ask`` returns, or raise TimeoutError and leave it to itself: no name resolution can be ended."""
+def run_within(seconds: float, work: Callable[[], Answer]) -> Answer:
+    """Return what ``work`` returns, or raise TimeoutError and leave it to itself: no name resolution can be ended."""
     try:
-        found: Answer = _Abandoning().submit(ask).result(seconds)
+        found: Answer = _DaemonThreads().submit(work).result(seconds)
     except TimeoutError as error:
         raise TimeoutError(f"no connection within {seconds:g} s; does the name resolve?") from error
     return found
 
 
-def abandon_names() -> None:
+def resolve_names_in_daemons() -> None:
     """Resolve names, in the running event loop, in threads that nobody waits for."""
     from asyncio import get_running_loop
 
-    get_running_loop().set_default_executor(_Abandoning())
+    get_running_loop().set_default_executor(_DaemonThreads())
 
 
 @cache
@@ -278,43 +282,16 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-@contextmanager
-def _said() -> Iterator[None]:
-    """Log repetitions of requests as `_say` does, in place of stamina's own line; its hooks are the whole process's."""
-    from stamina.instrumentation import get_on_retry_hooks, set_on_retry_hooks
-
-    with _HOOKS:
-        _hooks_before.append(get_on_retry_hooks())
-        set_on_retry_hooks([_say])
-    try:
-        yield
-    finally:
-        with _HOOKS:
-            set_on_retry_hooks(_hooks_before.pop())  # the last one to leave puts back what the first one found
-
-
-def _say(details: RetryDetails) -> None:
-    """Log the repetition of a request: its URL, the reason and the wait."""
-    error, response = details.caused_by, getattr(details.caused_by, "response", None)
-    request: httpx2.Request | None = getattr(error, "request", None)
-    if request is None or FOR_SECONDS not in request.extensions:  # somebody else's
-        LOGGER.warning("%s: %s; again in %.0f s", details.name, type(error).__name__, details.wait_for)
-        return
-    left = max(0.0, request.extensions[FOR_SECONDS] - details.waited_so_far)
-    key = request.headers.get("Authorization", "").removeprefix("Bearer ") or None
-    why = quoted(f"{type(error).__name__}: {error}", key) if response is None else f"status {response.status_code}"
-    LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", request.url, why, details.wait_for, left)
-
-
 def quoted(text: str, key: str | None) -> str:
     """Return the first 300 characters of what a server said on one line, without the API key and control characters."""
     line = " ".join((text.replace(key, "***") if key else text).split())
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line[:300])
 
 
-def passes(status: int) -> bool:
-    """Return whether a request with this status can succeed later."""
-    return status in (408, 429) or status >= 500
+def backoff() -> Iterator[float]:
+    """Yield the seconds to wait between attempts: each time twice as many, and up to one more."""
+    for number in count():
+        yield min(LONGEST_WAIT, 0.1 * 2 ** min(number, 10) + random())
 
 
 def may_pass(error: Exception) -> bool:
@@ -322,6 +299,6 @@ def may_pass(error: Exception) -> bool:
     import httpx2
 
     if isinstance(error, httpx2.HTTPStatusError):
-        return passes(error.response.status_code)
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
     never = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
     return isinstance(error, httpx2.TransportError) and not isinstance(error, never)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from infalign.core.errors import DataError
-from infalign.core.http import abandon_names
+from infalign.core.http import resolve_names_in_daemons
 from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt, context_of
 from infalign.sampling.server import ServerEngine
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
@@ -192,4 +192,4 @@ class RemoteDraws:
 
     async def work(self) -> None:
         """Return: the engine does the work. A name that does not resolve keeps nobody waiting at the end."""
-        abandon_names()
+        resolve_names_in_daemons()

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from infalign.core.display import counted, duration, heading, listed_names, plain_table, say
 from infalign.core.errors import ConfigError
-from infalign.core.http import api_key, within
+from infalign.core.http import api_key, run_within
 from infalign.data.sources import Source
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
@@ -113,7 +113,7 @@ def _check_servers(urls: Sequence[str], variable: str | None, console: Console) 
         parts = urlsplit(url)
         address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
         try:
-            within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
+            run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
         except OSError as error:
             say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
 
