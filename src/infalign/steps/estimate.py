@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infalign.core.http import within
+from infalign.core.http import run_within
 from infalign.data.examples import Example
 from infalign.data.sets import SETS
 from infalign.data.sources import Source, read_examples
