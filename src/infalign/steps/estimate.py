@@ -151,7 +151,7 @@ def _parameters_on_hub(model: str) -> int:
     from huggingface_hub import HfApi
 
     try:
-        found: Any = within(HUB_SECONDS, partial(HfApi().model_info, model, timeout=HUB_SECONDS))
+        found: Any = run_within(HUB_SECONDS, partial(HfApi().model_info, model, timeout=HUB_SECONDS))
         return int(found.safetensors.total)
     except Exception as error:  # no network, no such model, or a hub that answers otherwise
         raise UnknownSizeError(f"the size of {model}, which the hub did not say") from error
