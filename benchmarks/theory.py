@@ -31,7 +31,6 @@ from infalign import BestOfN, Exponential, Identity, Log, Standard, WorstOfN, la
 from infalign.method.calibration import Array
 from infalign.method.procedures import RankProcedure
 from infalign.method.transforms import Transformation
-from infalign.theory.extremes import _trajectory
 
 PROCEDURES = Standard(), BestOfN(2), BestOfN(4), WorstOfN(2), WorstOfN(4)
 TRANSFORMS = Identity(), Log(), Exponential(5), Exponential(10), Exponential(-5), Exponential(-10)
@@ -368,11 +367,7 @@ def one_optimum() -> bool:
     beta = optimal(procedure, kl=kl).beta
     truth = np.array(true_optimum(procedure, kl))
 
-    def first() -> float:
-        _trajectory.cache_clear()
-        return optimal(procedure, kl=kl).win_rate
-
-    ways = [Way("infalign", lambda: optimal(procedure, kl=kl).win_rate), Way("infalign, first for its N", first)]
+    ways = [Way("infalign", lambda: optimal(procedure, kl=kl).win_rate)]
     ways += grids(lambda grid: grid.optimum(procedure, kl, beta), truth)
     ways += [
         Way(f"solve_bvp for {accuracy:g}", partial(scipy_optima, procedure, [kl], accuracy)) for accuracy in ACCURACIES

@@ -14,8 +14,8 @@ from infalign.evaluation.reward_tables import judged_samples
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.recipe.settings import Recipe
-from infalign.theory.judged import optimal_by
 from infalign.theory.law import judged_win_rate, law_at_kl
+from infalign.theory.optimum import optimal_by
 
 
 def settings(root: Path) -> dict:

@@ -14,16 +14,15 @@ from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, 
 from infalign.method.transforms import Exponential, Identity, Log
 from infalign.theory.choose import rank
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.theory.judged import JudgedOptimum, optimal_by
 from infalign.theory.law import judged_win_rate, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import Optimum, optimal, optimal_by
 
 EDGES = np.concatenate([[-np.inf], np.linspace(-6.0, 6.0, 401), [np.inf]])
 CHANCES = np.diff(ndtr(EDGES))
 CENTRES = np.clip((EDGES[1:] + EDGES[:-1]) / 2, -6.0, 6.0)
 
 
-def on_a_grid(judge: Judge, procedure: RankProcedure, optimum: JudgedOptimum) -> tuple[float, float]:
+def on_a_grid(judge: Judge, procedure: RankProcedure, optimum: Optimum) -> tuple[float, float]:
     """Return W − β·KL of the best policy that is constant on the cells of a grid, and of the optimum's own cells.
 
     The best is found by mirror ascent from four starts: log f moves towards R/β as far as the objective rises.

@@ -24,14 +24,11 @@ from infalign.method.procedures import (
     distortion,
     kth_best,
     parse_procedure,
-    rewinds,
     top_k,
 )
-from infalign.method.transforms import Exponential, Identity, Power, Tabulated, parse_transform
-from infalign.theory.certificate import Optimum, certified
+from infalign.method.transforms import Exponential, Identity, Power, parse_transform
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
-from infalign.theory.rewinding import threshold_pull
+from infalign.theory.optimum import Optimum, contest_between, optimal, stationarity
 
 # Known answers
 
@@ -112,18 +109,16 @@ def test_known_win_rates_at_a_budget(
 
 
 @pytest.mark.parametrize(
-    ("beta", "price", "win_rate", "kl", "draws"),
-    [(1.0, 0.0, 0.866, 0.137, 9.0), (0.1, 0.0, 0.978, 0.451, 7.19), (0.1, 0.03, 0.970, 0.82, 3.36)],
+    ("beta", "win_rate", "kl", "draws"), [(1.0, 0.866386, 0.136622, 9.02), (0.1, 0.977552, 0.451308, 7.19)]
 )
-def test_known_optima_of_rewind(beta: float, price: float, win_rate: float, kl: float, draws: float) -> None:
-    """The paper's Rewind-and-Repeat has the known win rate, KL and draws, also where a draw has a price."""
+def test_known_optima_of_rewind(beta: float, win_rate: float, kl: float, draws: float) -> None:
+    """The paper's Rewind-and-Repeat has the known win rate, KL and draws."""
     procedure = RewindAndRepeat(0.85, 32)
-    optimum = optimal(procedure, beta=beta, price=price)
-    assert optimum.win_rate == pytest.approx(win_rate, abs=5e-4)
-    assert optimum.kl == pytest.approx(kl, abs=5e-3)
-    assert optimum.law.draws(procedure) == pytest.approx(draws, abs=0.05)
+    optimum = optimal(procedure, beta=beta)
+    assert optimum.win_rate == pytest.approx(win_rate, abs=1e-6)
+    assert optimum.kl == pytest.approx(kl, abs=1e-6)
+    assert optimum.law.draws(procedure) == pytest.approx(draws, abs=5e-3)
     assert procedure.expected_draws(0.85) == pytest.approx(6.63, abs=5e-3)
-    assert optimum.stationary == 1
 
 
 @pytest.mark.parametrize(("kl", "win_rate"), [(0.1, 0.82), (0.25, 0.94), (0.5, 0.98), (1.0, 0.997)])
@@ -241,7 +236,7 @@ def test_large_n_works(n: int, beta: float) -> None:
     """For N in the thousands the win rate is right to 1e-6, and the self-check says how right."""
     for procedure in (BestOfN(n), WorstOfN(n)):
         optimum = optimal(procedure, beta=beta)
-        assert optimum.law.win_rate(procedure) == pytest.approx(optimum.win_rate, abs=1.01 * optimum.self_check + 1e-15)
+        assert optimum.law.win_rate(procedure) == pytest.approx(optimum.win_rate, abs=1.01 * optimum.self_check + 1e-12)
         assert optimum.self_check < 1e-6
     assert optimum.win_rate == pytest.approx(1 - beta / n, abs=1e-9) or beta > 1
 
@@ -266,7 +261,6 @@ def test_shooting_agrees_with_the_equation_of_best_and_worst_of_n(n: int, beta: 
         found, exact = optimal(general, beta=beta), optimal(special, beta=beta)
         assert found.kl == pytest.approx(exact.kl, abs=1e-8)
         assert found.win_rate == pytest.approx(exact.win_rate, abs=1e-9)
-        assert found.stationary == 1
 
 
 def test_a_density_of_the_users_has_the_optimum_of_its_procedure() -> None:
@@ -286,11 +280,10 @@ def test_the_value_falls_with_beta_at_the_rate_of_the_kl() -> None:
 # Several stationary points, and budgets
 
 
-@pytest.mark.parametrize(("beta", "stationary", "value"), [(0.5, 1, 7.8e-5), (0.3, 3, 7.8e-5), (0.2, 3, 0.1213)])
-def test_the_best_of_several_stationary_points_is_returned(beta: float, stationary: int, value: float) -> None:
+@pytest.mark.parametrize(("beta", "value"), [(0.5, 7.8e-5), (0.3, 7.8e-5), (0.2, 0.1213)])
+def test_the_best_of_several_stationary_points_is_returned(beta: float, value: float) -> None:
     """Worst-of-8 against a base served by Best-of-8 has one or three stationary points; the best one jumps."""
     optimum = optimal(WorstOfN(8), base=BestOfN(8), beta=beta)
-    assert optimum.stationary == stationary
     assert optimum.win_rate - beta * optimum.kl == pytest.approx(value, abs=5e-5)
 
 
@@ -327,9 +320,9 @@ def test_more_budgets_are_spent(procedure: Served, kl: float) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 128])
-@pytest.mark.parametrize("kl", [1e-15, 5.0, 15.0, 30.0])
+@pytest.mark.parametrize("kl", [1e-15, 5.0])
 def test_extreme_budgets_of_best_of_n_are_spent(n: int, kl: float) -> None:
-    """From 1e-15 to 30 nats a budget is spent and the win rate is a probability that grows with it."""
+    """From 1e-15 to 5 nats a budget is spent and the win rate is a probability that grows with it."""
     optimum = optimal(BestOfN(n), kl=kl)
     assert optimum.kl == pytest.approx(kl, rel=1e-7)
     assert 0.5 < optimum.win_rate <= 1.0
@@ -342,9 +335,9 @@ def test_extreme_budgets_of_best_of_n_are_spent(n: int, kl: float) -> None:
 class Cells:
     """Policies with a constant density in each of some cells of u: all are feasible, so none may beat an optimum."""
 
-    def __init__(self, optimum: Optimum, price: float = 0.0) -> None:
-        self.procedure, self.price = optimum.procedure, price
-        procedure, theirs, law = optimum.procedure, optimum.base, optimum.law
+    def __init__(self, optimum: Optimum, base: Served | None = None) -> None:
+        self.procedure = optimum.procedure
+        procedure, theirs, law = optimum.procedure, base or optimum.procedure, optimum.law
         quantiles = [p.quantile for p in (procedure, theirs) if isinstance(p, RewindAndRepeat)]
         own = 0.5 ** np.arange(1, 15)
         fine = np.interp(np.arange(1, 40) / 40, law.cdf, law.u)  # where the optimum has its mass
@@ -357,7 +350,7 @@ class Cells:
         self.theirs = served.density(nodes) * self.mass[:, None] * weight / 2
 
     def win_rate(self, p: Array) -> tuple[float, Array]:
-        """Return W less the price of the draws, and its gradient, for cell probabilities ``p``."""
+        """Return W and its gradient for cell probabilities ``p``."""
         cdf = np.minimum((np.cumsum(p) - p)[:, None] + p[:, None] * self.share, 1.0)
         rewind = self.procedure if isinstance(self.procedure, RewindAndRepeat) else None
         fails = self.edges[1:] <= rewind.quantile + 1e-15 if rewind else np.zeros(len(p), bool)
@@ -375,12 +368,11 @@ class Cells:
             failing = (rewind.n - 1) * s ** max(rewind.n - 2, 0) * cdf if rewind.serve == "last" else 0.0 * cdf
             passing = rewind.n * s ** (rewind.n - 1) - tries + (cdf - s) * more
             by_s = np.where(fails[:, None], failing, passing)
-            gradient = gradient + fails * (-float(np.sum(self.theirs * by_s)) - self.price * more)
-            value -= self.price * tries
+            gradient = gradient + fails * -float(np.sum(self.theirs * by_s))
         return value, gradient
 
     def ascend(self, beta: float, start: Array) -> float:
-        """Return the largest W − β·KL − price·draws that quasi-Newton steps in the log-densities reach."""
+        """Return the largest W − β·KL that quasi-Newton steps in the log-densities reach."""
 
         def loss(logits: Array) -> tuple[float, Array]:
             log_f = logits - logsumexp(logits, b=self.mass)
@@ -436,59 +428,57 @@ class Cells:
 
 
 GAMES = [
-    (BestOfN(4), None, 0.1, 0.0),
-    (WorstOfN(4), None, 0.1, 0.0),
-    (kth_best(2, 8), None, 0.1, 0.0),
-    (Mixture(((0.5, BestOfN(4)), (0.5, Standard()))), None, 0.1, 0.0),
-    (BestOfN(8), Standard(), 0.1, 0.0),
-    (WorstOfN(8), BestOfN(8), 0.2, 0.0),
-    (RewindAndRepeat(0.85, 32), None, 0.1, 0.03),
-    (RewindAndRepeat(0.85, 32, "best"), None, 0.1, 0.0),
-    (RewindAndRepeat(0.5, 4, "best"), None, 0.2, 0.05),
+    (BestOfN(4), None, 0.1),
+    (WorstOfN(4), None, 0.1),
+    (kth_best(2, 8), None, 0.1),
+    (Mixture(((0.5, BestOfN(4)), (0.5, Standard()))), None, 0.1),
+    (BestOfN(8), Standard(), 0.1),
+    (WorstOfN(8), BestOfN(8), 0.2),
+    (RewindAndRepeat(0.85, 32), None, 0.1),
+    (RewindAndRepeat(0.85, 32, "best"), None, 0.1),
+    (RewindAndRepeat(0.5, 4, "best"), None, 0.2),
 ]
 MORE_GAMES = [
-    (kth_best(4, 7), None, 0.03, 0.0),
-    (top_k(2, 8), None, 0.1, 0.0),
-    (Mixture(((0.5, BestOfN(8)), (0.5, WorstOfN(8)))), None, 0.1, 0.0),
-    (Standard(), BestOfN(4), 0.1, 0.0),
-    (WorstOfN(8), BestOfN(8), 0.3, 0.0),
-    (BestOfN(4), RewindAndRepeat(0.75, 8), 0.1, 0.0),
-    (RewindAndRepeat(0.85, 32), None, 0.1, 0.0),
-    (RewindAndRepeat(0.5, 4), None, 0.2, 1.0),
-    (RewindAndRepeat(0.75, 8), Standard(), 0.3, 0.0),
-    (RewindAndRepeat(0.75, 8), BestOfN(4), 0.1, 0.0),
+    (kth_best(4, 7), None, 0.03),
+    (top_k(2, 8), None, 0.1),
+    (Mixture(((0.5, BestOfN(8)), (0.5, WorstOfN(8)))), None, 0.1),
+    (Standard(), BestOfN(4), 0.1),
+    (WorstOfN(8), BestOfN(8), 0.3),
+    (BestOfN(4), RewindAndRepeat(0.75, 8), 0.1),
+    (RewindAndRepeat(0.85, 32), None, 0.1),
+    (RewindAndRepeat(0.75, 8), Standard(), 0.3),
+    (RewindAndRepeat(0.75, 8), BestOfN(4), 0.1),
 ]
 
 
-def check_that_it_is_not_beaten(procedure: Served, base: Served | None, beta: float, price: float) -> None:
-    """Ascend in W − β·KL − price·draws from six starts: this comes close to the optimum and never exceeds it."""
-    optimum = optimal(procedure, base=base, beta=beta, price=price)
-    draws = optimum.law.draws(procedure) if isinstance(procedure, RewindAndRepeat) else 0.0
-    best = optimum.win_rate - beta * optimum.kl - price * draws
-    cells = Cells(optimum, price)
+def check_that_it_is_not_beaten(procedure: Served, base: Served | None, beta: float) -> None:
+    """Ascend in W − β·KL from six starts: this comes close to the optimum and never exceeds it."""
+    optimum = optimal(procedure, base=base, beta=beta)
+    best = optimum.win_rate - beta * optimum.kl
+    cells = Cells(optimum, base)
     reached = [cells.ascend(beta, start) for start in cells.starts(optimum)]
     assert max(reached) <= best + 1e-8
     assert max(reached) >= best - 4e-3
 
 
-@pytest.mark.parametrize(("procedure", "base", "beta", "price"), GAMES)
-def test_no_optimiser_beats_the_optimum(procedure: Served, base: Served | None, beta: float, price: float) -> None:
+@pytest.mark.parametrize(("procedure", "base", "beta"), GAMES)
+def test_no_optimiser_beats_the_optimum(procedure: Served, base: Served | None, beta: float) -> None:
     """No ascent over densities that are constant in cells finds a better policy than the optimum."""
-    check_that_it_is_not_beaten(procedure, base, beta, price)
+    check_that_it_is_not_beaten(procedure, base, beta)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("procedure", "base", "beta", "price"), MORE_GAMES)
-def test_no_optimiser_beats_more_optima(procedure: Served, base: Served | None, beta: float, price: float) -> None:
+@pytest.mark.parametrize(("procedure", "base", "beta"), MORE_GAMES)
+def test_no_optimiser_beats_more_optima(procedure: Served, base: Served | None, beta: float) -> None:
     """The same for more procedures."""
-    check_that_it_is_not_beaten(procedure, base, beta, price)
+    check_that_it_is_not_beaten(procedure, base, beta)
 
 
 @pytest.mark.parametrize("kl", [1.0, 2.5])
 def test_no_optimiser_beats_a_budget_inside_a_jump(kl: float) -> None:
     """Where the best policy at fixed β jumps over a KL, the optimum at that budget is still the best of its KL."""
     optimum = optimal(WorstOfN(8), base=BestOfN(8), kl=kl)
-    cells = Cells(optimum)
+    cells = Cells(optimum, BestOfN(8))
     reached = [cells.spend(kl, start) for start in cells.starts(optimum)]
     assert optimum.kl == pytest.approx(kl, abs=1e-9)
     assert max(reached) <= optimum.win_rate + 1e-6
@@ -511,28 +501,25 @@ def test_no_optimiser_beats_a_budget_inside_a_jump(kl: float) -> None:
 )
 def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served, base: Served | None) -> None:
     """Adding δ·sin to Φ makes the residual δ/β to within a factor of ten, and the win rate fall."""
-    optimum = optimal(procedure, base=base, beta=0.2)
+    optimum, contest = optimal(procedure, base=base, beta=0.2), contest_between(procedure, base or procedure)
     table = optimum.transform
     before = optimum.residual
-    extra = threshold_pull(procedure, optimum.base) if rewinds(procedure) else None
     assert before < 1e-6
     for size in (1e-5, 1e-3, 0.1):
         waves = replace(
             table, phi=table.phi + size * np.sin(9 * table.v), slope=table.slope + 9 * size * np.cos(9 * table.v)
         )
-        assert isinstance(waves, Tabulated)
-        disturbed = certified(procedure, optimum.base, waves, 0.2, optimum.kl, optimum.win_rate, extra=extra)
-        assert 0.1 * size / 0.2 < disturbed.residual < 10 * size / 0.2 + before
-        assert disturbed.self_check > optimum.self_check
         law = aligned_law(waves, beta=0.2)
-        assert law.win_rate(procedure, base) - 0.2 * law.kl < optimum.win_rate - 0.2 * optimum.kl
+        residual, win_rate = stationarity(contest, law)
+        assert 0.1 * size / 0.2 < residual < 10 * size / 0.2 + before
+        assert win_rate == pytest.approx(law.win_rate(procedure, base), abs=1e-9)
+        assert win_rate - 0.2 * law.kl < optimum.win_rate - 0.2 * optimum.kl
 
 
 def test_a_wrong_beta_shows_in_the_residual() -> None:
     """The optimum of another β is not one: its residual is no rounding error."""
-    optimum = optimal(BestOfN(4), beta=0.1)
-    other = certified(BestOfN(4), BestOfN(4), optimum.transform, 0.11, optimum.kl, optimum.win_rate)
-    assert other.residual > 0.05
+    law = aligned_law(optimal(BestOfN(4), beta=0.1).transform, beta=0.11)
+    assert stationarity(contest_between(BestOfN(4), BestOfN(4)), law)[0] > 0.05
 
 
 def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
@@ -553,10 +540,9 @@ def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
         ({"beta": 1.0, "kl": 1.0}, "needs either beta or a KL budget"),
         *(({"beta": beta}, f"beta must be positive and finite, found {beta}") for beta in (0.0, -1.0, np.nan, np.inf)),
         *(({"kl": kl}, f"the KL budget must be positive and finite, found {kl}") for kl in (0, -0.5, np.nan, np.inf)),
-        ({"beta": 1.0, "price": 0.1}, r"a price of 0\.1 a draw has no effect: best-of-2 draws a fixed number"),
-        ({"beta": 1e20}, r"beta = 1e\+20 leaves the base policy as it is; give one below"),
+        ({"beta": 1e20}, r"beta = 1e\+20 leaves the base policy as it is; give a smaller one"),
         ({"kl": 1e-60}, "a KL of 1e-60 leaves the base policy as it is; give at least 1e-20"),
-        ({"kl": 1e4}, "best-of-2 is known up to a KL of 6"),
+        ({"kl": 1e4}, "no optimum for best-of-2 was found at 10000 nats; give a smaller KL budget"),
     ],
 )
 def test_senseless_settings_are_refused(settings: dict[str, float], message: str) -> None:
@@ -565,28 +551,17 @@ def test_senseless_settings_are_refused(settings: dict[str, float], message: str
         optimal(BestOfN(2), **settings)
 
 
-@pytest.mark.parametrize("price", [-1.0, np.nan, np.inf])
-def test_a_senseless_price_is_refused(price: float) -> None:
-    """A price is finite and not negative."""
-    with pytest.raises(ConfigError, match=f"the price of a draw must be finite and at least 0, found {price}"):
-        optimal(RewindAndRepeat(0.85, 32), beta=1.0, price=price)
+@pytest.mark.parametrize(
+    ("procedure", "kl"), [(WorstOfN(128), 30.0), (WorstOfN(1024), 30.0), (RewindAndRepeat(0.999, 1024), 5.0)]
+)
+def test_a_budget_out_of_reach_is_refused(procedure: Served, kl: float) -> None:
+    """Worst-of-N is so easily won that 1 − W is rounding at a large budget."""
+    with pytest.raises(ConfigError, match=rf"no optimum for {procedure.name} was found at {kl:g} nats; give a smaller"):
+        optimal(procedure, kl=kl)
 
 
-@pytest.mark.parametrize(("procedure", "known"), [(WorstOfN(128), "5.031"), (WorstOfN(1024), "0.6308")])
-def test_a_budget_out_of_reach_names_the_largest(procedure: Served, known: str) -> None:
-    """Worst-of-N is so easily won that large budgets cannot be spent; the error names the largest."""
-    with pytest.raises(ConfigError, match=rf"{procedure.name} is known up to a KL of {known} nats"):
-        optimal(procedure, kl=30.0)
-
-
-def test_a_budget_of_rewind_out_of_reach_names_the_largest() -> None:
-    """The same for Rewind-and-Repeat."""
-    with pytest.raises(ConfigError, match=r"rewind:0.999:1024 is known up to a KL of 0\.\d+ nats, found 5"):
-        optimal(RewindAndRepeat(0.999, 1024), kl=5.0)
-
-
-def test_a_budget_that_newton_misses_is_found_beta_by_beta() -> None:
-    """The worst of 4 spelled as an order statistic spends a high budget and wins what Worst-of-4 wins."""
+def test_the_spelling_of_a_procedure_does_not_matter() -> None:
+    """The worst of 4 as an order statistic wins what Worst-of-4 wins."""
     found = optimal(parse_procedure("4th-best-of-4"), kl=1.5)
     assert found.kl == pytest.approx(1.5, rel=1e-9)
     assert found.win_rate == pytest.approx(optimal(WorstOfN(4), kl=1.5).win_rate, abs=1e-9)

@@ -71,6 +71,16 @@ class Panels:
         total: Array = (np.cumsum(masses) - masses)[panel] + inside
         return total
 
+    def between(self, values: Array, parts: Array) -> tuple[Array, Array, Array]:
+        """Return v, the values and their integral to 1 at ``parts`` of each panel, 0 its lower end, (panels, parts)."""
+        coefficients = values @ _rule().analysis.T
+        masses = (values * self.weight).sum(axis=1)
+        after = np.cumsum(masses[::-1])[::-1] - masses
+        rest = after[:, None] + self.width[:, None] * (coefficients @ (_integrals(np.ones(1)) - _integrals(parts)).T)
+        own = self.start[:, None] + self.width[:, None] * np.where(self.upper[:, None], 1.0 - parts, parts)
+        v = np.where(self.upper[:, None], own, 1.0 - own)
+        return v, coefficients @ legvander(2.0 * parts - 1.0, NODES - 1).T, rest
+
     def tails(self, values: Array) -> Array:
         """Estimate what each panel's integral misses, from the last coefficients of its Legendre series.
 

@@ -26,9 +26,9 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.resolved import reference_rewards
 from infalign.report.evaluated import Evaluated
 from infalign.report.one_kl import AtOneKL
-from infalign.theory.judged import optimal_by
 from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
+from infalign.theory.optimum import optimal_by
 from infalign.training.solvers.base import Solver
 
 FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew

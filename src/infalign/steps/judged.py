@@ -98,7 +98,7 @@ def find_transform(layout: Layout, name: str, procedure: Served, kl: float, *, o
     """Write the optimum by the judge at ``kl`` nats as a table."""
     from infalign.evaluation.judge import estimated_judge  # SciPy's solvers, which no other stage needs
     from infalign.evaluation.reward_tables import judged_samples
-    from infalign.theory.judged import optimal_by
+    from infalign.theory.optimum import optimal_by
 
     estimated = estimated_judge(judged_samples(layout.judged), procedure)
     found = optimal_by(estimated.judge, procedure, kl=kl)

@@ -20,9 +20,8 @@ from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, rewinds
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts
-from infalign.theory.judged import optimal_by
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import optimal, optimal_by
 from infalign.theory.tabulation import smoothed
 
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts

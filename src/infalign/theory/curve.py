@@ -23,7 +23,7 @@ class Point:
     """One point of an analytic curve: an aligned policy, its KL to the base policy and its win rates against it.
 
     ``error`` bounds what numerics may have done to ``kl`` and the win rates. ``draws`` and ``base_draws`` exist for
-    Rewind-and-Repeat, and ``residual``, ``self_check`` and ``stationary`` for the optimum (see ``Optimum``).
+    Rewind-and-Repeat, and ``residual`` and ``self_check`` for the optimum (see ``Optimum``).
     """
 
     procedure: str
@@ -40,7 +40,6 @@ class Point:
     base_draws: float | None = None
     residual: float | None = None
     self_check: float | None = None
-    stationary: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers that exist, without the law, for JSON."""
@@ -87,7 +86,7 @@ def analyse(
             )
         optimum = optimal(procedure, beta=beta, kl=kl, base=base)
         law, spent, wins = optimum.law, optimum.kl, optimum.win_rate
-        more = {name: getattr(optimum, name) for name in ("residual", "self_check", "stationary")}
+        more = {name: getattr(optimum, name) for name in ("residual", "self_check")}
     else:
         law = law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
         spent, wins = law.kl, law.win_rate(procedure, base)

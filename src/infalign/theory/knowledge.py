@@ -17,8 +17,8 @@ from infalign.method.calibration import Array
 from infalign.method.judge import normal_density
 from infalign.method.procedures import Served
 from infalign.method.transforms import Transformation
-from infalign.theory.certificate import as_table
 from infalign.theory.law import Law, aligned_law, information, law_at_kl
+from infalign.theory.tabulation import table_of_knots
 
 SCORES = np.linspace(-8.0, 8.0, 401)
 KNOTS = slice(50, 351, 3)  # of the table of log f, between normal scores of −6 and 6
@@ -76,7 +76,7 @@ def knowing_law(transform: Transformation, *, rho: float, kl: float) -> KnowingL
     slope = (chance * (distance * (rho / spread))) @ ratio / density  # of log f by z
     v, log_f, slope = v[KNOTS][::-1], np.log(density[KNOTS])[::-1], slope[KNOTS][::-1]
     by_v = -slope / normal_density(SCORES[KNOTS][::-1])
-    table = as_table(
+    table = table_of_knots(
         f"{transform.name}, ρ = {rho:.2g}",
         np.concatenate([[0.0], v, [1.0]]),
         np.pad(log_f, 1, mode="edge"),

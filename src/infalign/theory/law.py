@@ -197,8 +197,13 @@ def _log_density(transform: Transformation, beta: float, panels: Panels) -> Arra
     exponent = _exponent(transform, panels) * (transform.scale / beta)
     if exponent.max() == -np.inf:
         raise ConfigError(f"the transformation {transform.name} is −∞ everywhere")
-    exponent -= exponent.max()  # e^{10}/0.01 overflows without the shift
-    log_density: Array = exponent - np.log(np.sum(panels.weight * np.exp(exponent)))
+    return normalized(exponent, panels.weight)
+
+
+def normalized(exponent: Array, weight: Array) -> Array:
+    """Return ``exponent`` − log Σ weight·e^{exponent}, without overflow: the log density of a law."""
+    shifted = exponent - exponent.max()  # e^{10}/0.01 overflows without the shift
+    log_density: Array = shifted - np.log(np.sum(weight * np.exp(shifted)))
     return log_density
 
 

@@ -1,60 +1,171 @@
-"""The optimal transformation: the Φ of the policy that maximises W − β·KL for a given inference-time procedure.
+"""The optimal transformation: the Φ of the policy that wins most at its KL for a given inference-time procedure."""
 
-For a rank procedure with density g the optimum satisfies Φ'(u) = g(F(u))·g₀(u), f ∝ e^{Φ/β}, where g₀ belongs to the
-procedure that serves the base policy (docs/theory.md, optimum of a rank procedure). For Best- and Worst-of-N one
-differential equation for each N serves every β (optimum of Best-of-N). For any other rank procedure, shooting from the
-lower end finds all stationary points. Rewind-and-Repeat has a closed form given the probability of falling below the
-threshold (optimum of Rewind-and-Repeat).
-"""
+from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
-from infalign.method.procedures import BestOfN, RankProcedure, Served, Standard, WorstOfN, is_extreme, rewinds
+from infalign.method.calibration import Array
+from infalign.method.judge import FARTHEST, Judge, normal_density, normal_scores
+from infalign.method.procedures import Served, distortion, rewinds
 from infalign.method.transforms import Tabulated
-from infalign.theory.certificate import Optimum, certified
-from infalign.theory.extremes import extreme_optimum
-from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.rewinding import rewind_optimum
-from infalign.theory.shooting import shooting_optimum
+from infalign.theory.contest import INSIDE, Contest, Policy
+from infalign.theory.law import Law, aligned_law, at_base
+from infalign.theory.tabulation import table_of_knots
 
-PLAIN = (Standard(), BestOfN(1), WorstOfN(1))
+KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
+LAST_PIECE = 1e-12  # of the table, next to u = 0, where 1 − u has no digits for a steep Φ
+MIN_KL = 1e-20  # nats; below it the solution would be rounding error
+MAX_ERROR = 1e-4  # of KL and win rate
+FIRST_KL = 1e-3  # from which the search for a β starts
+SCORES = np.linspace(-FARTHEST, FARTHEST, 401)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The best policy for a procedure at its KL, and the transformation that makes any RLHF solver find it.
+
+    ``residual`` is the largest |log f − (Φ[F]/β − log Z)| where f ≥ 1, in nats (smaller f weigh it by f), with Φ[F]
+    computed anew from ``law``, the law of ``transform``, by quadrature; ``self_check`` is the largest difference of KL
+    and win rate from that law.
+    """
+
+    procedure: Served
+    transform: Tabulated
+    beta: float  # the weight of the KL for the paper's raw Φ
+    kl: float  # nats
+    win_rate: float
+    residual: float
+    self_check: float
+    law: Law = field(repr=False)
 
 
 def optimal(
-    procedure: Served,
-    *,
-    beta: float | None = None,
-    kl: float | None = None,
-    base: Served | None = None,
-    price: float = 0.0,
+    procedure: Served, *, beta: float | None = None, kl: float | None = None, base: Served | None = None
 ) -> Optimum:
-    """Return the policy with the largest W − β·KL, or with the largest W at a KL budget, in nats.
+    """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
 
-    ``base`` serves the base policy, by default ``procedure``. ``price`` is what a draw of Rewind-and-Repeat costs in
-    units of the win rate. Raises ConfigError for a budget out of reach, or a price where the number of draws is fixed.
+    ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/theory.md, optimum of a
+    rank procedure). Raises ConfigError unless one of both is given, positive and finite, and for a budget out of reach.
     """
     if (beta is None) == (kl is None):
         raise ConfigError("an optimum needs either beta or a KL budget")
     for name, value in (("beta", beta), ("the KL budget", kl)):
         if value is not None and not (value > 0 and np.isfinite(value)):
             raise ConfigError(f"{name} must be positive and finite, found {value}")
-    if price and not rewinds(procedure):
-        raise ConfigError(f"a price of {price:g} a draw has no effect: {procedure.name} draws a fixed number of times")
-    if not (price >= 0 and np.isfinite(price)):
-        raise ConfigError(f"the price of a draw must be finite and at least 0, found {price}")
-    theirs = procedure if base is None else base
+    if kl is not None and kl < MIN_KL:
+        raise ConfigError(f"a KL of {kl:g} leaves the base policy as it is; give at least {MIN_KL:g} nats")
+    contest = contest_between(procedure, base or procedure)
+    policy = contest.best(kl) if kl is not None else _best_at_beta(contest, beta or 0.0)
+    return certified(contest, policy, f"optimal:{procedure.name}")
+
+
+def contest_between(procedure: Served, base: Served) -> Contest:
+    """Return the contest of a policy served by ``procedure`` against the base served by ``base``."""
+    served = distortion(base, at_base)
+    edges = tuple({1.0 - one.quantile for one in (procedure, base) if rewinds(one)})
+    return Contest(
+        procedure,
+        chance=lambda u, v: served.distortion(u),
+        rival=lambda u, v: served.density(np.clip(u, INSIDE, 1.0 - INSIDE)),
+        edges=edges,
+    )
+
+
+def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
+    """Return the policy with the largest win rate by ``judge`` at ``kl`` nats, served by ``procedure``.
+
+    With A(u) the judge's chance that a response of reward rank u beats what the base serves, W = ∫ A dh(F) and
+    Φ'(u) = h'(F(u))·A'(u). Raises ConfigError for Rewind-and-Repeat and for a budget out of reach.
+    """
     if rewinds(procedure):
-        return rewind_optimum(procedure, theirs, beta, kl, price)
-    if procedure in PLAIN and theirs in PLAIN:
-        return _plain(procedure, beta, kl)
-    if is_extreme(procedure) and theirs == procedure:
-        return extreme_optimum(procedure, beta, kl)
-    return shooting_optimum(procedure, theirs, beta, kl)
+        raise ConfigError(f"the optimum by a judge is known for rank procedures only, not for {procedure.name}")
+    if not (kl > 0 and np.isfinite(kl)):
+        raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
+    if np.ptp(judge.chance(SCORES)) < 1e-12:
+        raise ConfigError("the judge finds all ranks of the reward equal, so there is nothing to win by it")
+
+    def chance(u: Array, v: Array) -> Array:
+        return np.asarray(judge.chance(normal_scores(u, v)).reshape(u.shape))
+
+    def slope(u: Array, v: Array) -> Array:
+        score = normal_scores(u, v)
+        return np.asarray(judge.slope(score).reshape(u.shape) / normal_density(score))
+
+    contest = Contest(procedure, chance, slope)
+    return certified(contest, contest.best(kl), f"judged:{procedure.name}")
 
 
-def _plain(procedure: RankProcedure, beta: float | None, kl: float | None) -> Optimum:
-    """Return the optimum for one plain draw, which is the identity."""
-    table = Tabulated(f"optimal:{procedure.name}", np.array([0.0, 1.0]), np.array([0.0, -1.0]), np.array([-1.0, -1.0]))
-    law = aligned_law(table, beta=beta) if beta is not None else law_at_kl(table, kl=kl or 0.0)
-    return certified(procedure, procedure, table, law.beta, law.kl, law.win_rate(Standard()))
+def certified(contest: Contest, policy: Policy, name: str) -> Optimum:
+    """Return a policy as a table of its Φ, with what an independent quadrature of the table says of it.
+
+    Raises ConfigError where 1 − W is rounding, so that the table does not have the policy's KL and win rate.
+    """
+    table = _table(contest, policy, name)
+    law = aligned_law(table, beta=policy.beta)
+    residual, wins = stationarity(contest, law)
+    self_check = max(abs(law.kl - policy.kl), abs(wins - contest.win_rate(policy)))
+    if self_check > MAX_ERROR:
+        raise contest.not_found(policy.kl)
+    won = contest.win_rate(policy)
+    return Optimum(contest.procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
+
+
+def stationarity(contest: Contest, law: Law) -> tuple[float, float]:
+    """Return the ``residual`` (see `Optimum`) and the win rate of any law."""
+    panels, shape = law.panels, law.panels.weight.shape
+    quantile = contest.procedure.quantile if rewinds(contest.procedure) else 0.0
+    log_density, cdf = law.log_density.reshape(shape), law.cdf.reshape(shape)
+    policy = Policy(panels, log_density, cdf, law.chance_below(quantile), law.beta)
+    misfit = log_density - contest.gradient(panels, cdf, policy.below)[0] / law.beta
+    misfit -= np.sum(panels.weight * np.exp(log_density) * misfit)
+    misfit[np.abs(panels.u - quantile) < 1e-15] = 0.0  # inside the jump
+    return float(np.max(np.minimum(np.exp(log_density), 1.0) * np.abs(misfit))), contest.win_rate(policy)
+
+
+def _table(contest: Contest, policy: Policy, name: str) -> Tabulated:
+    """Return Φ of a policy as a table, with two knots where it jumps."""
+    _, slope, jump = contest.gradient(policy.panels, policy.cdf, policy.below)
+    v, slopes, rest = policy.panels.between(slope, np.append(KNOTS, 1.0))
+    at_edge = np.isin(v[:, -1], contest.edges)
+    v[at_edge, -1] = np.nextafter(v[at_edge, -1], 1.0)
+    fails = v > 1.0 - contest.procedure.quantile if rewinds(contest.procedure) else np.zeros(v.shape, bool)
+    chosen = np.ones(v.shape, bool)
+    chosen[:-1, -1] = at_edge[:-1]  # elsewhere the next panel begins there
+    chosen &= (v <= 1.0 - LAST_PIECE) | (v == 1.0)
+    v, phi, slopes = (x[chosen][::-1] for x in (v, -rest - np.where(fails, jump, 0.0), -slopes))
+    if (v[v < 1.0] > 1.0 - 2.0 * LAST_PIECE).any():
+        slopes[v == 1.0] = 0.0
+    return table_of_knots(name, v, phi, slopes)
+
+
+def _best_at_beta(contest: Contest, beta: float) -> Policy:
+    """Return the policy with the largest W − β·KL, one of those that win most at a KL and have this β.
+
+    At the best policy of a KL budget β falls as the budget grows, but where W is not concave in the KL. So all budgets
+    are tried, from one whose β is larger, as long as a certain win there could be better than the best that was found.
+    """
+    start = contest.best(FIRST_KL)
+    while start.beta <= beta:
+        if start.kl < MIN_KL:
+            raise ConfigError(f"beta = {beta:g} leaves the base policy as it is; give a smaller one")
+        start = contest.near(start, start.kl / 8.0)
+    path = [start]
+    found: list[Policy] = []
+    while 1.0 - beta * path[-1].kl > max(contest.win_rate(one) - beta * one.kl for one in path):
+        last = path[-1]
+        try:
+            path.append(contest.near(last, 2.0 * last.kl))
+        except ConfigError:  # the largest KL is near
+            break
+        if last.beta > beta >= path[-1].beta:
+            root = brentq(_excess, np.log(last.kl), np.log(path[-1].kl), (contest, last, beta), xtol=1e-12)
+            found.append(contest.near(last, float(np.exp(root))))
+    if not found:
+        raise ConfigError(f"beta = {beta:g} is too small: the optimum is known up to a KL of {path[-1].kl:.4g} nats")
+    return max(found, key=lambda one: contest.win_rate(one) - beta * one.kl)
+
+
+def _excess(log_kl: float, contest: Contest, near: Policy, beta: float) -> float:
+    return float(np.log(contest.near(near, float(np.exp(log_kl))).beta / beta))

@@ -21,6 +21,14 @@ ACCURACY = 1e-10  # the largest error of log f wherever there is mass
 SMOOTH_ACCURACY, SMALLEST_BETA = 1e-7, 1e-150  # the same for a smoothed Φ, at a normalised β of at least this
 
 
+def table_of_knots(name: str, v: Array, phi: Array, slope: Array) -> Tabulated:
+    """Return the table without the knots that rounding has moved onto their neighbors."""
+    kept = np.concatenate([[True], np.diff(v) > 0])
+    kept[np.flatnonzero(kept)[-1]] = False
+    kept[-1] = True
+    return Tabulated(name, v[kept], phi[kept], slope[kept])
+
+
 def tabulated(transform: Transformation, *, beta: float) -> Tabulated:
     """Return ``transform`` as a table that can be saved, with the same law at the paper's ``beta`` and above it.
 

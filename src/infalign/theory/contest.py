@@ -1,0 +1,203 @@
+"""What a policy wins, how that changes with the policy, and the policy that wins most at a KL budget.
+
+W = ∫ A dh(F), where A(u) is the chance that rank u beats what the base serves: h₀(u), or what a judge says. The policy
+with the largest W at its KL has f ∝ e^{Φ/β} with Φ = ∂W/∂f at itself (docs/theory.md, optimum of a rank procedure). At
+a fixed KL the map F → Φ → f → F all but contracts, also where it cycles at a fixed β, so Anderson's acceleration (J.
+ACM 12, 1965) takes it to rounding in about 15 steps.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from infalign.core.errors import ConfigError
+from infalign.method.calibration import Array
+from infalign.method.procedures import Served, distortion, rewinds
+from infalign.method.quadrature import Panels, graded
+from infalign.theory.law import information, normalized
+
+INSIDE = 1e-15  # densities are evaluated from here to 1 − here: a user's density may be infinite at an end
+MAX_STEPS, PATIENCE = 300, 60  # of them without progress
+REMEMBERED_STEPS, SHARE = 5, 0.5  # SHARE of the change that a step takes: undamped, large budgets do not settle
+SETTLED, NEARLY_SETTLED = 1e-13, 1e-3  # largest change of F in a step
+MAX_REFINEMENTS, MAX_PANELS, ACCURACY = 40, 400, 1e-11  # of integrals
+MAX_LOG_TILT = 690.0  # log 1/β for a Φ of range 1
+LOG_TILTS, FIRST_STEP = (-MAX_LOG_TILT, MAX_LOG_TILT), 0.1
+
+TILTS = (1.0, 20.0, -20.0)  # Φ ∝ e^{tu} of the first policies: from several, since several may solve the equation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """The law e^{Φ/``beta``}: its CDF and log density at the nodes of ``panels``, (panels, nodes).
+
+    ``below`` is the CDF at the base quantile that Rewind-and-Repeat compares with, 0 for other procedures.
+    """
+
+    panels: Panels
+    log_density: Array
+    cdf: Array
+    below: float
+    beta: float
+
+    @property
+    def kl(self) -> float:
+        """KL to the base policy in nats."""
+        return float(np.sum(self.panels.weight * information(self.log_density)))
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """A policy served by ``procedure`` against something that rank u beats with probability ``chance``(u, 1 − u).
+
+    ``rival`` is its derivative by u, which jumps at ``edges`` of 1 − u.
+    """
+
+    procedure: Served
+    chance: Callable[[Array, Array], Array]
+    rival: Callable[[Array, Array], Array]
+    edges: tuple[float, ...] = ()
+
+    def win_rate(self, policy: Policy) -> float:
+        """Return W."""
+        panels, s = policy.panels, policy.below
+        p = self._beside_threshold(panels, policy.cdf, s)
+        served = distortion(self.procedure, lambda _: s).density(p) * np.exp(policy.log_density) * panels.weight
+        return float(np.sum(served * self.chance(panels.u, panels.v)) / np.sum(served))
+
+    def gradient(self, panels: Panels, cdf: Array, below: float) -> tuple[Array, Array, float]:
+        """Return Φ = ∂W/∂f with Φ(1) = 0 and Φ′ at the nodes, and how far Φ jumps at the quantile of a threshold."""
+        rival, p = self.rival(panels.u, panels.v), self._beside_threshold(panels, cdf, below)
+        if not rewinds(self.procedure):
+            slope = self.procedure.density(p) * rival
+            return -panels.remaining(slope), slope, 0.0
+        fails, s, n = self._fails(panels), below, self.procedure.n
+        slope = self.procedure.given(s).density(p) * rival
+        powers = s ** np.arange(n)
+        draws, more = float(powers.sum()), float(np.sum(np.arange(1, n) * powers[:-1]))
+        failing = (n - 1) * s ** (n - 2) * p if self.procedure.serve == "last" and n > 1 else 0.0
+        by_s = np.where(fails, failing, n * powers[-1] - draws + (p - s) * more)  # ∂h/∂s
+        jump = float(np.sum(panels.weight * by_s * rival))
+        return -panels.remaining(slope) - np.where(fails, jump, 0.0), slope, jump
+
+    def best(self, kl: float) -> Policy:
+        """Return the policy with the largest W at ``kl`` nats. Raises ConfigError for a budget out of reach."""
+        panels = graded(12 + int(kl / np.log(2.0)), edges=np.array(self.edges))
+        found: list[Policy] = []
+        for rate in TILTS:
+            with suppress(ConfigError):  # of a steep one, which may not spend the budget
+                start = self._tilted(panels, np.sign(rate) * np.expm1(-rate * panels.v), kl, None)
+                found.append(self._settled(start, kl))
+        if not found:
+            raise self.not_found(kl)
+        return self.near(max(found, key=self.win_rate), kl)
+
+    def near(self, policy: Policy, kl: float) -> Policy:
+        """Return what the map leads to from ``policy`` at ``kl`` nats, on panels that resolve it. Raises as `best`."""
+        for _ in range(MAX_REFINEMENTS):
+            policy = self._settled(policy, kl)
+            panels, density = policy.panels, np.exp(policy.log_density)
+            rough = np.zeros(len(panels.start), bool)
+            for values in (density, self.gradient(panels, policy.cdf, policy.below)[1]):
+                rough |= self._tails(panels, values) > ACCURACY * np.sum(panels.weight * np.abs(values))
+            if not rough.any() or len(rough) > MAX_PANELS:
+                break
+            finer = panels.split(rough)
+            cdf = np.clip(panels.integral_to(density, finer.u), 0.0, 1.0)
+            policy = Policy(finer, cdf, cdf, policy.below, policy.beta)
+        return policy
+
+    def _tails(self, panels: Panels, values: Array) -> Array:
+        """Return what each panel's integral misses; a jump at one of the edges is none of it."""
+        cuts = np.searchsorted(panels.u[:, 0], sorted(1.0 - edge for edge in self.edges)).tolist()
+        ranges = [slice(*ends) for ends in pairwise([0, *cuts, len(values)])]
+        pieces = [Panels(panels.start[at], panels.width[at], panels.upper[at]).tails(values[at]) for at in ranges]
+        return np.concatenate(pieces)
+
+    def _fails(self, panels: Panels) -> NDArray[np.bool_]:
+        """Return which nodes lie below the quantile that Rewind-and-Repeat compares with: none for other procedures."""
+        q = self.procedure.quantile if rewinds(self.procedure) else 0.0
+        return np.where(panels.upper[:, None], panels.v > 1.0 - q, panels.u < q)
+
+    def _beside_threshold(self, panels: Panels, cdf: Array, below: float) -> Array:
+        """Return F within (0, 1) and on the side of ``below`` on which its rank is, whatever rounding says."""
+        inside = np.clip(cdf, INSIDE, 1.0 - INSIDE)
+        return np.where(self._fails(panels), np.minimum(inside, below * (1.0 - 1e-15)), np.maximum(inside, below))
+
+    def _settled(self, policy: Policy, kl: float) -> Policy:
+        """Return the fixed point that the map leads to from the CDF of ``policy``, at ``kl`` nats. Raises as `best`."""
+        latest = policy
+
+        def step(state: Array) -> Array:
+            nonlocal latest
+            below = float(np.clip(state[-1], 1e-300, 1.0 - INSIDE))
+            phi, _, _ = self.gradient(policy.panels, state[:-1].reshape(policy.cdf.shape), below)
+            latest = self._tilted(policy.panels, phi, kl, latest.beta)
+            return np.append(latest.cdf, latest.below)
+
+        try:
+            moved = settle(step, np.append(policy.cdf, policy.below))
+        except ConfigError as error:  # the Φ of a trial step cannot spend the budget
+            raise self.not_found(kl) from error
+        if moved > NEARLY_SETTLED:
+            raise self.not_found(kl)
+        return latest
+
+    def not_found(self, kl: float) -> ConfigError:
+        """Return the error for a budget out of reach."""
+        return ConfigError(f"no optimum for {self.procedure.name} was found at {kl:g} nats; give a smaller KL budget")
+
+    def _tilted(self, panels: Panels, phi: Array, kl: float, guess: float | None) -> Policy:
+        """Return the policy ∝ e^{Φ/β} that spends ``kl`` nats, with β near a ``guess``."""
+        range_of_phi = float(np.ptp(phi))
+        start = 0.0 if guess is None else float(np.log(range_of_phi / guess))
+        log_tilt, log_density = tilt_to_kl(phi / range_of_phi, panels.weight, kl, start)
+        density = np.exp(log_density)
+        below = float(np.sum((panels.weight * density)[self._fails(panels)]))
+        cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
+        return Policy(panels, log_density, cdf, below, range_of_phi * float(np.exp(-log_tilt)))
+
+
+def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float) -> tuple[float, Array]:
+    """Return log 1/β and the log density of the law ∝ e^{Φ/β} that spends ``kl`` nats.
+
+    ``phi`` has a range of 1, the ``weight`` of its values sums to 1, and ``guess`` is near log 1/β. Raises ConfigError
+    if no β spends so much.
+    """
+
+    def excess(log_tilt: float) -> float:
+        log_density = normalized(phi * np.exp(log_tilt), weight)
+        return float(np.log(max(float(np.sum(weight * information(log_density))), 1e-300) / kl))
+
+    inside, step = float(np.clip(guess, -MAX_LOG_TILT, MAX_LOG_TILT)), FIRST_STEP
+    sign = -np.sign(found := excess(inside))
+    outside = inside
+    while found and np.sign(found := excess(outside := float(np.clip(inside + sign * step, *LOG_TILTS)))) == -sign:
+        if abs(outside) == MAX_LOG_TILT:
+            raise ConfigError(f"a KL of {kl:g} nats is out of reach; the largest is {kl * np.exp(found):.4g}")
+        inside, step = outside, 4.0 * step
+    root = inside if inside == outside else float(brentq(excess, inside, outside, xtol=1e-14, rtol=1e-15))
+    return root, normalized(phi * np.exp(root), weight)
+
+
+def settle(step: Callable[[Array], Array], state: Array) -> float:
+    """Iterate ``step`` to a fixed point by Anderson's acceleration; return the largest change in its last call."""
+    states: list[Array] = []
+    changes: list[Array] = []
+    moves: list[float] = []
+    for _ in range(MAX_STEPS):
+        change = step(state) - state
+        moves.append(float(np.abs(change).max()))
+        if moves[-1] < SETTLED or min(moves[-PATIENCE:]) > min(moves[:-PATIENCE], default=np.inf):
+            break
+        states, changes = [*states, state][-REMEMBERED_STEPS:], [*changes, change][-REMEMBERED_STEPS:]
+        state = state + SHARE * change
+        if len(states) > 1:
+            bend, way = np.diff(changes, axis=0).T, np.diff(states, axis=0).T
+            state = state - (way + SHARE * bend) @ np.linalg.lstsq(bend, change, rcond=1e-14)[0]
+    return moves[-1]
