@@ -21,8 +21,8 @@ from infalign.recipe.layout import Layout
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512
-LEAST_PROMPTS = 4  # in each split
-LESSON = 10_000  # characters per text for training a tokenizer, whose cost is quadratic in the length of a word
+MIN_PROMPTS = 4  # in each split
+MAX_TRAINING_CHARACTERS = 10_000  # per text that trains a tokenizer, whose cost is quadratic in a word's length
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -69,7 +69,7 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
         "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
         "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
         # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
-        "test_pairs": list({e.group: e for e in sorted(test, key=_place) if e.rejected is not None}.values()),
+        "test_pairs": list({e.group: e for e in sorted(test, key=_text_order) if e.rejected is not None}.values()),
     }
     tables["test_pairs"] = tables["test_pairs"][:HELD_OUT_PAIRS]
     return Split(train, tables, {"train": parts["reward"], "test": test}, overlapping)
@@ -92,10 +92,10 @@ def prepare_data(
     tokenizer = _tokenizer(policy, found.train)
     prompts = {name: _distinct_prompts(rows, tokenizer, data.max_prompt_tokens) for name, rows in found.asking.items()}
     for name, (short, _) in prompts.items():
-        if len(short) < LEAST_PROMPTS:
+        if len(short) < MIN_PROMPTS:
             raise DataError(
                 f"{len(short)} {name} prompts of at most {data.max_prompt_tokens} tokens are left, and a run "
-                f"takes {LEAST_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
+                f"takes {MIN_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
             )
 
     record_path(layout.root, "data").unlink(missing_ok=True)  # from here on the recorded output is replaced
@@ -126,7 +126,7 @@ def _contradictory(examples: list[Example]) -> int:
     return sum((e.prompt_id, e.rejected, e.chosen) in pairs for e in examples)
 
 
-def _place(example: Example) -> str:
+def _text_order(example: Example) -> str:
     return example.group + example.prompt_id
 
 
@@ -136,7 +136,7 @@ def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
         from infalign.models.scratch import train_tokenizer
 
         texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
-        return train_tokenizer((text[:LESSON] for text in texts), policy.scratch)
+        return train_tokenizer((text[:MAX_TRAINING_CHARACTERS] for text in texts), policy.scratch)
     tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template)
     check_ends(tokenizer, str(policy.model))
     return tokenizer

@@ -47,7 +47,7 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=tuple(unit.output for unit in asked),
         settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
-        work=partial(summarise, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
+        work=partial(summarize, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
     )
     for name in run.recipe.policies:
         yield Unit(
@@ -64,7 +64,7 @@ def units(run: Run) -> Iterator[Unit]:
 def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
     """Yield the evaluation of the reference and of each policy on the prompts of a split.
 
-    On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimised it on the
+    On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimized it on the
     prompts it was trained on.
     """
     yield from _evaluation(run, "reference", split, run.reference, run.reference_inputs)
@@ -132,7 +132,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
     )
 
 
-def summarise(
+def summarize(
     evaluated: Evaluated, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
 ) -> Summary:
     """Write the numbers of all models, send them to the trackers, and return the headline numbers."""

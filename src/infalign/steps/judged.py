@@ -24,7 +24,7 @@ from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 
-PROMPTS, SAMPLES = 128, 32  # judged at most; they lie in the first part of the rollouts
+MAX_PROMPTS, MAX_SAMPLES = 128, 32  # that are judged; they lie in the first part of the rollouts
 PART = 0
 
 
@@ -60,9 +60,9 @@ def units(run: Run) -> Iterator[Unit]:
         )
 
 
-def _first(prompts: int, k: int) -> tuple[int, int]:
+def _judged_counts(prompts: int, k: int) -> tuple[int, int]:
     """Return how many prompts and rollouts of each are judged."""
-    return min(PROMPTS, prompts), min(SAMPLES, k)
+    return min(MAX_PROMPTS, prompts), min(MAX_SAMPLES, k)
 
 
 def judged_cost(run: Run, counts: Counts) -> Cost:
@@ -70,20 +70,21 @@ def judged_cost(run: Run, counts: Counts) -> Cost:
     judge, rollout = run.recipe.judge, run.recipe.rollout
     if judge is None or not judge.is_classifier:
         return Cost()
-    prompts, samples = _first(round(counts.prompts(rollout.prompts, "train") / len(run.rollout_parts)), rollout.k)
+    of_part = round(counts.prompts(rollout.prompts, "train") / len(run.rollout_parts))
+    prompts, samples = _judged_counts(of_part, rollout.k)
     return counts.reading(counts.shape(run.architecture("judge")).parameters, prompts, samples)
 
 
 def judged_so_far(stored: StoredRollouts, folder: Path) -> SoFar:
     """Return how many of the rollouts are judged."""
-    prompts, samples = _first(len(stored.parts[PART].read().prompt_ids), stored.k)
+    prompts, samples = _judged_counts(len(stored.parts[PART].read().prompt_ids), stored.k)
     return scored_so_far(prompts * samples, folder)
 
 
 def judge_rollouts(scorer: Scorer, stored: StoredRollouts, path: Path, *, on_progress: OnProgress) -> Summary:
     """Write the reward and the judge's score of the first rollouts of some prompts."""
     prompts = stored.parts[PART].read()
-    count, samples = _first(len(prompts.prompt_ids), stored.k)
+    count, samples = _judged_counts(len(prompts.prompt_ids), stored.k)
     texts = stored.drawn(PART, prompts).values("text")
     asked = Lazy(count * samples, lambda i: prompts.conversations[i // samples])
     judged = Lazy(count * samples, lambda i: texts[i // samples * stored.k + i % samples])

@@ -41,7 +41,7 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(*map(layout.rollouts, parts), *run.reference_inputs, *read),
             settings=run.key("policy") | {"logprobs": str(asked)},
             output=layout.logprobs(str(asked)),
-            work=partial(find_logprobs, policy, material, run.recipe.compute, layout.logprobs(str(asked))),
+            work=partial(write_logprobs, policy, material, run.recipe.compute, layout.logprobs(str(asked))),
             cost=partial(logprob_cost, run, policy),
         )
 
@@ -63,7 +63,7 @@ def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
     return counts.reading(share * reference.parameters, counts.prompts(rollout.prompts, "train"), rollout.k)
 
 
-def find_logprobs(
+def write_logprobs(
     policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts."""
@@ -71,12 +71,12 @@ def find_logprobs(
     if which is not None and which.top_tokens:
         found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in material.stored.states(which)]
     else:
-        found = _passed(policy, material, compute, on_progress)
+        found = _compute_logprobs(policy, material, compute, on_progress)
     write_table(path, pa.table({"logprob": pa.array(found)}))
     return {"responses": len(found)}
 
 
-def _passed(policy: Offline, material: Material, compute: Compute, on_progress: OnProgress) -> Any:
+def _compute_logprobs(policy: Offline, material: Material, compute: Compute, on_progress: OnProgress) -> Any:
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 

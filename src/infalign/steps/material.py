@@ -67,11 +67,11 @@ class Material:
         rows = self.stored.rows()
         for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
             if which is not None:
-                rows = _with(rows, name, self.stored.states(which))
+                rows = _add_column(rows, name, self.stored.states(which))
         computed = self.logprobs(policy)
         if computed is not None:
             found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
-            rows = _with(rows, "reference_logprob", found.to_pylist())
+            rows = _add_column(rows, "reference_logprob", found.to_pylist())
         return rows
 
     def logprobs(self, policy: Solver) -> Logprobs | None:
@@ -105,6 +105,6 @@ def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, flo
     return sum(shape.parameters for shape in trunk), frozen
 
 
-def _with(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
+def _add_column(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
     """Return rows with a column more, or another one."""
     return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})

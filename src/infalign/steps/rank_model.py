@@ -13,7 +13,7 @@ from infalign.evaluation.diagnostics import rank_correlations
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import calibrate
 from infalign.models.pretrained import load_tokenizer
-from infalign.models.settings import Fit
+from infalign.models.settings import RankModel
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
@@ -29,14 +29,14 @@ def units(run: Run) -> Iterator[Unit]:
     settings, target = run.recipe.rank_model, run.target("rank")
     if settings is not None:
         intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
-        start = rank_model_start(run)
+        start = settings.model_copy(update={"model": rank_model_start(run)})
         yield Unit(
             "calibrate",
             "rank-model",
             inputs=(run.layout.calibrated,),
             settings=run.key("rank_model"),
             output=target.model,
-            work=partial(fit_rank_model, start, settings.fit, run.stored, target, run.provenance, intervals),
+            work=partial(fit_rank_model, start, run.stored, target, run.provenance, intervals),
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
@@ -63,8 +63,7 @@ def rank_model_start(run: Run) -> str:
 
 
 def fit_rank_model(
-    start: str,
-    fit: Fit,
+    settings: RankModel,
     stored: StoredRollouts,
     target: Target,
     provenance: Provenance,
@@ -72,13 +71,14 @@ def fit_rank_model(
     *,
     on_progress: OnProgress,
 ) -> Summary:
-    """Train a classifier to predict Ĉ of the rollouts; return its `_rank_quality` on a held-out tenth of the prompts.
+    """Train a classifier from ``settings.model`` to predict Ĉ of the rollouts.
 
-    Raises DataError where `Provenance.check` does, if no rollout fits, or if fewer than two held-out prompts have
-    rollouts of different rewards.
+    Returns its `_rank_quality` on a held-out tenth of the prompts. Raises DataError where `Provenance.check` does, if
+    no rollout fits, or if fewer than two held-out prompts have rollouts of different rewards.
     """
     from infalign.training.rank_model import fit_calibrated
 
+    start, fit = str(settings.model), settings.fit
     provenance.check(stored.layout)
     of_policy = start == provenance.reference  # whose own folder may lack the recipe's chat template
     tokenizer = load_tokenizer(stored.layout.tokenizer if of_policy else start)

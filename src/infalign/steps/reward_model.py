@@ -21,12 +21,13 @@ from infalign.recipe.layout import Layout
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
+from infalign.rewards.sources import Scorer
 from infalign.steps.counts import WEIGHT_BYTES, Cost, Counts, summed
 from infalign.steps.run import Run
 from infalign.training.target import Target, fitting
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
-SPOILT = 256  # chosen responses of test pairs that are compared with garbage made of them, at most
+MAX_GARBAGE_PAIRS = 256  # test pairs whose chosen response is compared with garbage made of it
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -42,7 +43,7 @@ def units(run: Run) -> Iterator[Unit]:
                 inputs=run.reference_inputs if from_policy else (run.layout.data,),
                 settings=run.key(name) | run.precision,
                 output=target.model,
-                work=partial(fit_reward, name, source, run.reference, run.layout, target, intervals),
+                work=partial(fit_reward, run.scorer(name), run.reference, run.layout, target, intervals),
                 workspace=target.checkpoints,
                 together=source.fit is not None,
                 so_far=target.so_far,
@@ -56,7 +57,7 @@ def reward_cost(run: Run, name: str, counts: Counts) -> Cost:
     settings = source.fit or source.head
     assert settings is not None
     counts = counts.within(settings.max_length)
-    pairs, length = counts.count(f"{_share(name)}_pairs"), counts.prompt + counts.response
+    pairs, length = counts.count(f"{_source_of_pairs(name)}_pairs"), counts.prompt + counts.response
     test = counts.reading(parameters, 2 * counts.count("test_pairs"), 1, counts.response)
     if isinstance(settings, Fit):
         return summed([counts.training(parameters, settings, pairs, 2 * length), test])
@@ -64,25 +65,18 @@ def reward_cost(run: Run, name: str, counts: Counts) -> Cost:
     return summed([read, test, Cost(disk=WEIGHT_BYTES * parameters)])
 
 
-def _share(name: str) -> str:
+def _source_of_pairs(name: str) -> str:
     """Return whose pairs a reward source learns from: gold has the judge's."""
     return name if name in ("reward", "test") else "judge"
 
 
 def fit_reward(
-    name: str,
-    source: RewardSource,
-    reference: str,
-    layout: Layout,
-    target: Target,
-    intervals: Confidence,
-    *,
-    on_progress: OnProgress,
+    scorer: Scorer, reference: str, layout: Layout, target: Target, intervals: Confidence, *, on_progress: OnProgress
 ) -> Summary:
-    """Fit the reward model or the judge (``name``), or its head, on its own share of the preference pairs."""
-    settings = source.fit or source.head
+    """Fit a reward's model or head on its own share of the preference pairs, and return how good it is."""
+    name, settings = scorer.name, scorer.source.fit or scorer.source.head
     assert settings is not None
-    start, tokenizer = reward_start(source, reference, layout, target)
+    start, tokenizer = reward_start(scorer.source, reference, layout, target)
     train, long = _pairs(layout, name, tokenizer, settings)
     test, _ = _pairs(layout, "test", tokenizer, settings)
     with target.job(on_progress) as (job, folder):
@@ -93,11 +87,13 @@ def fit_reward(
         else:
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
-            found = _fit_head(start, tokenizer, train, target, folder, intervals, on_progress)
+            head = _fit_head(start, tokenizer, train, target, folder, on_progress)
+            right = intervals.of_shares(head.margins > 0)
+            found = {"layers": head.layers, "penalty": head.penalty, "validated_accuracy": right}
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
-    garbage = over_garbage(name, reward, _spoilt(layout, tokenizer, settings, target.seed), intervals)
+    garbage = over_garbage(name, reward, _with_garbage(layout, tokenizer, settings, target.seed), intervals)
     return {
         "pairs": len(train),
         "pairs_too_long": long,
@@ -109,23 +105,16 @@ def fit_reward(
 
 
 def _fit_head(
-    start: str,
-    tokenizer: Any,
-    pairs: list[Pair],
-    target: Target,
-    folder: Path,
-    intervals: Confidence,
-    on_progress: OnProgress,
-) -> Summary:
-    """Fit a head on the frozen model ``start`` and save both to ``folder``."""
+    start: str, tokenizer: Any, pairs: list[Pair], target: Target, folder: Path, on_progress: OnProgress
+) -> Any:
+    """Fit a head on the frozen model ``start``, save both to ``folder`` and return the choice of layers and penalty."""
     from infalign.training.common import save_model
     from infalign.training.frozen_head import fit_head
 
     base = load_states(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
     model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
     save_model(model, tokenizer, folder)
-    right = intervals.of_shares(chosen.margins > 0)
-    return {"layers": chosen.layers, "penalty": chosen.penalty, "validated_accuracy": right}
+    return chosen
 
 
 def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: Confidence) -> dict[str, float]:
@@ -151,14 +140,16 @@ def over_garbage(
     }
 
 
-def _spoilt(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: int) -> list[dict[str, Any]]:
+def _with_garbage(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: int) -> list[dict[str, Any]]:
     """Return test pairs with ``garbage`` made of the chosen response, one of each kind, all of them short enough."""
     rng = np.random.default_rng(seed)
     rows = [
         row | {"garbage": [spoil(row["chosen"], rng) for spoil in GARBAGE.values()]}
         for row in read_table(layout.data / "test_pairs.parquet").to_pylist()
     ]
-    return fitting(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])[0][:SPOILT]
+    return fitting(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])[0][
+        :MAX_GARBAGE_PAIRS
+    ]
 
 
 def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
@@ -176,7 +167,7 @@ def reward_start(source: RewardSource, reference: str, layout: Layout, target: T
 
 def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> tuple[list[Pair], int]:
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
-    part = _share(name)
+    part = _source_of_pairs(name)
     table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
     rows, long = fitting(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
     if not rows:

@@ -60,8 +60,8 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     with target.job(on_progress) as (job, folder):
         pairs = [(row["prompt"], row["chosen"]) for row in rows]
         history = fine_tune(model, tokenizer, pairs, policy.fit, job, folder)
-    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": _last(history, "loss")}
+    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": _last_value(history, "loss")}
 
 
-def _last(history: list[dict[str, Any]], name: str) -> float:
+def _last_value(history: list[dict[str, Any]], name: str) -> float:
     return float([row[name] for row in history if name in row][-1])

@@ -3,8 +3,10 @@
 The units are of the stage train.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.models.pretrained import load_policy
@@ -34,8 +36,10 @@ def units(run: Run) -> Iterator[Unit]:
                 copies=tuple(run.layout.states(str(other), part) for other in others),
                 settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
                 output=run.layout.states(str(which), part),
-                work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part, others),
-                so_far=partial(states_so_far, run.stored, which, part),
+                work=partial(
+                    compute_states, run.reference, run.recipe.compute, run.stored, StatesPart(part, which, others)
+                ),
+                so_far=partial(states_so_far, run.layout.states(str(which), part)),
                 cost=partial(states_cost, run, which),
             )
 
@@ -57,20 +61,21 @@ def read_by(policy: Solver) -> set[States]:
     return {which for which in (policy.states, policy.teacher_states) if which is not None}
 
 
+class StatesPart(NamedTuple):
+    """One part of the rollouts, which states of it are wanted, and which others the run has stored already."""
+
+    part: int
+    which: States
+    stored: tuple[States, ...]
+
+
 def compute_states(
-    reference: str,
-    compute: Compute,
-    stored: StoredRollouts,
-    which: States,
-    part: int,
-    others: Sequence[States],
-    *,
-    on_progress: OnProgress,
+    reference: str, compute: Compute, stored: StoredRollouts, wanted: StatesPart, *, on_progress: OnProgress
 ) -> Summary:
     """Write the states of one part of the rollouts, in the precision of drawing and scoring.
 
-    Those that are among ``others``, which the run has stored, are copied. Raises ConfigError for a reference whose last
-    layers cannot be trained from the states below them.
+    Those that are stored already are copied. Raises ConfigError for a reference whose last layers cannot be trained
+    from the states below them.
     """
     from infalign.models.guided import evenly_spaced_layers
     from infalign.models.states import StateFolder, write_states
@@ -82,6 +87,7 @@ def compute_states(
         depth = model.config.num_hidden_layers
         return evenly_spaced_layers(depth, of.evenly) if of.evenly else [count_layers_below(model.config, of.last)]
 
+    part, which, others = wanted
     if not which.evenly:
         check_top_layers(model, which.last)
     prompts, responses = stored.texts(part)
@@ -92,7 +98,7 @@ def compute_states(
     return {"responses": len(responses), "layers": layers(which)}
 
 
-def states_so_far(stored: StoredRollouts, which: States, part: int) -> SoFar:
+def states_so_far(folder: Path) -> SoFar:
     """Return how many shards of one part there are; how many there will be is not known."""
-    shards = len([*stored.layout.states(str(which), part).glob("from-*.safetensors")])
+    shards = len([*folder.glob("from-*.safetensors")])
     return SoFar(f"{shards} shards", 0.0) if shards else NOTHING

@@ -32,7 +32,7 @@ from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
 
-MOST_LOST = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
+MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -42,7 +42,7 @@ def units(run: Run) -> Iterator[Unit]:
     yield from logprobs.units(run)
     material = Material.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
-    for name in _in_order(policies):
+    for name in _teachers_first(policies):
         policy = policies[name]
         target = run.target(name)
         yield Unit(
@@ -67,7 +67,7 @@ def units(run: Run) -> Iterator[Unit]:
         )
 
 
-def _in_order(policies: Mapping[str, Solver]) -> list[str]:
+def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
     """Return the names of policies, each student after its teacher."""
     place = {name: number for number, name in enumerate(policies)}
 
@@ -121,7 +121,7 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
         found = finite_rollouts(policy.ranked, procedure, rollouts=k, kl=policy.budget, seed=recipe.seed)
     except ConfigError as error:  # K rollouts cannot spend this budget
         return [f"policies.{name}: {error}; or raise rollout.k"]
-    if found.lost <= MOST_LOST:
+    if found.lost <= MAX_LOST_WIN_RATE:
         return []
     return [
         f"policies.{name}: with {k} rollouts a prompt {policy.shaping.name} wins {100 * found.lost:.1f} ± "
@@ -187,7 +187,7 @@ def _distil(
 def _train_on_policy(
     policy: OnPolicy, beta: float, material: Material, target: Target, job: Any, folder: Path
 ) -> list[dict[str, Any]]:
-    """Train a policy on-policy, with ``beta`` for the normalised values, and return the log.
+    """Train a policy on-policy, with ``beta`` for the normalized values, and return the log.
 
     With ranks from the rank model it uses all training prompts, including those without rollouts.
     """
@@ -208,12 +208,12 @@ def _train_on_policy(
         beta,
         material.procedure,
         material.max_new_tokens,
-        stored=None if policy.generates else StoredGroups(_by_prompt(material.stored)),
+        stored=None if policy.generates else StoredGroups(_group_by_prompt(material.stored)),
     )
     return fit_on_policy(problem, policy, job, folder)
 
 
-def _by_prompt(stored: StoredRollouts) -> dict[str, Sequence[dict[str, Any]]]:
+def _group_by_prompt(stored: StoredRollouts) -> dict[str, Sequence[dict[str, Any]]]:
     """Return the rollouts of each prompt."""
     rows, k = stored.rows(), stored.k
     return {rows[i]["prompt_id"]: Lazy(k, partial(_after, rows, i)) for i in range(0, len(rows), k)}
