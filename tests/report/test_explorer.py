@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import explorer_tables
 import numpy as np
 import pytest
 from pages import show
@@ -23,8 +24,8 @@ def tables():
     """Return the numbers for a few settings, computed anew."""
     with pytest.MonkeyPatch.context() as patch:
         for name, values in SETTINGS.items():
-            patch.setattr(explorer, name, values)
-        return json.loads(json.dumps(explorer.explorer_tables()))
+            patch.setattr(explorer_tables, name, values)
+        return json.loads(json.dumps(explorer_tables.explorer_tables()))
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +93,12 @@ def test_the_page_has_the_numbers_of_the_laws(tables, shipped):
 @pytest.mark.slow
 def test_the_page_has_all_the_numbers_of_the_laws(shipped):
     """Where nothing has changed, computing all of them again gives the file."""
-    assert json.loads(json.dumps(explorer.explorer_tables())) == shipped
+    assert json.loads(json.dumps(explorer_tables.explorer_tables())) == shipped
 
 
 def test_a_transformation_that_cannot_spend_the_budget_has_no_number():
     """Ranks of which a policy knows next to nothing cannot be tilted by three nats."""
-    assert explorer._law(parse_transform("identity"), 1, 0.5, 400.0) is None
+    assert explorer_tables._law(parse_transform("identity"), 1, 0.5, 400.0) is None
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_the_page_opens_where_a_run_was(browser, tmp_path):
     path.write_text(explorer.explorer_page(served="worst-of-8", rho=0.76), encoding="utf-8")
     show(browser, path, 1200)
     chosen = {name: browser.find_element("id", name).get_property("value") for name in ("kind", "n", "kl", "rho")}
-    places = [explorer.NS.index(8), explorer.KLS.index(0.5), explorer.RHOS.index(0.7)]
+    places = [explorer_tables.NS.index(8), explorer_tables.KLS.index(0.5), explorer_tables.RHOS.index(0.7)]
     assert chosen == dict(zip(("kind", "n", "kl", "rho"), ("worst-of", *map(str, places)), strict=True))
 
 
