@@ -57,10 +57,10 @@ def quiet(*_: Any) -> None:
 def test_a_set_is_fetched_whole_and_its_parts_are_what_the_hub_has(
     main: Any, tmp_path: Path, hub: Path, name: str
 ) -> None:
-    """All parts arrive with their rows, licence and counts; what no run can use and what is too little is said."""
+    """All parts arrive with their rows, license and counts; what no run can use and what is too little is said."""
     code, out, _ = main("data", "get", name, "--from", hub, "--to", tmp_path / "data")
     assert code == 0
-    assert SETS[name].licence in out
+    assert SETS[name].license in out
     for split, part in SETS[name].parts.items():
         file = part_file(tmp_path / "data", name, split)
         found = [row for _, row in read_rows(file)]
@@ -70,7 +70,7 @@ def test_a_set_is_fetched_whole_and_its_parts_are_what_the_hub_has(
             assert found[:5] == [comparison(f"{part.data_dir} {part.split} {i} of é\u2028?") for i in range(5)]
         assert f"{file}: {expected} rows, {expected // 6} of them for no run" in out
         assert f"the public part has {part.rows:,} rows, this one {expected}" in out
-    assert SETS[name].licence in (tmp_path / "data" / name / "LICENCE.txt").read_text(encoding="utf-8")
+    assert SETS[name].license in (tmp_path / "data" / name / "LICENSE.txt").read_text(encoding="utf-8")
 
 
 def test_a_part_that_is_there_is_kept_and_the_rest_is_fetched(main: Any, tmp_path: Path, hub: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_part_that_is_there_is_kept_and_the_rest_is_fetched(main: Any, tmp_pat
     assert code == 2
     assert 'harmless-base[test] cannot be loaded (Unknown split "test"' in err
     folder = tmp_path / "data" / "hh-harmless"
-    assert sorted(path.name for path in folder.iterdir()) == ["LICENCE.txt", "train.jsonl.gz"]
+    assert sorted(path.name for path in folder.iterdir()) == ["LICENSE.txt", "train.jsonl.gz"]
     first = (folder / "train.jsonl.gz").stat()
     (hub / "elsewhere").rename(absent)
     code, out, _ = main(*words)

@@ -68,13 +68,6 @@ DIRTY = [
             gzip.compress(lines(ROWS), mtime=0)[:2000],
             r"cannot be read after \S+ line \d+",
         ),
-        "UTF-16": ("rows.jsonl", lines(ROWS).decode().encode("utf-16"), "line 1: not UTF-8"),
-        "blank lines only": ("rows.jsonl", b"\n \r\n\n", "holds no rows"),
-        "a quote of CSV is not closed": (
-            "rows.csv",
-            "\n".join(["prompt,chosen,rejected", "Hi,Yes,No", 'Ho,"Yes,No', *["Hi,Yes,No"] * 20]).encode(),
-            r"the row after \S+ line 2",
-        ),
     },
     brief=("a line is not JSON",),
 )

@@ -155,8 +155,9 @@ def little_memory(lab: Lab) -> None:
     """Memory runs out with more than two responses at once → Nothing; fewer are drawn at once."""
     model, tokenizer = load_policy(lab.finished / "models" / "reference")
     expected = drawn(lab, SharedPrefixEngine(model, tokenizer, Sampling(12)))
+    engine = SharedPrefixEngine(model, tokenizer, Sampling(12))
     with room_for(model, 2) as given:
-        found = drawn(lab, SharedPrefixEngine(model, tokenizer, Sampling(12)), "little")
+        found = drawn(lab, engine, "little")
     assert [rows for rows in given if rows > 2] == [18, 6, 3]  # three prompts, one, half of one
     for one, other in zip(found, expected, strict=True):
         assert math.isclose(one.pop("logprob"), other.pop("logprob"), rel_tol=1e-5)

@@ -60,7 +60,7 @@ def get(
     for split in part or chosen.parts:
         if split not in chosen.parts:
             raise ConfigError(f"{name} has the parts {', '.join(chosen.parts)}, found {split}")
-    say(console, f"{chosen.about}\nLicence: {chosen.licence}", markup=False)
+    say(console, f"{chosen.about}\nLicense: {chosen.license}", markup=False)
     for split in part or chosen.parts:
         file = part_file(to, name, split)
         if file.is_file():

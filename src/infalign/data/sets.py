@@ -33,22 +33,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PublicSet:
-    """A public data set: its parts by the names that recipes give them, and under which licence it is there."""
+    """A public data set: its parts by the names that recipes give them, and under which license it is there."""
 
     about: str
-    licence: str
+    license: str
     parts: Mapping[str, Part]
 
 
 HH = "Anthropic/hh-rlhf"
-HH_LICENCE = (
+HH_LICENSE = (
     "MIT, Copyright (c) 2022 Anthropic (Bai et al. 2022, arXiv:2204.05862). Offensive and upsetting texts are among "
     "them; they are meant for research on harmlessness and helpfulness, not for the training of dialogue agents."
 )
 SETS = {
     "hh-helpful": PublicSet(
         f"Anthropic's helpfulness comparisons ({HH})",
-        HH_LICENCE,
+        HH_LICENSE,
         {
             "train": Part(HH, "train", 43_835, "helpful-base"),
             "test": Part(HH, "test", 2_354, "helpful-base"),
@@ -58,7 +58,7 @@ SETS = {
     ),
     "hh-harmless": PublicSet(
         f"Anthropic's harmlessness comparisons ({HH})",
-        HH_LICENCE,
+        HH_LICENSE,
         {
             "train": Part(HH, "train", 42_537, "harmless-base"),
             "test": Part(HH, "test", 2_312, "harmless-base"),
@@ -66,7 +66,7 @@ SETS = {
     ),
     "tldr": PublicSet(
         "Reddit TL;DR: comparisons of summaries (trl-lib/tldr-preference), demonstrations (trl-lib/tldr)",
-        "Comparisons and summaries: OpenAI's modified MIT licence (Stiennon et al. 2020, arXiv:2009.01325). Posts by "
+        "Comparisons and summaries: OpenAI's modified MIT license (Stiennon et al. 2020, arXiv:2009.01325). Posts by "
         "real people: CC BY 4.0 (Webis-TLDR-17, Völske et al. 2017).",
         {
             "train": Part("trl-lib/tldr-preference", "train", 92_858),
@@ -77,14 +77,28 @@ SETS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetched:
-    """A part that lies in its file now: how many rows it has, and how many of them no run can use."""
+    """A part that is written to its file: how many rows it has, and how many of them no run can use."""
 
     file: Path
-    rows: int
-    invalid: int
     expected: int
+    rows: int = 0
+    invalid: int = 0
+    first_error: str = ""
+
+    def count(self, rows: Iterable[tuple[str, dict[str, Any]]], on_progress: OnProgress) -> Iterator[dict[str, Any]]:
+        """Yield the rows, counted, and those that `parse_example` refuses."""
+        for where, row in rows:
+            self.rows += 1
+            try:
+                parse_example(row, where)
+            except DataError as error:
+                self.invalid += 1
+                self.first_error = self.first_error or str(error)
+            if self.rows % REPORT_EVERY == 0:
+                on_progress(self.rows, max(self.rows, self.expected), "rows")
+            yield row
 
 
 def part_file(folder: str | Path, name: str, split: str) -> Path:
@@ -118,37 +132,17 @@ def fetch(
         raise ConfigError(f"there is no folder {origin}; {_remedy(name, part, source)}")
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-    checked = _Checked(part.rows, on_progress)
+    fetched = Fetched(file, part.rows)
     try:
         with atomic_path(file) as temporary:
-            _write_rows(temporary, checked.of(hub_rows(origin, split=part.split, data_dir=part.data_dir)))
-            if checked.invalid == checked.rows:
-                raise DataError(f"no run could use one of the {checked.rows} rows of {origin}: {checked.first}")
+            rows = hub_rows(origin, split=part.split, data_dir=part.data_dir)
+            _write_rows(temporary, fetched.count(rows, on_progress))
+            if fetched.invalid == fetched.rows:
+                raise DataError(f"no run could use one of the {fetched.rows} rows of {origin}: {fetched.first_error}")
     except ConfigError as error:
         raise ConfigError(f"{error}; {_remedy(name, part, source)}") from error
-    write_text(file.parent / "LICENCE.txt", f"{chosen.about}\n{chosen.licence}\n")
-    return Fetched(file, checked.rows, checked.invalid, part.rows)
-
-
-class _Checked:
-    """Counts rows on their way, and those that `parse_example` refuses, with what it says of the first."""
-
-    def __init__(self, expected: int, on_progress: OnProgress) -> None:
-        self.rows = self.invalid = 0
-        self.first = ""
-        self._expected, self._report = expected, on_progress
-
-    def of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-        for where, row in rows:
-            self.rows += 1
-            try:
-                parse_example(row, where)
-            except DataError as error:
-                self.invalid += 1
-                self.first = self.first or str(error)
-            if self.rows % REPORT_EVERY == 0:
-                self._report(self.rows, max(self.rows, self._expected), "rows")
-            yield row
+    write_text(file.parent / "LICENSE.txt", f"{chosen.about}\n{chosen.license}\n")
+    return fetched
 
 
 def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import MOST_DRAWS, Count, Settings, spelled
+from infalign.core.settings import MAX_DRAWS, Count, Settings, spelled
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import RewindAndRepeat, Served, parse_procedure, rewinds
 
@@ -58,7 +58,7 @@ class Evaluate(Settings):
     """Fresh samples of the base and of every policy on the test prompts."""
 
     prompts: Annotated[int, Field(ge=2)] = Field(128, description="test prompts at most")
-    samples: Annotated[int, Field(ge=4, le=MOST_DRAWS)] = Field(
+    samples: Annotated[int, Field(ge=4, le=MAX_DRAWS)] = Field(
         64, description="responses of each model to a prompt; half of the base's are ranked among its others"
     )
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")

@@ -11,7 +11,7 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.examples import Message
-from infalign.evaluation.garbage import GARBAGE
+from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
 from infalign.models.pretrained import load_states, load_tokenizer
@@ -133,7 +133,7 @@ def over_garbage(
         return {}
     prompts = [row["prompt"] for row in spoilt]
     sound = score(reward, prompts, [row["chosen"] for row in spoilt], name=name)
-    garbage = zip(GARBAGE, zip(*(row["garbage"] for row in spoilt), strict=True), strict=True)
+    garbage = zip(CORRUPTIONS, zip(*(row["garbage"] for row in spoilt), strict=True), strict=True)
     return {
         kind: intervals.of_shares(win(sound, score(reward, prompts, list(responses), name=name)))
         for kind, responses in garbage
@@ -144,7 +144,7 @@ def _with_garbage(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: in
     """Return test pairs with ``garbage`` made of the chosen response, one of each kind, all of them short enough."""
     rng = np.random.default_rng(seed)
     rows = [
-        row | {"garbage": [spoil(row["chosen"], rng) for spoil in GARBAGE.values()]}
+        row | {"garbage": [corrupt(row["chosen"], rng) for corrupt in CORRUPTIONS.values()]}
         for row in read_table(layout.data / "test_pairs.parquet").to_pylist()
     ]
     return fitting(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])[0][

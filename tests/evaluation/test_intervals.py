@@ -1,0 +1,113 @@
+"""Intervals against simulation and closed forms."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.evaluation.intervals import Estimate, estimate, estimate_share
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import win_rates
+from infalign.method.procedures import (
+    BestOfN,
+    WorstOfN,
+)
+
+
+@pytest.mark.parametrize("prompts", [20, 50, 200])
+def test_intervals_cover(prompts: int) -> None:
+    """95 % intervals of Best-of-4 win rates, a skewed law, cover the mean in 93–97 % of 600 simulations."""
+    rng = np.random.default_rng(9)
+    u, v = rng.random((20000, 12)) ** (1 / rng.gamma(4, 0.6, size=(20000, 1))), rng.random((20000, 12))
+    population = win_rates(Samples(u, u), Samples(v, v), BestOfN(4))
+    covered = []
+    for seed in range(600):
+        interval = estimate(rng.choice(population, prompts), seed=seed)
+        covered.append(interval.low <= population.mean() <= interval.high)
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+@pytest.mark.parametrize("prompts", [20, 50, 200])
+@pytest.mark.parametrize("won", [0.9, 0.98, 0.995])
+def test_intervals_cover_near_the_end(prompts: int, won: float) -> None:
+    """Outcomes 0 and 1: the exact coverage, summed over all counts of wins, is at least 94 %, and so when mirrored."""
+    counts = np.arange(prompts + 1)
+    chance = binom.pmf(counts, prompts, won)
+    kept = counts[chance > 1e-6]
+    found = [estimate_share(np.arange(prompts) < count) for count in kept]
+    covered = [e.low <= won <= e.high for e in found]
+    assert chance[kept] @ covered > 0.94
+    for count, e in zip(kept, found, strict=True):
+        mirrored = estimate_share(np.arange(prompts) >= count)
+        assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((e.low, e.high), abs=0.02)
+
+
+def test_intervals_of_a_procedure_that_nearly_always_wins_cover() -> None:
+    """Worst-of-4 with mean 98.6 %: 95 % intervals from 50 prompts cover it in over 94 % of 400 simulations."""
+    rng = np.random.default_rng(11)
+    strength = 15 * np.exp(0.9 * rng.normal(size=(20000, 1)))
+    u, v = rng.random((20000, 12)) ** (1 / strength), rng.random((20000, 12))
+    population = win_rates(Samples(u, u), Samples(v, v), WorstOfN(4))
+    found = [estimate_share(rng.choice(population, 50), seed=seed) for seed in range(400)]
+    assert np.mean([e.low <= population.mean() <= e.high for e in found]) > 0.94
+
+
+@pytest.mark.parametrize("prompts", [2, 20, 300])
+def test_all_won_is_not_certain(prompts: int) -> None:
+    """Of P prompts all won the interval ends at Clopper and Pearson's (α/2)^(1/P), all lost at its mirror image."""
+    least = 0.025 ** (1 / prompts)
+    assert estimate_share(np.ones(prompts)) == Estimate(1.0, pytest.approx(least, abs=0.02 * (1 - least) + 5e-3), 1.0)
+    lost = estimate_share(np.zeros(prompts), confidence=0.8)
+    assert lost == Estimate(0.0, 0.0, pytest.approx(1 - 0.1 ** (1 / prompts), rel=0.06))
+
+
+def test_away_from_the_end_the_interval_is_the_bootstraps() -> None:
+    """Neither a middling mean nor one near 1 that many prompts share changes the interval, also for many prompts."""
+    rng = np.random.default_rng(0)
+    for values in (rng.random(20), rng.beta(5, 1, 80), 1 - 0.05 * rng.random(60), 1 - 0.05 * rng.random(10_001)):
+        assert estimate_share(values) == estimate(values)
+    wide = estimate_share([0.3, 0.9, 1.2, 1.1, 1.3])  # unbiased estimates of single prompts
+    assert wide.mean == pytest.approx(0.96)
+    assert (wide.low < 0.8, wide.high) == (True, 1.0)
+
+
+def test_an_interval_repeats_with_its_seed_and_contains_the_mean() -> None:
+    """The same seed gives the same interval, another one nearly so, a higher confidence a wider one."""
+    values = np.random.default_rng(0).beta(5, 1, size=80)
+    once = estimate(values, seed=1)
+    assert once == estimate(values, seed=1)
+    assert once != estimate(values, seed=2)
+    assert once.low == pytest.approx(estimate(values, seed=2).low, abs=0.2 * (once.high - once.low))
+    wide = estimate(values, confidence=0.99)
+    assert wide.low < once.low < once.mean < once.high < wide.high
+
+
+def test_the_interval_of_many_prompts_is_the_limit_of_the_bootstrap() -> None:
+    """Just above 10,000 prompts the interval is the one just below, for a skewed law, within the bootstrap's noise."""
+    values = np.random.default_rng(1).exponential(size=10_001) ** 2
+    below, above = estimate(values[:-1]), estimate(values)
+    width = above.high - above.low
+    assert above.low == pytest.approx(below.low, abs=0.05 * width)
+    assert above.high == pytest.approx(below.high, abs=0.05 * width)
+
+
+def test_a_paired_interval_is_narrower_than_the_difference_of_two() -> None:
+    """Two policies that find the same prompts hard differ by a paired interval that leaves the prompts out."""
+    rng = np.random.default_rng(2)
+    hard = rng.random(100)
+    one, two = 0.8 * hard + 0.1 * rng.random(100), 0.8 * hard + 0.1 * rng.random(100) + 0.05
+    paired, alone = estimate(two - one), estimate(one)
+    assert paired.low < 0.05 < paired.high
+    assert paired.high - paired.low < 0.4 * (alone.high - alone.low)
+
+
+def test_an_interval_needs_two_prompts_and_finite_values() -> None:
+    """Equal values have one without width."""
+    assert estimate([0.75, 0.75, 0.75]) == Estimate(0.75, 0.75, 0.75)
+    assert estimate([0.4, 0.6]).low == pytest.approx(0.4)
+    with pytest.raises(DataError, match="at least 2 prompts, found 1"):
+        estimate([0.5])
+    with pytest.raises(DataError, match="prompt 1 is not finite"):
+        estimate([0.5, np.nan])
+    with pytest.raises(ConfigError, match="found 95"):
+        estimate([0.5, 0.6], confidence=95)

@@ -1,0 +1,114 @@
+"""Win rates at equal length: a direct fit, its influence, and where there is none."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from infalign.core.errors import DataError
+from infalign.evaluation.length import length_controlled
+from infalign.evaluation.samples import Samples
+from infalign.evaluation.win_rates import threshold_weights, win_rates
+from infalign.method.procedures import (
+    BestOfN,
+    Procedure,
+    RewindAndRepeat,
+    Standard,
+)
+
+
+def swayed(prompts: int, samples: int, rng: np.random.Generator, *, sway: float = 1.0) -> tuple[Samples, Samples]:
+    """Return a policy, longer and better by 1/2, and a base; P(win) = σ(1/2 + sway·Δ), Δ in {−1, 0, 1}."""
+    longer = [(rng.random((prompts, samples)) < share).astype(float) for share in (0.7, 0.4)]
+    noise = rng.gumbel(size=(2, prompts, samples))  # a difference of two Gumbel variables is logistic
+    scores = 0.5 + sway * longer[0] + noise[0], sway * longer[1] + noise[1]
+    policy, base = (Samples(s, s, 50 + 100 * long) for s, long in zip(scores, longer, strict=True))
+    return policy, base
+
+
+def test_length_control_removes_what_length_adds() -> None:
+    """Where the model holds the mean at equal length is σ(1/2), within 3 errors; the raw win rate is points higher."""
+    policy, base = swayed(1500, 6, np.random.default_rng(10))
+    values = length_controlled([(policy, base)], Standard())
+    assert abs(values.mean() - expit(0.5)) < 3 * values.std() / np.sqrt(1500)
+    assert win_rates(policy, base, Standard()).mean() > expit(0.5) + 0.04
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(3), RewindAndRepeat(0.5, 2)], ids=lambda p: p.name)
+def test_length_control_is_the_most_likely_model_and_its_influence(procedure: Procedure) -> None:
+    """The mean is that of a direct fit to all pairs; a prompt's value is its jackknife value up to order 1/P."""
+    rng = np.random.default_rng(11)
+    lengths = rng.integers(20, 400, size=(2, 60, 8))
+    judged = rng.normal(size=(2, 60, 8)) + lengths / 150
+    policy, base = (Samples(rng.normal(size=(60, 8)), j, n) for j, n in zip(judged, lengths, strict=True))
+
+    def fitted(keep: np.ndarray) -> float:
+        ways: list[tuple[float, np.ndarray | None, slice]] = [(1.0, None, slice(0, 8))]
+        if isinstance(procedure, RewindAndRepeat):
+            ways = [
+                (share / 2, np.sort(base.selected[:, part], axis=1)[:, i], rest)
+                for part, rest in ((slice(4), slice(4, 8)), (slice(4, 8), slice(4)))
+                for i, share in enumerate(threshold_weights(4, procedure))
+            ]
+        weight, delta, won = [], [], []
+        for share, at, rest in ways:
+            a, b = procedure.weights(policy.selected, at), procedure.weights(base.selected[:, rest], at)
+            weight.append(share * (a[:, :, None] * b[:, None, :])[keep].ravel())
+            delta.append((policy.lengths[:, :, None] - base.lengths[:, None, rest])[keep].ravel())
+            won.append((policy.judged[:, :, None] > base.judged[:, None, rest])[keep].ravel())
+        w, d, y = (np.concatenate(parts) for parts in (weight, delta, won))
+        x = np.tanh(d / np.sqrt(np.average(d**2, weights=w) - np.average(d, weights=w) ** 2))
+        loss = minimize(lambda t: w @ np.logaddexp(0, t[0] + t[1] * x) - (w * y) @ (t[0] + t[1] * x), [0, 0], tol=1e-9)
+        return float(expit(loss.x[0]))
+
+    values = length_controlled([(policy, base)], procedure)
+    every = np.arange(60)
+    assert values.mean() == pytest.approx(fitted(every), abs=2e-4)  # tanh is rounded to 1/100
+    jackknife = [60 * values.mean() - 59 * fitted(every[every != p]) for p in range(6)]
+    assert values[:6] == pytest.approx(jackknife, abs=0.08)
+    assert np.std(values) > 0.15
+
+
+def test_length_control_joins_blocks() -> None:
+    """Prompts in two blocks have the values they have in one."""
+    policy, base = swayed(40, 6, np.random.default_rng(12))
+    whole = length_controlled([(policy, base)], BestOfN(2))
+
+    def part(side: Samples, rows: slice) -> Samples:
+        assert side.lengths is not None
+        return Samples(side.selected[rows], side.judged[rows], side.lengths[rows])
+
+    rows = slice(0, 13), slice(13, 40)
+    assert length_controlled([(part(policy, r), part(base, r)) for r in rows], BestOfN(2)) == pytest.approx(whole)
+
+
+def test_length_control_without_length_differences_is_the_win_rate() -> None:
+    """Where all lengths are equal there is nothing to control."""
+    rng = np.random.default_rng(13)
+    policy, base = (Samples(r, r, np.full((5, 4), 37)) for r in rng.normal(size=(2, 5, 4)))
+    assert length_controlled([(policy, base)], BestOfN(2)).tolist() == win_rates(policy, base, BestOfN(2)).tolist()
+
+
+def test_length_control_says_where_it_cannot_know() -> None:
+    """Without lengths, overlap of lengths, or wins and losses at a length, no number is made up."""
+    rng = np.random.default_rng(14)
+    one, two = rng.normal(size=(2, 30, 4))
+    short, long = rng.integers(10, 50, size=(30, 4)), rng.integers(60, 90, size=(30, 4))
+    with pytest.raises(DataError, match="needs the lengths"):
+        length_controlled([(Samples(one, one, short), Samples(two, two))], Standard())
+    with pytest.raises(DataError, match="of the policy is longer"):
+        length_controlled([(Samples(one, one, long), Samples(two, two, short))], Standard())
+    with pytest.raises(DataError, match="of the policy is shorter"):
+        length_controlled([(Samples(one, one, short), Samples(two, two, long))], Standard())
+    mixed = np.where(rng.random((30, 4)) < 0.5, short, long)
+    with pytest.raises(DataError, match="every served pair is won"):
+        length_controlled([(Samples(one + 99, one + 99, mixed), Samples(two, two, mixed[::-1]))], Standard())
+    for constant in (7, 0.003):
+        same = np.full((30, 4), 0.002)
+        with pytest.raises(DataError, match="of the policy is longer"):
+            length_controlled([(Samples(one, one, same + constant), Samples(two, two, same))], Standard())
+    judged = mixed + 0.0  # the longer one always wins
+    with pytest.raises(DataError, match="length alone tells"):
+        length_controlled(
+            [(Samples(judged, judged, mixed), Samples(judged[::-1], judged[::-1], mixed[::-1]))], Standard()
+        )

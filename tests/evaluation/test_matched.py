@@ -1,0 +1,115 @@
+"""Win rates at one KL: theory's curve, policies that know less, and widths that contain the error."""
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import softmax
+from scipy.stats import norm
+
+from infalign.core.errors import DataError
+from infalign.evaluation.matched import matched, widened
+from infalign.method.procedures import (
+    BestOfN,
+    Procedure,
+    parse_procedure,
+)
+from infalign.method.transforms import parse_transform
+from infalign.theory.finite_model import FiniteModel
+from infalign.theory.law import law_at_kl
+
+
+def test_matched_interpolates_the_share_of_theorys_gain() -> None:
+    """A policy's own KL gives its own win rates; elsewhere its share of the curve is linear; beyond, it is refused."""
+
+    def gain(kl: float) -> float:
+        return 0.4 * np.sqrt(kl)
+
+    budgets = [(np.full(3, 4.0), np.full(3, 0.9)), (np.full(3, 1.0), np.full(3, 0.8))]  # shares 1/2 and 3/4
+    assert matched(budgets, 1.0, gain).values == pytest.approx(0.8)
+    assert matched(budgets, 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
+    assert matched(budgets, 2.5, gain).values == pytest.approx(0.5 + 0.625 * gain(2.5))
+    assert [matched(budgets, kl, gain).shift for kl in (1.0, 0.81, 2.5)] == pytest.approx([0.0, 0.0, 0.0])
+    with pytest.raises(DataError, match=r"no policy reaches a KL of 4\.5"):
+        matched(budgets, 4.5, gain)
+    with pytest.raises(DataError, match=r"the smallest KL of a policy is 1\.000 nats, more than 1\.25 times 0\.790"):
+        matched(budgets, 0.79, gain)
+    idle = (np.zeros(3), np.full(3, 0.48))  # a policy that learnt nothing has no share of any gain
+    assert matched([*budgets, idle], 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
+    with pytest.raises(DataError, match="train one with a smaller budget"):
+        matched([*budgets, idle], 0.5, gain)
+
+
+@pytest.mark.parametrize("transform", ["identity", "exp:10"])
+@pytest.mark.parametrize("kl", [0.4, 0.7, 0.9])
+def test_matched_is_exact_for_a_policy_on_theorys_curve(transform: str, kl: float) -> None:
+    """For policies that reach what theory gives, the win rate at any KL between is theory's."""
+
+    def gain(kl: float) -> float:
+        return law_at_kl(parse_transform(transform), kl=kl).win_rate(BestOfN(4)) - 0.5
+
+    budgets = [(np.array([x]), np.array([0.5 + gain(x)])) for x in (0.5, 1.0)]
+    assert matched(budgets, kl, gain).values[0] == pytest.approx(0.5 + gain(kl), abs=1e-9)
+
+
+def noisy_win_rate(rho: float, transform: str, kl: float, procedure: Procedure, cells: int = 300) -> float:
+    """Return what the policy wins that sees the normal score of a rank with correlation ``rho``, on a grid."""
+    ranks = (np.arange(cells) + 0.5) / cells
+    model, score = FiniteModel(np.full(cells, 1 / cells), ranks), norm.ppf(ranks)
+    given = norm.pdf(score, rho * score[:, None], np.sqrt(1 - rho**2)) / norm.pdf(score)
+    given /= given.sum(axis=1, keepdims=True)
+    expected = given @ parse_transform(transform)(ranks)
+    root = brentq(lambda x: model.kl(softmax(expected * np.exp(x))) - kl, -8.0, 12.0)
+    return float(model.win_rate(softmax(expected * np.exp(root)) @ given, procedure))
+
+
+@pytest.mark.parametrize("rho", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize(
+    ("transform", "name"), [("identity", "best-of-4"), ("exp:10", "best-of-4"), ("exp:-10", "worst-of-4")]
+)
+def test_the_interval_at_one_kl_contains_the_error_of_interpolation(rho: float, transform: str, name: str) -> None:
+    """A policy that knows ranks with correlation ρ wins what the widened estimate allows, exact numbers given."""
+    procedure = parse_procedure(name)
+
+    def gain(kl: float) -> float:
+        return law_at_kl(parse_transform(transform), kl=kl).win_rate(procedure) - 0.5
+
+    def won(kl: float) -> float:
+        return noisy_win_rate(rho, transform, kl, procedure)
+
+    for budgets, kl in (((0.25, 1.25), 0.5), ((0.5, 1.0), 0.7), ((0.4,), 0.33)):
+        found = matched([(np.full(2, own), np.full(2, won(own))) for own in budgets], kl, gain)
+        mean = float(found.values.mean())
+        e = widened({"mean": mean, "low": mean, "high": mean}, found.shift)
+        assert e["low"] - 5e-4 <= won(kl) <= e["high"] + 5e-4
+        assert abs(found.shift) < 0.02  # so that the width means something
+
+
+def test_no_share_at_one_kl_is_above_one() -> None:
+    """Not its interval either, where theory's curve has left the square root's far below, nor a difference's."""
+
+    def gain(kl: float) -> float:
+        return law_at_kl(parse_transform("exp:10"), kl=kl).win_rate(BestOfN(4)) - 0.5
+
+    wins = [np.full(4, 0.5 + gain(kl)) for kl in (1.0, 4.0)]
+    found = matched([(np.full(4, kl), own) for kl, own in zip((1.0, 4.0), wins, strict=True)], 2.0, gain)
+    mean = float(found.values.mean())
+    assert 0.9 < mean <= mean + found.shift <= 1.0
+    at_the_top = widened({"mean": mean, "low": mean, "high": 0.999}, found.shift, least=0.0)
+    assert (at_the_top["low"], at_the_top["high"]) == (mean, 1.0)
+    assert widened({"mean": -0.9, "low": -0.95, "high": -0.8}, -0.2)["low"] == -1.0
+
+
+def test_overspending_is_not_flattered() -> None:
+    """Identity at 1.25 nats cannot be compared with exp:10 at 0.33; from two budgets the lead is right."""
+    rho, served = 0.5, BestOfN(4)
+
+    def gain(kl: float) -> float:
+        return law_at_kl(parse_transform("identity"), kl=kl).win_rate(served) - 0.5
+
+    lead = noisy_win_rate(rho, "exp:10", 0.33, served) - noisy_win_rate(rho, "identity", 0.33, served)
+    assert lead == pytest.approx(0.010, abs=2e-3)
+    budgets = [(np.full(2, kl), np.full(2, noisy_win_rate(rho, "identity", kl, served))) for kl in (0.25, 1.25)]
+    with pytest.raises(DataError, match="train one with a smaller budget"):
+        matched(budgets[1:], 0.33, gain)
+    found = matched(budgets, 0.33, gain)
+    assert noisy_win_rate(rho, "exp:10", 0.33, served) - found.values.mean() == pytest.approx(lead, abs=2e-3)
