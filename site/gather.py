@@ -30,6 +30,7 @@ def public_names() -> list[str]:
 
 def linked(text: str) -> str:
     """Return a page of the repository's root or of docs with the links of the site."""
+    text = re.sub(r"\]\((\.\./)?benchmarks/results/", "](results/", text).replace("](../../docs/", "](../")
     text = text.replace("](docs/", "](").replace("](src/infalign/recipe/built_in/", "](recipes/")
     return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", text)
 
@@ -38,6 +39,7 @@ def gather(folder: Path) -> None:
     """Write the pages to ``folder``, which is emptied."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.ipynb"))
+    shutil.copytree(ROOT / "benchmarks" / "results", folder / "results")
     shutil.copytree(
         ROOT / "src/infalign/recipe/built_in", folder / "recipes", ignore=shutil.ignore_patterns("*.py", "__pycache__")
     )

@@ -121,7 +121,11 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
     assert [part for said in sentences for part in said.split("…") if part.strip() not in code] == []
 
 
-DOCUMENTS = [file.relative_to(ROOT) for kind in ("*.md", "*.ipynb") for file in sorted((ROOT / "docs").rglob(kind))]
+DOCUMENTS = [
+    file.relative_to(ROOT)
+    for folder, kind in (("docs", "*.md"), ("docs", "*.ipynb"), ("benchmarks", "*.md"))
+    for file in sorted((ROOT / folder).rglob(kind))
+]
 
 
 def test_readme_and_guide_begin_with_the_same_valid_recipe(tmp_path: Path) -> None:
@@ -159,18 +163,24 @@ def test_every_page_of_the_site_is_in_its_navigation(tmp_path: Path) -> None:
     assert ".ipynb)" not in "".join(pages.values())
 
 
-def test_every_question_of_the_log_is_listed_with_its_conclusion_and_its_newest_entry() -> None:
-    """A file has its question, what is concluded, and dated entries, the newest first; the list has the newest date."""
-    folder = ROOT / "docs" / "log"
+def test_every_result_is_listed_with_its_question_and_newest_date() -> None:
+    """A page begins with its question and conclusion, and has the date that the list has, and none that is newer."""
+    folder = ROOT / "benchmarks" / "results"
     listed = re.findall(
         r"^\| \[(.+)\]\((.+)\) \| .+ \| (\S+) \|$", (folder / "README.md").read_text("utf-8"), re.MULTILINE
     )
     assert {name for _, name, _ in listed} == {path.name for path in folder.glob("*.md")} - {"README.md"}
     for question, name, date in listed:
-        head, *entries = re.split(r"^## ", (folder / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-        title, _, conclusion = head.partition("\n")
+        text = (folder / name).read_text(encoding="utf-8")
+        title, conclusion = text.split("\n\n")[:2]
         assert title == f"# {question}"
-        assert conclusion.strip()
-        dates = [entry[:10] for entry in entries]
-        assert dates == sorted(dates, reverse=True), name
-        assert dates[0] == date, name
+        assert conclusion[0] not in "#|"
+        assert max(re.findall(r"\d{4}-\d\d-\d\d", text)) == date, name
+
+
+def test_every_benchmark_is_listed_and_lists_no_other() -> None:
+    """The table of benchmarks has every script, with its command."""
+    folder = ROOT / "benchmarks"
+    listed = re.findall(r"`python benchmarks/([\w/]+\.py)", (folder / "README.md").read_text(encoding="utf-8"))
+    scripts = {str(path.relative_to(folder)) for path in folder.rglob("*.py")} - {"seeds.py", "optima/enumerable.py"}
+    assert set(listed) == scripts
