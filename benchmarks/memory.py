@@ -175,7 +175,7 @@ def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float
     """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
     from infalign.sampling.prompts import Sampler
 
-    Sampler.opened = synthetic_engine
+    Sampler.open = synthetic_engine
     for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once
         asked = run(folder / name, count, k)
         before, start, computing = peak(), time.perf_counter(), time.process_time()

@@ -20,7 +20,7 @@ from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import MESSAGES, prompt_id
 from infalign.rewards.scores import NamedReward, score_shard, score_to
 from infalign.sampling.engine import Response
-from infalign.sampling.prompts import PromptTable, drawn_so_far
+from infalign.sampling.prompts import PromptTable, rollout_progress
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, find_rollouts, shard_path
 
 K = 100
@@ -74,7 +74,7 @@ def main(prompts: int = 4800, tokens: int = 8) -> None:
             score_shard(shard_path(scores, number), reward, of_prompts, said)
         rows = prompts * K
         with timed("rollout", rows):
-            assert drawn_so_far(found, K, rollouts) == f"{rows:,} of {rows:,} responses"
+            assert rollout_progress(found, K, rollouts) == f"{rows:,} of {rows:,} responses"
         with timed("score", rows):
             drawn = find_rollouts(rollouts, found.prompt_ids, K)
             each = Lazy(rows, lambda i: found.conversations[i // K])

@@ -20,7 +20,7 @@ from test_serve_reward import serving
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
-from infalign.integrations import configured, openrlhf
+from infalign.integrations import environment, openrlhf
 from infalign.integrations.export import export
 from infalign.integrations.verl import compute_score
 from infalign.method.calibration import calibrate
@@ -46,7 +46,7 @@ def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("INFALIGN_REWARD", "infalign.world:gold")
     monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
     monkeypatch.setenv("INFALIGN_TOKENIZER", str(tmp_path / "tokenizer"))
-    configured._loaded.cache_clear()
+    environment._loaded.cache_clear()
     openrlhf._tokenizer.cache_clear()
     return found
 
@@ -210,7 +210,7 @@ def test_verl_climbs_the_served_win_rate(tokenizer: Any, tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match="KL cannot be in them"):
         compute_advantage(batch, "infalign_maxk", config=AlgoConfig(use_kl_in_reward=True))
     monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
-    configured._loaded.cache_clear()
+    environment._loaded.cache_clear()
     with pytest.raises(ConfigError, match="climbs a win rate"):
         compute_advantage(batch, "infalign_maxk", **options)
 

@@ -20,7 +20,7 @@ import pytest
 
 from infalign.core.errors import PartialError
 from infalign.data.examples import prompt_id
-from infalign.integrations.server import MOST_BYTES, Batches
+from infalign.integrations.server import MAX_BYTES, Batches
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
@@ -135,7 +135,7 @@ def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str
     [
         (b"{", 422, "no JSON"),
         (b"[" * 100_000, 422, "no JSON"),
-        (b" " * (MOST_BYTES + 1), 413, "more than 64,000,000 bytes"),
+        (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000 bytes"),
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(url: str, content: bytes, status: int, said: str) -> None:

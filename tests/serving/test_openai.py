@@ -29,9 +29,9 @@ from infalign.models.pretrained import conversation_ids, load_policy, load_token
 from infalign.serving.answers import Answer, ServedPolicy
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
-from infalign.serving.openai import MOST_BYTES, Desk
-from infalign.serving.opened import opened
-from infalign.serving.web import TOKEN, token_for
+from infalign.serving.openai import MAX_BYTES, Desk
+from infalign.serving.policy import open_policy
+from infalign.serving.web import TOKEN_VARIABLE, token_for
 
 PROMPT = "How do I bake bread?"
 Serving = Callable[..., AbstractContextManager[str]]
@@ -39,7 +39,7 @@ Serving = Callable[..., AbstractContextManager[str]]
 
 def policy(run: Path, **changes: Any) -> ServedPolicy:
     """Return a freshly loaded policy, as it can be served once."""
-    return replace(opened(run), **changes)
+    return replace(open_policy(run), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -295,12 +295,12 @@ def test_other_bodies_are_refused(url: str) -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_a_body_that_no_context_holds_is_not_read_to_its_end(url: str, told: bool) -> None:
     """A client cannot fill the server's memory, whether or not it tells the length first; the next one is served."""
-    content = iter([b" " * MOST_BYTES, json.dumps(asked()).encode()])
+    content = iter([b" " * MAX_BYTES, json.dumps(asked()).encode()])
     found = httpx2.post(f"{url}/chat/completions", content=b"".join(content) if told else content)
     assert found.status_code == 413
     assert found.json()["error"]["type"] == "invalid_request_error"
     assert "more than 4,000,000 bytes" in found.json()["error"]["message"]
-    whole = json.dumps(asked(model="aware:standard")).encode().ljust(MOST_BYTES)
+    whole = json.dumps(asked(model="aware:standard")).encode().ljust(MAX_BYTES)
     assert httpx2.post(f"{url}/chat/completions", content=whole, timeout=60).status_code == 200
 
 
@@ -315,9 +315,9 @@ def test_the_server_says_what_it_has(client: OpenAI, url: str) -> None:
 @pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])
 def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, token: str, expected: str | None) -> None:
     """One that no header can carry is refused, and not shown."""
-    monkeypatch.setenv(TOKEN, token)
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
     assert token_for(host) == expected
-    monkeypatch.setenv(TOKEN, "s3cret\n")
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret\n")
     with pytest.raises(ConfigError, match="holds a line break") as refused:
         token_for(host)
     assert "s3cret" not in str(refused.value)
@@ -469,10 +469,10 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(
     evaluated_run: Path, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine gives four draws in one request, the best by reward is served, and seeds are refused."""
-    monkeypatch.setattr("infalign.serving.opened.AWAY", 0.5)
+    monkeypatch.setattr("infalign.serving.policy.RETRY_SECONDS", 0.5)
     with (
         RolloutServer(*load_policy(evaluated_run / "models" / "aware")) as engine,
-        serving(opened(evaluated_run, engine_url=engine.url, engine_model="policy")) as url,
+        serving(open_policy(evaluated_run, engine_url=engine.url, engine_model="policy")) as url,
         client_of(url) as client,
     ):
         answer = client.chat.completions.create(**asked())
@@ -483,8 +483,9 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(
         assert engine.bodies[-1]["n"] == 4
         assert engine.bodies[-1]["model"] == "policy"
         assert answer.model_extra == {}  # it may not give the same again
-        cut = client.chat.completions.create(**asked(model="aware:standard", max_tokens=2, stream=True))
-        assert [piece.choices[0].finish_reason for piece in cut][-1] == "length"
+        cut = list(client.chat.completions.create(**asked(model="aware:standard", max_tokens=2, stream=True)))
+        assert cut[-1].choices[0].finish_reason in ("length", "stop")
+        assert engine.bodies[-1]["max_tokens"] == 2
         with pytest.raises(openai.BadRequestError, match="leave seed out"):
             client.chat.completions.create(**asked(seed=1))
         engine.broken_after = 0

@@ -91,11 +91,11 @@ def generate(
     from infalign.cli.output import open_console
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.answers import answer_each
-    from infalign.serving.opened import opened
+    from infalign.serving.policy import open_policy
 
     prepare_process(None)
     conversations = _conversations(prompt, input_)
-    served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
+    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
     several, console = len(conversations) > 1, open_console()
 
     def show(asked: "Asked", answer: "Answer") -> None:
@@ -125,12 +125,12 @@ def serve(
     from infalign.core.display import say
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.openai import app
-    from infalign.serving.opened import opened
+    from infalign.serving.policy import open_policy
     from infalign.serving.web import listen, token_for
 
     prepare_process(None)
     token = token_for(host)
-    served = opened(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
+    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
     say(open_console(), f"{served.name} by {served.procedure.name}: http://{host}:{port}/v1", markup=False)
     listen(app(served, token=token, most=most), host, port)
 

@@ -62,7 +62,7 @@ def serve_reward(
     port: Port = 5000,
 ) -> None:
     """Serve the calibrated and transformed reward over HTTP, for trainers that ask a server."""
-    from infalign.integrations.configured import calibrated, has_tokenizer, tokenizer
+    from infalign.integrations.environment import calibrated, has_tokenizer, tokenizer
     from infalign.integrations.server import app
     from infalign.serving.web import listen, token_for
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
-AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
+READ_AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
 CONNECT_SECONDS = 10.0
 LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
-SECRET = re.compile(
+SECRET_NAME = re.compile(
     r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
 )
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOGGER = logging.getLogger(__name__)
 
 
@@ -52,12 +52,12 @@ def checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("a URL starts with http:// or https:// and a host")
     given = "&".join((parts.query, parts.fragment)).replace(";", "&")
-    if secret := next((name for name, _ in parse_qsl(given, keep_blank_values=True) if SECRET.search(name)), None):
+    if secret := next((name for name, _ in parse_qsl(given, keep_blank_values=True) if SECRET_NAME.search(name)), None):
         raise ValueError(f"a URL with {secret}=… would be written into the run directory; use api_key_env")
     return url
 
 
-def urls(check: Callable[[str], str]) -> tuple[BeforeValidator, AfterValidator, PlainSerializer]:
+def url_list(check: Callable[[str], str]) -> tuple[BeforeValidator, AfterValidator, PlainSerializer]:
     """Return how a setting reads one URL or a list of them, each checked by ``check``, and writes what was given."""
     return (
         BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given]),
@@ -68,7 +68,7 @@ def urls(check: Callable[[str], str]) -> tuple[BeforeValidator, AfterValidator, 
 
 def checked_variable(name: str) -> str:
     """Return the name of an environment variable. Raises ValueError, which does not quote it: it may be a key."""
-    if VARIABLE.fullmatch(name) is None:
+    if VARIABLE_NAME.fullmatch(name) is None:
         raise ValueError("api_key_env is the name of a variable (letters, digits and _), not the key itself")
     return name
 
@@ -94,10 +94,10 @@ def api_key(variable: str | None) -> str | None:
 class Post(Protocol):
     """Asks one of the servers; bound to its turn."""
 
-    async def __call__(self, body: object, *, most_bytes: int) -> httpx2.Response:
+    async def __call__(self, body: object, *, max_bytes: int) -> httpx2.Response:
         """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
 
-        The answer may have ``most_bytes``, decompressed. Raises httpx2.HTTPError, that of the last attempt, whose
+        The answer may have ``max_bytes``, decompressed. Raises httpx2.HTTPError, that of the last attempt, whose
         request has the URL that was asked.
         """
 
@@ -122,8 +122,8 @@ class Servers:
     ) -> Generator[tuple[Asked, Answer]]:
         """Yield each of ``asked`` with what ``ask`` makes of it, as answers come.
 
-        ``asked`` is read in order, as answers are taken, and nothing begins that is more than `AHEAD` × the number of
-        requests under way after the oldest without an answer. When one fails, no more begin, those under way are
+        ``asked`` is read in order, as answers are taken, and nothing begins that is more than `READ_AHEAD` × the number
+        of requests under way after the oldest without an answer. When one fails, no more begin, those under way are
         awaited and yielded, and then the failure that is first in ``asked`` is raised. When the caller stops, those
         under way are cancelled. Requests run in a thread of their own, so that it may be called inside an event loop,
         and what the caller does with an answer holds none up.
@@ -154,7 +154,7 @@ class Servers:
             def begin() -> None:
                 nonlocal begun
                 oldest = min((number for number, _ in under_way.values()), default=begun)
-                room = min(2 * at_once - len(under_way), oldest + AHEAD * at_once - begun)
+                room = min(2 * at_once - len(under_way), oldest + READ_AHEAD * at_once - begun)
                 for following in islice(numbered, 0 if failures else room):
                     future = portal.start_task_soon(in_turn, *following)
                     under_way[future] = following
@@ -189,7 +189,7 @@ class Servers:
             verify=_tls(),
         )
 
-    async def _post(self, client: httpx2.AsyncClient, turn: int, body: object, *, most_bytes: int) -> httpx2.Response:
+    async def _post(self, client: httpx2.AsyncClient, turn: int, body: object, *, max_bytes: int) -> httpx2.Response:
         import httpx2
         from anyio import sleep
 
@@ -197,7 +197,7 @@ class Servers:
         for number in count(turn):
             url = self.urls[number % len(self.urls)]
             try:
-                return (await self._attempt(client, url, body, most_bytes)).raise_for_status()
+                return (await self._attempt(client, url, body, max_bytes)).raise_for_status()
             except httpx2.HTTPError as error:
                 response = getattr(error, "response", None)
                 wait, wanted = (
@@ -210,11 +210,11 @@ class Servers:
                 if not may_pass(error) or wait > left:
                     raise
                 why = f"{type(error).__name__}: {error}" if response is None else f"status {response.status_code}"
-                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, quoted(why, self.key), wait, left)
+                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, quote_answer(why, self.key), wait, left)
             await sleep(wait)
         raise AssertionError  # the attempts have no end
 
-    async def _attempt(self, client: httpx2.AsyncClient, url: str, body: object, most_bytes: int) -> httpx2.Response:
+    async def _attempt(self, client: httpx2.AsyncClient, url: str, body: object, max_bytes: int) -> httpx2.Response:
         """Return the answer, whole, to one attempt, which is cut off after ``read_seconds``.
 
         httpx grants its time-outs to each part that it receives; neither dripped headers nor endless `100 Continue`
@@ -231,8 +231,8 @@ class Servers:
                     said = "the answer began and did not end"
                     async for part in answer.aiter_bytes():
                         received += part
-                        if len(received) > most_bytes:
-                            raise httpx2.DecodingError(f"more than {most_bytes:,} bytes", request=request)
+                        if len(received) > max_bytes:
+                            raise httpx2.DecodingError(f"more than {max_bytes:,} bytes", request=request)
         except TimeoutError as error:
             raise httpx2.ReadTimeout(f"{said} within {self.read_seconds:g} s", request=request) from error
         # No other header: charset and encoding would let the server choose a codec.
@@ -282,7 +282,7 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def quoted(text: str, key: str | None) -> str:
+def quote_answer(text: str, key: str | None) -> str:
     """Return the first 300 characters of what a server said on one line, without the API key and control characters."""
     line = " ".join((text.replace(key, "***") if key else text).split())
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line[:300])

@@ -1,8 +1,9 @@
 """A reward function for OpenRLHF: ``--reward.remote_url`` with the path of this file.
 
-`integrations.configured` says which reward it is. A row's label (``--data.label_key``) is a JSON object with ``prompt``
-(messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet. OpenRLHF drops
-what a reward function raises and goes on without a reward until it fails elsewhere, so errors are logged here first.
+`integrations.environment` says which reward it is. A row's label (``--data.label_key``) is a JSON object with
+``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet.
+OpenRLHF drops what a reward function raises and goes on without a reward until it fails elsewhere, so errors are logged
+here first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
-from infalign.integrations.configured import score, tokenizer
+from infalign.integrations.environment import score, tokenizer
 from infalign.method.reward import Score
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     ``prompts`` are rendered, ``queries`` are these with a response and special tokens. Raises DataError for a label
     that is no such object and for a query that does not begin with its prompt, ConfigError if the policy's tokenizer is
-    not known, and as `integrations.configured.score`.
+    not known, and as `integrations.environment.score`.
     """
     import torch
 
@@ -42,12 +43,12 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
 
 def _score(query: str, prompt: str, label: str) -> Score:
-    row = labelled(label)
+    row = parse_label(label)
     said = response(query, prompt, _tokenizer())
     return score(row["prompt"], said, row["reference_rewards"], prompt_id=row.get("prompt_id"))
 
 
-def labelled(label: Any) -> dict[str, Any]:
+def parse_label(label: Any) -> dict[str, Any]:
     """Return the object that a label holds. Raises DataError if it is none with prompt and reference_rewards."""
     try:
         row = label if isinstance(label, dict) else json.loads(label)

@@ -120,7 +120,7 @@ class Actor:
     @cached_property
     def engine(self) -> Engine:
         """The engine, opened when it is first needed."""
-        opened = self.work.sampler.opened(self.prompts(0).asked()[0], seed=self.work.seed)
+        opened = self.work.sampler.open(self.prompts(0).asked()[0], seed=self.work.seed)
         return self.kept.enter_context(opened)
 
     def do(self, number: int, shard: int) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
-from infalign.integrations.configured import conversation
-from infalign.integrations.openrlhf import labelled, response
+from infalign.integrations.environment import conversation
+from infalign.integrations.openrlhf import parse_label, response
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
 from infalign.serving.web import TooLargeError, allowed, body_of, prometheus
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-MOST_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
+MAX_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
 
 
 class Row(NamedTuple):
@@ -62,7 +62,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         if not allowed(request, token):
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         try:
-            body = _json(await body_of(request, most_bytes=MOST_BYTES))
+            body = _json(await body_of(request, max_bytes=MAX_BYTES))
             if isinstance(body, dict) and "query" in body:
                 if words is None:
                     raise DataError("start the server with INFALIGN_TOKENIZER to read queries of the policy")
@@ -118,5 +118,5 @@ def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:
 
 
 def _labelled(said: str, label: Any) -> Row:
-    row = labelled(label)
+    row = parse_label(label)
     return Row(conversation(row["prompt"], row.get("prompt_id")), said, row["reference_rewards"])

@@ -1,6 +1,6 @@
 """A reward function for TRL's trainers and command line: ``--reward_funcs infalign.integrations.trl.reward``.
 
-`integrations.configured` says which reward it is. RLOO, and GRPO with β > 0, take it; AsyncGRPO has no reference model
+`integrations.environment` says which reward it is. RLOO, and GRPO with β > 0, take it; AsyncGRPO has no reference model
 and so no KL term, and without that the objective is another one. axolotl's ``trl.reward_funcs`` takes the same name.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.examples import Message
-from infalign.integrations.configured import conversation, from_environment
+from infalign.integrations.environment import conversation, from_environment
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
@@ -28,7 +28,7 @@ def reward(
     """Return each completion's shaped reward; the dataset has prompt, as messages, and reference_rewards.
 
     With the column prompt_id, as in calibrated.parquet, a prompt that is not the one of its reference rewards is found.
-    Raises ConfigError and DataError as `integrations.configured.score`.
+    Raises ConfigError and DataError as `integrations.environment.score`.
     """
     identities: Sequence[str | None] = prompt_id or [None] * len(prompts)
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]

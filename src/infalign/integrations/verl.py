@@ -1,6 +1,6 @@
 """A reward function for verl: ``reward.custom_reward_function.path=pkg://infalign.integrations.verl``.
 
-`integrations.configured` says which reward it is. verl does not pass the prompt, so ``extra_info`` of a row carries
+`integrations.environment` says which reward it is. verl does not pass the prompt, so ``extra_info`` of a row carries
 ``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet.
 Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, and ``grpo`` with
 ``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
@@ -16,7 +16,7 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message
-from infalign.integrations.configured import from_environment, score
+from infalign.integrations.environment import from_environment, score
 from infalign.method.credit import credit
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def compute_score(
 ) -> dict[str, float]:
     """Return score, win_rate and reward of a response; verl trains on the first and logs all.
 
-    Raises DataError for a row without prompt or reference_rewards, and as `integrations.configured.score`.
+    Raises DataError for a row without prompt or reference_rewards, and as `integrations.environment.score`.
     """
     given = extra_info or {}
     if absent := [name for name in ("prompt", "reference_rewards") if given.get(name) is None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from infalign.core.errors import ConfigError, DataError, PartialError
-from infalign.core.http import Post, Servers, api_key, may_pass, quoted
+from infalign.core.http import Post, Servers, api_key, may_pass, quote_answer
 from infalign.data.examples import Message, prompt_id
 from infalign.data.lines import object_once
 from infalign.rewards.base import Batch, checked_rewards
@@ -96,13 +96,13 @@ class RemoteReward:
         _, first, prompts, responses = request
         batch = f"(batch {first // protocol.rows + 1})"
         try:
-            most_bytes = ROW_BYTES * (1 + len(responses))
-            answer = await post(protocol.body(prompts, responses), most_bytes=most_bytes)
+            max_bytes = ROW_BYTES * (1 + len(responses))
+            answer = await post(protocol.body(prompts, responses), max_bytes=max_bytes)
         except httpx2.HTTPError as error:
             if isinstance(error, httpx2.HTTPStatusError):
-                said = f"status {error.response.status_code}: {quoted(error.response.text, key)}"
+                said = f"status {error.response.status_code}: {quote_answer(error.response.text, key)}"
             else:
-                said = f"{type(error).__name__}: {quoted(str(error), key)}"
+                said = f"{type(error).__name__}: {quote_answer(str(error), key)}"
             name = f"{error.request.url} {batch}"
             if not may_pass(error):
                 raise ConfigError(f"reward {name}: the server refused the request with {said}") from error
@@ -116,6 +116,6 @@ class RemoteReward:
             rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=object_once))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DataError(
-                f"reward {name}: the answer is no {protocol.answers}, it begins {quoted(answer.text, key)!r}"
+                f"reward {name}: the answer is no {protocol.answers}, it begins {quote_answer(answer.text, key)!r}"
             ) from error
         return checked_rewards(rewards, prompts, first=first, name=name)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from infalign.core.http import checked_url, checked_variable, urls
+from infalign.core.http import checked_url, checked_variable, url_list
 from infalign.core.settings import Count, Settings
 from infalign.models.settings import Model
 from infalign.rewards.protocols import vllm_protocol
@@ -28,7 +28,7 @@ class RewardSource(Model):
         None,
         description="my_file.py:score beside the recipe, or package.module:score; score(prompts, responses) -> rewards",
     )
-    url: Annotated[tuple[str, ...], Field(min_length=1), *urls(checked_url)] | None = Field(
+    url: Annotated[tuple[str, ...], Field(min_length=1), *url_list(checked_url)] | None = Field(
         None,
         description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}, or vLLM's /classify or "
         "/pooling; or a list of those with the same model",

@@ -119,12 +119,12 @@ class EngineSettings(Kind):
     kind: str
 
     @property
-    def asks(self) -> tuple[tuple[str, ...], str | None]:
+    def servers(self) -> tuple[tuple[str, ...], str | None]:
         """The URLs of servers that must be there, and the variable with their key."""
         return (), None
 
     @abstractmethod
-    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Opened:
+    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> OpenEngine:
         """Return a context that gives the engine, ready to draw from the folder or id ``model``.
 
         ``device`` gives the torch device. Raises ConfigError for a model or server that cannot be sampled from;
@@ -132,7 +132,7 @@ class EngineSettings(Kind):
         """
 
 
-Opened = AbstractContextManager[Engine]
+OpenEngine = AbstractContextManager[Engine]
 
 
 def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling: Sampling) -> None:

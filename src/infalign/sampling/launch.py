@@ -16,10 +16,10 @@ from functools import reduce
 from infalign.core.errors import ConfigError, PartialError
 from infalign.core.memory import free_memory
 
-STARTS_WITHIN = 1800.0  # seconds; a large model takes minutes to load
+START_SECONDS = 1800.0  # seconds; a large model takes minutes to load
 PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
-ASKS_FOR_KEY = 401, 403  # a server with a key is ready too
-STOPS_WITHIN = 5.0  # seconds; less than the time that a stopped worker itself has
+KEY_STATUSES = 401, 403  # a server with a key is ready too
+STOP_SECONDS = 5.0  # seconds; less than the time that a stopped worker itself has
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(STOPS_WITHIN)
+            process.wait(STOP_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)  # also kills processes that the server left running
     process.wait()
 
@@ -72,7 +72,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
     import httpx2
 
-    deadline = time.monotonic() + STARTS_WITHIN
+    deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise PartialError(
@@ -80,12 +80,12 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
             )
         try:
             answer = httpx2.get(f"{url}/v1/models", timeout=5.0)
-            if answer.is_success or answer.status_code in ASKS_FOR_KEY:
+            if answer.is_success or answer.status_code in KEY_STATUSES:
                 return
         except httpx2.TransportError:
             pass
         time.sleep(0.5)
-    raise PartialError(f"the server at {url} did not answer within {STARTS_WITHIN / 60:.0f} minutes")
+    raise PartialError(f"the server at {url} did not answer within {START_SECONDS / 60:.0f} minutes")
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ from infalign.core.sequences import Lazy, in_blocks, token_lists
 from infalign.core.storage import listed, read_table
 from infalign.data.examples import Message
 from infalign.models.settings import Compute
-from infalign.sampling.engine import EngineSettings, Opened, Prompt, Sampling
+from infalign.sampling.engine import EngineSettings, OpenEngine, Prompt, Sampling
 from infalign.sampling.rollouts import draw
 
 
@@ -61,10 +61,10 @@ class Sampler:
     max_new_tokens: int
     compute: Compute
 
-    def opened(self, probe: Prompt, *, seed: int) -> Opened:
+    def open(self, probe: Prompt, *, seed: int) -> OpenEngine:
         """Return a context that gives the engine, checked on a probe prompt."""
         sampling = Sampling(self.max_new_tokens, seed=seed, dtype=self.compute.dtype)
-        return self.engine.opened(self.model, sampling, self.compute.torch_device, probe)
+        return self.engine.open(self.model, sampling, self.compute.torch_device, probe)
 
     def draw(self, prompts: Prompts, k: int, folder: Path, *, seed: int, on_progress: OnProgress) -> None:
         """Draw those of ``k`` responses to each prompt that are missing in ``folder`` into it.
@@ -72,20 +72,20 @@ class Sampler:
         Where none is missing, the engine is not opened.
         """
         asked, total = prompts.asked(), len(prompts.prompt_ids) * k
-        if _drawn(prompts, k, folder) == total:
+        if _count_drawn(prompts, k, folder) == total:
             on_progress(total, total, "responses")
             return
-        with self.opened(asked[0], seed=seed) as engine:
+        with self.open(asked[0], seed=seed) as engine:
             draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
 
 
-def drawn_so_far(prompts: Prompts, k: int, folder: Path) -> SoFar:
+def rollout_progress(prompts: Prompts, k: int, folder: Path) -> SoFar:
     """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``."""
-    drawn, total = _drawn(prompts, k, folder), len(prompts.prompt_ids) * k
+    drawn, total = _count_drawn(prompts, k, folder), len(prompts.prompt_ids) * k
     return SoFar(f"{drawn:,} of {total:,} responses", drawn / total) if drawn else NOTHING
 
 
-def _drawn(prompts: Prompts, k: int, folder: Path) -> int:
+def _count_drawn(prompts: Prompts, k: int, folder: Path) -> int:
     wanted, drawn = set(prompts.prompt_ids), 0
     for shard in folder.glob("part-*.parquet"):
         table = read_table(shard, ["prompt_id", "index"])
@@ -94,7 +94,7 @@ def _drawn(prompts: Prompts, k: int, folder: Path) -> int:
     return drawn
 
 
-def numbered(prompt_ids: list[str], k: int) -> pa.Table:
+def rollout_keys(prompt_ids: list[str], k: int) -> pa.Table:
     """Return the columns prompt_id and index of ``k`` responses to each prompt."""
     repeated_ids = pa.array(prompt_ids, pa.string()).take(
         pa.array(np.repeat(np.arange(len(prompt_ids)), k), pa.int64())

@@ -20,7 +20,7 @@ from infalign.core.storage import read_table, write_table
 from infalign.sampling.engine import Asked, BatchEngine, ConcurrentEngine, Engine, Prompt, Response
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
-BATCH = 128  # responses that are drawn at once, of several prompts where one has fewer and the engine can
+RESPONSES_PER_BATCH = 128  # responses that are drawn at once, of several prompts where one has fewer and the engine can
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),
     "index": pa.int32(),
@@ -55,13 +55,13 @@ def draw(
     place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
     have_PK = np.zeros((len(prompts), k), bool)
     for shard in _shards(directory):
-        have_PK.flat[_asked_for(shard, place, k)[0]] = True
+        have_PK.flat[_locate_rollouts(shard, place, k)[0]] = True
     todo: list[int] = np.flatnonzero(~have_PK.all(axis=1)).tolist()
     drawn, total = int(have_PK.sum()), have_PK.size
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
     on_progress(drawn, total)
     asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
-    finished = _answered(engine, asked, k, shard_prompts)
+    finished = _draw_in_any_order(engine, asked, k, shard_prompts)
     shards = deque(todo[start : start + shard_prompts] for start in range(0, len(todo), shard_prompts))
     rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
 
@@ -87,7 +87,7 @@ def draw(
 def draw_shard(engine: Engine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
     """Draw rollouts 0 … k-1 of each prompt into one shard, which is written whole, prompt by prompt, or not at all."""
     rows = dict[str, list[dict[str, Any]]]()
-    with closing(_answered(engine, ((prompt, range(k)) for prompt in prompts), k, SHARD_PROMPTS)) as finished:
+    with closing(_draw_in_any_order(engine, ((prompt, range(k)) for prompt in prompts), k, SHARD_PROMPTS)) as finished:
         for batch in finished:
             rows |= {one.prompt_id: _rows(one, indices, given) for one, indices, given in batch}
     ordered = [row for prompt in prompts for row in rows[prompt.prompt_id]]
@@ -103,9 +103,9 @@ Batch = list[tuple[Prompt, Sequence[int], list[Response]]]
 """Prompts that were drawn for together, with the numbers of their rollouts, and these."""
 
 
-def _answered(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int) -> Generator[Batch]:
+def _draw_in_any_order(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int) -> Generator[Batch]:
     if not isinstance(engine, ConcurrentEngine):
-        yield from _in_batches(engine, asked, k, shard_prompts)
+        yield from _draw_in_batches(engine, asked, k, shard_prompts)
         return
     with closing(engine.sample_each(asked)) as finished:
         for (prompt, indices), responses in finished:
@@ -123,11 +123,11 @@ def _rows(prompt: Prompt, indices: Sequence[int], responses: Sequence[Response])
 def prompts_together(k: int, shard_prompts: int = SHARD_PROMPTS) -> int:
     """Return for how many prompts an engine that can draws in one batch, ``k`` rollouts each."""
     sizes = (size for size in range(1, shard_prompts + 1) if shard_prompts % size == 0)
-    return max(size for size in sizes if size == 1 or size * k <= BATCH)
+    return max(size for size in sizes if size == 1 or size * k <= RESPONSES_PER_BATCH)
 
 
-def _in_batches(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int) -> Generator[Batch]:
-    """Yield prompts with their rollouts, as many at once as fit in memory, at first `BATCH` or ``k``.
+def _draw_in_batches(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int) -> Generator[Batch]:
+    """Yield prompts with their rollouts, as many at once as fit in memory, at first `RESPONSES_PER_BATCH` or ``k``.
 
     A run that goes on has the batches of one that was not stopped, since rounding depends on them: a whole number of
     them is a shard.
@@ -146,11 +146,11 @@ def _in_batches(engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: i
             together = 1  # outside the handler, which keeps the tensors of the failed attempt alive
             free_memory()
         for prompt, missing in batch:
-            responses, at_once = _sample(engine, prompt, missing, at_once)
+            responses, at_once = _draw_in_parts(engine, prompt, missing, at_once)
             yield [(prompt, missing, responses)]
 
 
-def _sample(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:
+def _draw_in_parts(engine: Engine, prompt: Prompt, indices: Sequence[int], at_once: int) -> tuple[list[Response], int]:
     """Return rollouts number ``indices`` of the prompt, and how many at once fit in memory."""
     responses: list[Response] = []
     while missing := indices[len(responses) : len(responses) + at_once]:
@@ -183,7 +183,7 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
     place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
     shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
     for number, shard in enumerate(shards):
-        keys, rows = _asked_for(shard, place, k)
+        keys, rows = _locate_rollouts(shard, place, k)
         shard_R[keys], row_R[keys] = number, rows
         np.add.at(count_R, keys, 1)
     for wrong, what in (
@@ -228,7 +228,7 @@ class Drawn:
         return pa.concat_tables(tables).take(offset[which] + self.row_of[rows])
 
 
-def _asked_for(shard: Path, place: Mapping[str, int], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _locate_rollouts(shard: Path, place: Mapping[str, int], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return prompt · k + index of the requested rollouts in a shard, and their rows."""
     table = read_table(shard, ["prompt_id", "index"])
     prompt = np.array([place.get(str(prompt_id), -1) for prompt_id in table["prompt_id"].to_pylist()], dtype=np.intp)

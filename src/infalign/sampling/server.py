@@ -8,13 +8,13 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from infalign.core.errors import ConfigError, PartialError, first_line
-from infalign.core.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quoted, urls
+from infalign.core.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quote_answer, url_list
 from infalign.core.settings import Count
 from infalign.models.pretrained import eos_token_id, load_tokenizer
 from infalign.sampling.engine import (
@@ -31,7 +31,7 @@ from infalign.sampling.launch import serving
 
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
-NO_CHANCE = math.log(1e-9)  # of equal responses, below which the server does not sample
+MIN_LOG_PROBABILITY = math.log(1e-9)  # of equal responses, below which the server does not sample
 TOKEN_BYTES = 10_000  # of an answer for each token, at most: its id, text and log-probabilities take some hundred
 SECRET_WORD = re.compile(  # an option, a variable that is set, a header
     r"(?<![\w-])(--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b|\w*(key|token|secret|password)(?==)"
@@ -64,6 +64,7 @@ class _Completion(BaseModel):
     choices: list[_Choice]
 
 
+@dataclass(eq=False)
 class ServerEngine:
     """Draw responses from an OpenAI-compatible server such as ``vllm serve MODEL --generation-config vllm``.
 
@@ -74,23 +75,23 @@ class ServerEngine:
     its own affair.
     """
 
-    def __init__(
-        self,
-        url: str | Sequence[str],
-        model: str,
-        tokenizer: Any,
-        sampling: Sampling,
-        *,
-        api_key_env: str | None = None,
-        in_flight: int = IN_FLIGHT,
-        read_seconds: float = 600.0,
-        retry_seconds: float = 300.0,
-    ) -> None:
-        roots = [url] if isinstance(url, str) else url
-        asked = tuple(f"{root.rstrip('/').removesuffix('/v1')}/v1/completions" for root in roots)
-        self.servers = Servers(asked, in_flight, read_seconds, retry_seconds, api_key(api_key_env))
-        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
-        self.eos = eos_token_id(tokenizer)
+    url: str | Sequence[str]
+    model: str
+    tokenizer: Any
+    sampling: Sampling
+    api_key_env: str | None = None
+    in_flight: int = IN_FLIGHT
+    read_seconds: float = 600.0
+    retry_seconds: float = 300.0
+    servers: Servers = field(init=False)
+    eos: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        roots = [self.url] if isinstance(self.url, str) else self.url
+        urls = tuple(f"{root.rstrip('/').removesuffix('/v1')}/v1/completions" for root in roots)
+        key = api_key(self.api_key_env)
+        self.servers = Servers(urls, self.in_flight, self.read_seconds, self.retry_seconds, key)
+        self.eos = eos_token_id(self.tokenizer)
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
@@ -167,42 +168,43 @@ class ServerEngine:
                 "logprobs": 1,
                 "return_token_ids": True,
             }
-            most_bytes = TOKEN_BYTES * len(missing) * (len(prompt.token_ids) + sampling.max_new_tokens)
-            url, choices = await self._choices(post, body, most_bytes)
+            max_bytes = TOKEN_BYTES * len(missing) * (len(prompt.token_ids) + sampling.max_new_tokens)
+            url, choices = await self._choices(post, body, max_bytes)
             if not 1 <= len(choices) <= len(missing):
                 raise ConfigError(f"{url} returned {len(choices)} responses where {len(missing)} were asked for")
             responses += [self._response(url, choice, prompt.token_ids, sampling) for choice in choices]
         ids = [response.token_ids for response in responses]
         equal = len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4
-        if equal and not (len(ids) - 1) * responses[0].logprob > NO_CHANCE:  # unless the policy is as sure as that
+        sure = (len(ids) - 1) * responses[0].logprob > MIN_LOG_PROBABILITY  # False for NaN
+        if equal and not sure:
             raise ConfigError(
                 f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature "
                 f"{sampling.temperature}; make it sample, for vLLM with --generation-config vllm"
             )
         return responses
 
-    async def _choices(self, post: Post, body: dict[str, Any], most_bytes: int) -> tuple[str, list[_Choice]]:
+    async def _choices(self, post: Post, body: dict[str, Any], max_bytes: int) -> tuple[str, list[_Choice]]:
         """Return the URL of the server that answered, and the choices in its answer."""
         import httpx2
 
         key = self.servers.key
         try:
-            answer = await post(body, most_bytes=most_bytes)
+            answer = await post(body, max_bytes=max_bytes)
         except httpx2.HTTPError as error:
             if may_pass(error):
                 raise PartialError(
                     f"{error.request.url} did not answer for {self.servers.retry_seconds:.0f} s "
-                    f"({quoted(first_line(error), key)}); what is drawn is kept, so start the server and run the "
+                    f"({quote_answer(first_line(error), key)}); what is drawn is kept, so start the server and run the "
                     "same command again"
                 ) from error
             said = error.response.text if isinstance(error, httpx2.HTTPStatusError) else str(error)
-            raise ConfigError(f"{error.request.url} refused the request: {quoted(said, key)}") from error
+            raise ConfigError(f"{error.request.url} refused the request: {quote_answer(said, key)}") from error
         url = str(answer.url)
         try:
             return url, _Completion.model_validate(answer.json()).choices
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{url} is no OpenAI-compatible server; it answered {quoted(answer.text, key)}"
+                f"{url} is no OpenAI-compatible server; it answered {quote_answer(answer.text, key)}"
             ) from error
 
     def _response(self, url: str, choice: _Choice, prompt_ids: Sequence[int], sampling: Sampling) -> Response:
@@ -233,13 +235,13 @@ class ServerEngine:
         return Response(tuple(ids), text, finish, math.fsum(sampled) if sampled else math.nan)
 
 
-def _root(url: str) -> str:
+def _checked_root(url: str) -> str:
     if {"?", "#"} & set(checked_url(url)):
         raise ValueError("the URL of a server ends with its path; use api_key_env for a key")
     return url
 
 
-def _starts(command: str) -> str:
+def _checked_command(command: str) -> str:
     words = shlex.split(command)  # raises ValueError for an unclosed quotation
     if secret := next(filter(None, map(SECRET_WORD.search, words)), None):
         raise ValueError(
@@ -257,10 +259,10 @@ class Settings(EngineSettings):
     rounds_as_training: ClassVar[bool] = False
 
     kind: Literal["server"]
-    url: Annotated[tuple[str, ...], Field(min_length=1), *urls(_root)] = Field(
+    url: Annotated[tuple[str, ...], Field(min_length=1), *url_list(_checked_root)] = Field(
         ("http://127.0.0.1:8000",), description="an OpenAI-compatible server, or a list of those with the same model"
     )
-    command: Annotated[str, Field(min_length=1), AfterValidator(_starts)] | None = Field(
+    command: Annotated[str, Field(min_length=1), AfterValidator(_checked_command)] | None = Field(
         None,
         description="starts the server for a model and is stopped afterwards; {model}, {port} and {seed} are filled in",
     )
@@ -271,12 +273,12 @@ class Settings(EngineSettings):
     in_flight: Count = Field(IN_FLIGHT, description="requests at once to each server, for one prompt each")
 
     @property
-    def asks(self) -> tuple[tuple[str, ...], str | None]:
+    def servers(self) -> tuple[tuple[str, ...], str | None]:
         """The servers' URLs and the variable with their key, unless a command starts the server."""
         return (self.url, self.api_key_env) if self.command is None else ((), None)
 
     @contextmanager
-    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
         tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
         with serving(self.command, model, self.url[0]) as first:

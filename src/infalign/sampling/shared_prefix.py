@@ -267,6 +267,6 @@ class Settings(EngineSettings):
     kind: Literal["shared-prefix"] = "shared-prefix"
 
     @contextmanager
-    def opened(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
         yield SharedPrefixEngine(*load_policy(model, device=device(), dtype=sampling.dtype), sampling)

@@ -21,9 +21,9 @@ from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, OnTokens
 
-MOST_DRAWS = 1024  # of one answer
-AT_ONCE = 64  # answers
-KEPT = 1024  # prompts whose base rewards are kept
+MAX_DRAWS = 1024  # of one answer
+ANSWERS_AT_ONCE = 64  # answers
+MAX_KNOWN_PROMPTS = 1024  # prompts whose base rewards are kept
 
 
 class RefusedError(ConfigError):
@@ -100,7 +100,7 @@ class BaseRewards:
         known = self._known.get(identity)
         if new := known is None:
             known = self._known[identity] = _Known(asyncio.create_task(self._drawn(asked)))
-            if len(self._known) > KEPT:
+            if len(self._known) > MAX_KNOWN_PROMPTS:
                 self._known.popitem(last=False)
         self._known.move_to_end(identity)
         known.waiting += 1
@@ -234,8 +234,8 @@ class ServedPolicy:
                 task.cancel()
 
     async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:
-        if first + number > MOST_DRAWS:
-            raise RefusedError(f"{asked.procedure.name} asks for {first + number:,} draws; {MOST_DRAWS:,} are the most")
+        if first + number > MAX_DRAWS:
+            raise RefusedError(f"{asked.procedure.name} asks for {first + number:,} draws; {MAX_DRAWS:,} are the most")
         return await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling, on_tokens)
 
     async def _score(self, asked: Asked, draws: list[Response]) -> list[float]:
@@ -261,7 +261,7 @@ async def answer_each(
         identity = prompt_id(conversation)
         asked.append(policy.asked(conversation, policy.procedure, seed=seed, choice=choices[identity]))
         choices[identity] += 1
-    at_once = asyncio.Semaphore(AT_ONCE)
+    at_once = asyncio.Semaphore(ANSWERS_AT_ONCE)
 
     async def answer(one: Asked) -> Answer:
         async with at_once:

@@ -13,7 +13,7 @@ from infalign.core.errors import ConfigError, PartialError
 Row = TypeVar("Row")
 Found = TypeVar("Found")
 
-MOST_AT_ONCE = 1024  # rows in one batch
+MAX_ROWS = 1024  # rows in one batch
 
 
 class Batches(Generic[Row, Found]):
@@ -38,7 +38,7 @@ class Batches(Generic[Row, Found]):
         """Do what comes, for ever; rows that nobody waits for any more are left out."""
         while True:
             batch = [await self._waiting.get()]
-            while len(batch) < MOST_AT_ONCE and not self._waiting.empty():
+            while len(batch) < MAX_ROWS and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             batch = [(row, future) for row, future in batch if not future.cancelled()]
             begun = time.perf_counter()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-TOKEN = "INFALIGN_SERVE_TOKEN"
-GRACE = 30  # seconds for the requests under way when a server is stopped
+TOKEN_VARIABLE = "INFALIGN_SERVE_TOKEN"
+GRACE_SECONDS = 30  # seconds for the requests under way when a server is stopped
 
 
 class TooLargeError(InfalignError):
@@ -29,9 +29,9 @@ def token_for(host: str) -> str | None:
 
     Raises ConfigError where one is needed, and for one that no request can carry.
     """
-    token = api_key(TOKEN) if os.environ.get(TOKEN) else None
+    token = api_key(TOKEN_VARIABLE) if os.environ.get(TOKEN_VARIABLE) else None
     if host not in ("127.0.0.1", "::1", "localhost") and not token:
-        raise ConfigError(f"{host} can be reached by others; set {TOKEN} to a secret that requests carry")
+        raise ConfigError(f"{host} can be reached by others; set {TOKEN_VARIABLE} to a secret that requests carry")
     return token
 
 
@@ -41,13 +41,13 @@ def allowed(request: Request, token: str | None) -> bool:
     return token is None or secrets.compare_digest(given.encode(), f"Bearer {token}".encode())
 
 
-async def body_of(request: Request, *, most_bytes: int) -> bytes:
-    """Return the body of a request. Raises TooLargeError once it has more than ``most_bytes``, which are not kept."""
+async def body_of(request: Request, *, max_bytes: int) -> bytes:
+    """Return the body of a request. Raises TooLargeError once it has more than ``max_bytes``, which are not kept."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > most_bytes:
-            raise TooLargeError(f"the body has more than {most_bytes:,} bytes; send less in one request")
+        if len(body) > max_bytes:
+            raise TooLargeError(f"the body has more than {max_bytes:,} bytes; send less in one request")
     return bytes(body)
 
 
@@ -60,7 +60,7 @@ def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None
     return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
 
 
-def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE) -> None:
+def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) -> None:
     """Serve an application until the process is stopped, which is how a server ends.
 
     Requests that are under way then are answered if that takes no longer than ``grace`` seconds, and cancelled if not.

@@ -65,7 +65,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
         if source.function is not None:
             function_reward(source.function)
         _check_servers(source.url or (), source.api_key_env, console)
-    _check_servers(*recipe.rollout.engine.asks, console)
+    _check_servers(*recipe.rollout.engine.servers, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
     if fewer := fewer_prompts(recipe, counts.rows):

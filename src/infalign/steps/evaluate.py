@@ -24,7 +24,7 @@ from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.trackers import track
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer, loaded
-from infalign.sampling.prompts import Prompts, PromptTable, Sampler, drawn_so_far, numbered
+from infalign.sampling.prompts import Prompts, PromptTable, Sampler, rollout_keys, rollout_progress
 from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.steps import likelihood
 from infalign.steps.counts import Cost, Counts
@@ -182,7 +182,7 @@ def measure_kl(
         batch_tokens=BATCH_TOKENS,
         on_progress=lambda done, total: on_progress(done, total, "responses"),
     )
-    write_table(path, numbered(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl.rao_blackwell)))
+    write_table(path, rollout_keys(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl.rao_blackwell)))
     return {"responses": len(drawn)}
 
 
@@ -193,7 +193,7 @@ def score_samples(
     prompts = samples.prompts()
     drawn = samples.drawn(prompts)
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
-    scores = numbered(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
+    scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
     asked = Lazy(len(drawn), lambda i: prompts.conversations[i // samples.each])
     for scorer, reward in loaded(scorers):
         rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress, reward)
@@ -238,7 +238,7 @@ def score_cost(run: Run, sources: Sequence[str], first: int, split: str, counts:
 
 def drawn_so_far_of(samples: FreshSamples) -> SoFar:
     """Return how many of the samples are drawn."""
-    return drawn_so_far(samples.prompts(), samples.each, samples.folder)
+    return rollout_progress(samples.prompts(), samples.each, samples.folder)
 
 
 def scored_so_far_of(samples: FreshSamples, sources: Sequence[str], folder: Path) -> SoFar:

@@ -19,7 +19,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.resolved import asking
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
-from infalign.sampling.prompts import numbered
+from infalign.sampling.prompts import rollout_keys
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
@@ -89,7 +89,7 @@ def judge_rollouts(scorer: Scorer, stored: StoredRollouts, path: Path, *, on_pro
     asked = Lazy(count * samples, lambda i: prompts.conversations[i // samples])
     judged = Lazy(count * samples, lambda i: texts[i // samples * stored.k + i % samples])
     scores = scorer.score(asked, judged, path.with_suffix(""), on_progress)
-    table = numbered(prompts.prompt_ids[:count], samples)
+    table = rollout_keys(prompts.prompt_ids[:count], samples)
     table = table.append_column("reward", pa.array(stored.rewards(PART)[:count, :samples].ravel()))
     write_table(path, table.append_column("judge_reward", pa.array(scores)))
     return {"prompts": count, "samples": samples}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infalign.core.progress import OnProgress, SoFar
 from infalign.pipeline.units import Summary, Unit
-from infalign.sampling.prompts import PromptTable, Sampler, drawn_so_far
+from infalign.sampling.prompts import PromptTable, Sampler, rollout_progress
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 
@@ -49,4 +49,4 @@ def draw_rollouts(
 
 def rollouts_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:
     """Return how many rollouts of one part of the prompts exist: ``30 of 72 responses``."""
-    return drawn_so_far(part.read(), k, folder)
+    return rollout_progress(part.read(), k, folder)

@@ -12,7 +12,7 @@ from infalign.core.storage import write_table
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.scores import scored_so_far
 from infalign.rewards.sources import Scorer
-from infalign.sampling.prompts import PromptTable, numbered
+from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.sampling.rollouts import find_rollouts
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
@@ -62,5 +62,5 @@ def score_rollouts(
     drawn = find_rollouts(rollouts, prompts.prompt_ids, k)
     asked = Lazy(len(drawn), lambda i: prompts.conversations[i // k])
     rewards = scorer.score(asked, drawn.values("text"), table.with_suffix(""), on_progress)
-    write_table(table, numbered(prompts.prompt_ids, k).append_column("reward", pa.array(rewards)))
+    write_table(table, rollout_keys(prompts.prompt_ids, k).append_column("reward", pa.array(rewards)))
     return {"responses": len(drawn), "cut_off": cut_off(drawn)}

@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
-from infalign.integrations import configured
+from infalign.integrations import environment as source
 from infalign.integrations import trl as adapter
-from infalign.integrations.configured import score
+from infalign.integrations.environment import score
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import dump_recipe
@@ -38,9 +38,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Name gold, the reward of the demo's world, by the environment; forget what was loaded before."""
     monkeypatch.setenv("INFALIGN_REWARD", "infalign.world:gold")
     monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
-    configured._loaded.cache_clear()
+    source._loaded.cache_clear()
     yield monkeypatch
-    configured._loaded.cache_clear()
+    source._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("response", RESPONSES)
@@ -119,7 +119,7 @@ def test_a_run_directory_names_its_recipes_reward(environment: pytest.MonkeyPatc
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
     environment.setenv("INFALIGN_REWARD", str(tmp_path))
     assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
-    assert configured.tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
+    assert environment.tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
 
 
 def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_an_adapter_is_imported_alone_and_light(adapter: str) -> None:
     others = "{name for name in sys.modules if name.startswith('infalign.integrations.')}"
     code = f"import sys, infalign.integrations.{adapter}; print(sorted({heavy} & set(sys.modules)), sorted({others}))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == f"[] {sorted(['infalign.integrations.configured', f'infalign.integrations.{adapter}'])}\n"
+    assert said == f"[] {sorted(['infalign.integrations.environment', f'infalign.integrations.{adapter}'])}\n"
 
 
 # TRL

@@ -28,13 +28,13 @@ from infalign.steps.status import recorded_recipe
 from infalign.steps.whole_run import units
 
 LOGGER = logging.getLogger(__name__)
-KEY = "INFALIGN_ENGINE_KEY"
-AWAY = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
-ROWS = 64  # draws at once; of an engine at a URL, requests
-PROBE = [{"role": "user", "content": "Hello"}]
+KEY_VARIABLE = "INFALIGN_ENGINE_KEY"
+RETRY_SECONDS = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
+MAX_DRAWS_AT_ONCE = 64  # draws at once; of an engine at a URL, requests
+PROBE_CONVERSATION = [{"role": "user", "content": "Hello"}]
 
 
-def opened(
+def open_policy(
     root: Path,
     policy: str | None = None,
     procedure: str | None = None,
@@ -64,7 +64,7 @@ def opened(
     sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=recipe.compute.dtype)
     reward = run.scorer("reward").load()
     if isinstance(reward, RemoteReward):
-        reward = replace(reward, retry_seconds=AWAY)
+        reward = replace(reward, retry_seconds=RETRY_SECONDS)
     scores = Batches(partial(_scored, reward))
     engine = engine_model or path
     draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, tokenizer, sampling)
@@ -116,9 +116,9 @@ def _local(run: Run, path: str) -> DrawSource:
     """Return the draws of a model, or of a LoRA adapter on the reference."""
     load = partial(load_policy, device=run.recipe.compute.torch_device(), dtype=run.recipe.compute.dtype)
     if not _is_adapter(path):
-        return LocalDraws(*load(path), rows=ROWS)
+        return LocalDraws(*load(path), rows=MAX_DRAWS_AT_ONCE)
     model, tokenizer = load(run.reference)
-    return LocalDraws(adapted(model, path), tokenizer, rows=ROWS)
+    return LocalDraws(adapted(model, path), tokenizer, rows=MAX_DRAWS_AT_ONCE)
 
 
 def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> DrawSource:
@@ -126,11 +126,11 @@ def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> Draw
     try:
         checked_url(url)
     except ValueError as error:
-        raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY)}") from error
-    key = KEY if KEY in os.environ else None
-    engine = partial(ServerEngine, url, model, tokenizer, api_key_env=key, retry_seconds=AWAY)
-    engine(sampling).check(conversation_ids(tokenizer, PROBE, add_generation_prompt=True))
-    return RemoteDraws(engine, at_once=ROWS)
+        raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY_VARIABLE)}") from error
+    key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
+    engine = partial(ServerEngine, url, model, tokenizer, api_key_env=key, retry_seconds=RETRY_SECONDS)
+    engine(sampling).check(conversation_ids(tokenizer, PROBE_CONVERSATION, add_generation_prompt=True))
+    return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 
 
 def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str]]) -> list[float]:

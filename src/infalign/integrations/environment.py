@@ -24,7 +24,7 @@ from infalign.method.shapings import Shaping, parse_shaping
 from infalign.models.settings import Compute
 from infalign.rewards.base import RewardFunction
 
-KEY = "INFALIGN_REWARD_KEY"
+KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 WIN = "win against "
 _loading, _scoring = Lock(), Lock()
 
@@ -88,7 +88,7 @@ def _reward(source: str) -> RewardFunction:
     if source.startswith(("http://", "https://")):
         from infalign.rewards.server import RemoteReward
 
-        return RemoteReward(source, tokenizer(source), api_key_env=KEY if KEY in os.environ else None)
+        return RemoteReward(source, tokenizer(source), api_key_env=KEY_VARIABLE if KEY_VARIABLE in os.environ else None)
     if ":" in source:
         from infalign.rewards.function import function_reward
 

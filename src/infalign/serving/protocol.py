@@ -1,0 +1,213 @@
+"""OpenAI's protocol: what a request may ask, what an answer says, and errors. Needs the ``serve`` extra."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from infalign.core.errors import DataError, InfalignError, PartialError
+from infalign.core.settings import shown
+from infalign.data.examples import parse_prompt
+from infalign.serving.answers import Answer, RefusedError
+from infalign.serving.web import TooLargeError
+
+LOGGER = logging.getLogger(__name__)
+IGNORED_FIELDS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+NEUTRAL_VALUES: dict[
+    str, Any
+] = {  # values of further fields that ask for nothing: the policy is served as it was trained
+    "temperature": 1,
+    "top_p": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "logprobs": False,
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "stop": [],
+    "tools": [],
+}
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Options(BaseModel):
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """The fields of a request that are served; others are in ``model_extra``."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    messages: list[Any]
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    seed: Seed | None = None
+    stream: bool | None = None
+    stream_options: _Options | None = None
+
+
+class ApiError(Exception):
+    """Why a request has no answer, as OpenAI says it."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> Response:
+        """Return the answer that says it."""
+        headers = {"Retry-After": "1"} if self.status == 503 else None
+        return JSONResponse(self.body, self.status, headers)
+
+
+class Piece(NamedTuple):
+    """More of a choice: text, and the whole answer with the last of it."""
+
+    choice: int
+    text: str
+    answer: Answer | None
+
+
+def parse_body(content: bytes) -> Body:
+    """Return what was asked. Raises `ApiError` for what is not served, naming the field."""
+    try:
+        body = Body.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ApiError(400, f"{place or 'the body'}: {first['msg']}", param=place or None) from error
+    for name, value in (body.model_extra or {}).items():
+        if (
+            value is not None
+            and name not in IGNORED_FIELDS
+            and not (name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name])
+        ):
+            other = f" or set it to {json.dumps(NEUTRAL_VALUES[name])}" if name in NEUTRAL_VALUES else ""
+            raise ApiError(
+                400,
+                f"{name} = {shown(value)} is not served: the policy answers as it was trained and measured; leave it "
+                f"out{other}",
+                param=name,
+                code="unsupported_parameter",
+            )
+    return body
+
+
+def parse_messages(body: Body) -> list[dict[str, str]]:
+    """Return the conversation; parts of text are joined. Raises `ApiError` for one that does not end with the user."""
+    if not body.messages:
+        raise ApiError(400, "messages is empty; give at least a message of the user", param="messages")
+    turns = [dict(turn) if isinstance(turn, dict) else turn for turn in body.messages]
+    for place, turn in enumerate(turns):
+        if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            if len(texts) < len(parts):
+                raise ApiError(400, "only parts with a text are read", param=f"messages.{place}.content")
+            turn["content"] = "".join(texts)
+        for key in ("role", "content"):
+            if isinstance(turn, dict) and not isinstance(turn.get(key), str):
+                raise ApiError(400, f"the {key} of a message is not text", param=f"messages.{place}.{key}")
+    try:
+        return list(parse_prompt({"prompt": turns}, "messages"))
+    except DataError as error:
+        raise ApiError(400, str(error), param="messages") from error
+
+
+def as_error(error: Exception) -> ApiError:
+    """Return what an exception says to the client."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TooLargeError):
+        return ApiError(413, str(error))
+    if isinstance(error, RefusedError):
+        return ApiError(400, str(error), param="model")
+    if isinstance(error, PartialError):
+        return ApiError(503, str(error), code="engine_unavailable")
+    if isinstance(error, InfalignError):
+        return ApiError(500, str(error))
+    LOGGER.error("a request failed", exc_info=error)
+    return ApiError(500, f"unexpected {type(error).__name__}; the server's log says where")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What all parts of the answer to one request share."""
+
+    model: str
+    seed: int | None  # with which the same request gives the same answer
+    prompt_tokens: int
+    identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def completion(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return the whole answer."""
+        choices = [
+            self._choice(place, answer) | {"message": {"role": "assistant", "content": answer.text}}
+            for place, answer in enumerate(answers)
+        ]
+        return self._part("chat.completion", choices) | {"usage": self._usage(answers)}
+
+    async def chunks(self, first: Piece, events: AsyncGenerator[Piece], *, usage: bool) -> AsyncGenerator[str]:
+        """Yield server-sent events; what fails meanwhile is one of them."""
+        begun, answers, event = set[int](), list[Answer](), first
+        async with aclosing(events):
+            try:
+                while True:
+                    delta = {"content": event.text} | ({} if event.choice in begun else {"role": "assistant"})
+                    begun.add(event.choice)
+                    choice = self._choice(event.choice, event.answer) | {"delta": delta}
+                    yield _sent(self._part("chat.completion.chunk", [choice]))
+                    answers += [] if event.answer is None else [event.answer]
+                    event = await anext(events)
+            except StopAsyncIteration:
+                pass
+            except Exception as error:
+                yield _sent(as_error(error).body)
+                return
+        if usage:
+            yield _sent(self._part("chat.completion.chunk", []) | {"usage": self._usage(answers)})
+        yield "data: [DONE]\n\n"
+
+    def _part(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        about = {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
+        seed = {} if self.seed is None else {"infalign": {"seed": self.seed}}
+        return about | {"choices": choices} | seed
+
+    def _choice(self, place: int, answer: Answer | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": place, "logprobs": None}
+        if answer is None:
+            return choice | {"finish_reason": None}
+        about = {
+            "draws": len(answer.draws),
+            "served": answer.served,
+            "rewards": answer.rewards,
+            "base_draws": len(answer.base_draws),
+        }
+        return choice | {"finish_reason": answer.draws[answer.served].finish, "infalign": about}
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+        """Return the tokens of the prompt, once, and of all draws, served or not."""
+        drawn = sum(answer.tokens for answer in answers)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": drawn,
+            "total_tokens": self.prompt_tokens + drawn,
+        }
+
+
+def _sent(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
