@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from infalign.method.reward import CalibratedReward
     from infalign.method.transforms import Exponential, Function, Identity, Log, Power, Tabulated, parse_transform
     from infalign.rewards.classifier import ClassifierReward
+    from infalign.steps.whole_run import run
     from infalign.theory.finite_model import FiniteModel
     from infalign.theory.finite_rollouts import finite_rollouts
     from infalign.theory.law import aligned_law, law_at_kl, training_beta
@@ -56,6 +57,7 @@ __all__ = [
     "optimal",
     "parse_procedure",
     "parse_transform",
+    "run",
     "top_k",
     "training_beta",
     "win",
@@ -71,6 +73,7 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.finite_model",
     "theory.finite_rollouts",
     "rewards.classifier",
+    "steps.whole_run",
 )
 
 

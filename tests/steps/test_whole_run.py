@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+import infalign
 from infalign.core.errors import ConfigError
 from infalign.evaluation.garbage import GARBAGE, SIGNS
 from infalign.evaluation.settings import Confidence
@@ -145,6 +146,14 @@ def test_running_again_does_nothing(root: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
     assert again(root) == []
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")} == before
+
+
+def test_a_recipe_runs_from_python(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings change by dotted key, done work is kept, the numbers come back, and stdout stays empty."""
+    recipe = micro.write(root / "again.yaml", micro.settings(root / "elsewhere"))
+    results = infalign.run(recipe, {"run_dir": str(root), "compute.processes": 1})
+    assert results == json.loads((root / "results.json").read_text())
+    assert capsys.readouterr().out == ""
 
 
 def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:

@@ -1,10 +1,12 @@
 """A run of a recipe: its units of work, and doing those that are left."""
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -21,9 +23,10 @@ from infalign.pipeline.units import Unit
 from infalign.pipeline.workers import Workers
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
-from infalign.recipe.reading import dump_recipe
+from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import check_worth, findings, sentences
+from infalign.report.results import read_results
 from infalign.steps import STAGES, calibrate, data, evaluate, report, reward_model, rollout, score, sft, train
 from infalign.steps.run import Run
 
@@ -45,6 +48,20 @@ def units(run: Run, *, until: str = "report") -> list[Unit]:
     stages = list(STAGES)[: list(STAGES).index(until) + 1]
     found = [unit for stage in stages if stage in UNITS_OF for unit in UNITS_OF[stage](run)]
     return [*found, report.unit(run, [unit.name for unit in found])] if until == "report" else found
+
+
+def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Run a recipe, a YAML file or the name of a built-in one, and return the numbers of its ``results.json``.
+
+    ``overrides`` change settings by dotted key. Work that is done already is not repeated. Prints what
+    ``infalign run`` prints, to stderr. Raises `infalign.core.errors.InfalignError` where the command fails.
+
+    >>> results = run("recipe.yaml", {"run_dir": "runs/mine", "rollout.k": 8})
+    >>> sorted(results["policies"])
+    ['aware', 'ordinary']
+    """
+    changes = [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()]
+    return read_results(run_recipe(load_recipe(recipe, changes), console=Console(stderr=True)))
 
 
 def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
