@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from infalign.evaluation.garbage import GARBAGE, SIGNS
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import infalign
 from infalign.core.errors import ConfigError
-from infalign.evaluation.garbage import GARBAGE, SIGNS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
