@@ -15,9 +15,9 @@ import numpy as np
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RankProcedure, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Identity, Transformation
-from infalign.theory.knowledge import knowing_law
 from infalign.theory.law import Law
 from infalign.theory.optimum import optimal
+from infalign.theory.rank_correlation import law_at_rank_correlation
 from infalign.theory.tabulation import smoothed
 
 KLS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)  # nats
@@ -81,7 +81,7 @@ def _law(transform: Transformation, rollouts: int | None, rho: float, kl: float)
     """Return the law of the true rank, or None where the transformation cannot spend ``kl`` nats."""
     try:
         learnt = transform if rollouts is None else smoothed(transform, rollouts)
-        return knowing_law(learnt, rho=rho, kl=kl).law
+        return law_at_rank_correlation(learnt, rho=rho, kl=kl).law
     except ConfigError:
         return None
 

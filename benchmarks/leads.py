@@ -24,7 +24,7 @@ from infalign.evaluation.matched import LEAST_KL
 from infalign.recipe.resolved import resolved
 from infalign.report.results import at_one_kl, read_results
 from infalign.steps.status import recorded_recipe
-from infalign.theory.knowledge import knowing_law, usable
+from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
 
 
 def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
@@ -60,8 +60,13 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
                 most = max(policy["kl"]["mean"] for policy in found)
                 law = resolved(name, policies, seed.evaluated.layout).law_at(aim, max(most, LEAST_KL))
                 if judge == "reward" and known and law is not None:
-                    rho, kls = usable(float(np.mean(known))), (most * np.linspace(0.1, 1.0, 12) ** 2).tolist()
-                    reached = [100 * knowing_law(law.transform, rho=rho, kl=kl).law.win_rate(aim) for kl in kls]
+                    rho, kls = (
+                        supported_correlation(float(np.mean(known))),
+                        (most * np.linspace(0.1, 1.0, 12) ** 2).tolist(),
+                    )
+                    reached = [
+                        100 * law_at_rank_correlation(law.transform, rho=rho, kl=kl).law.win_rate(aim) for kl in kls
+                    ]
                     said = f"{name}, ρ = {rho:.2f}"
                     axes.plot([0, *kls], [50, *reached], linestyle=(0, (1, 1)), color=colour, label=said)
             axes.plot(0, 50, "o", color=QUIET)

@@ -1,4 +1,4 @@
-"""What theory promises to a policy that knows ranks through noise only (`infalign.theory.knowledge`).
+"""What theory promises to a policy that knows ranks through noise only (`infalign.theory.rank_correlation`).
 
 ``python benchmarks/noise.py`` prints the Best-of-4 win rate of identity and exp:10 at a KL, and the share of theory's
 gap between identity and optimum that exp:10 then captures (`infalign compare`; 0: the identity's that knows all, 1: the
@@ -7,9 +7,9 @@ optimum). A few seconds.
 
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity, parse_transform
-from infalign.theory.knowledge import knowing_law
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.theory.rank_correlation import law_at_rank_correlation
 
 N = 4
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 def win_rate(rho: float, transform: str, kl: float) -> float:
     """Return the Best-of-N win rate of the policy that knows ranks with correlation ``rho`` and spends ``kl`` nats."""
-    return knowing_law(parse_transform(transform), rho=rho, kl=kl).law.win_rate(BestOfN(N))
+    return law_at_rank_correlation(parse_transform(transform), rho=rho, kl=kl).law.win_rate(BestOfN(N))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,15 @@ from infalign.core.display import COLOURS, INK, QUIET, panels
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.matched import FAR, LEAST_KL
 from infalign.method.calibration import calibrate
-from infalign.method.procedures import rewinds
+from infalign.method.procedures import parse_procedure, rewinds
 from infalign.recipe.resolved import reference_rewards
+from infalign.report.curve_figures import COLOR_OF_TRANSFORM, by_transform, plot_line
 from infalign.report.pictures import reward_by_rank
-from infalign.theory.curve import Point
-from infalign.theory.figures import ANALYTIC_COLUMNS, draw_analytic
+from infalign.theory.curve import Point, parse_transform_or_optimum, sweep
 
+ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "worst-of-4")
+ANALYTIC_TRANSFORMS = ("identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "optimal")
+ANALYTIC_COLUMNS = ("procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate")
 ENDS = ("mean", "low", "high")
 
 
@@ -40,6 +43,33 @@ def draw_theory(points: Sequence[Point]) -> Drawing:
     rows = [[getattr(point, column) for column in ANALYTIC_COLUMNS] for point in points]
     caption = "Theory: a policy that is free for every prompt. Dashed: the optimum for the procedure."
     return Drawing(draw_analytic(points), caption, ANALYTIC_COLUMNS, rows)
+
+
+def analytic_points() -> list[Point]:
+    """Return the points of five procedures, six transformations and the optimum of each, 0.01 to 5 nats."""
+    return [
+        point
+        for procedure in map(parse_procedure, ANALYTIC_PROCEDURES)
+        for name in ANALYTIC_TRANSFORMS
+        for point in sweep(procedure, parse_transform_or_optimum(name))[0]
+    ]
+
+
+def draw_analytic(points: Sequence[Point]) -> Any:
+    """Return a figure of `analytic_points`, a panel for each procedure, for a style that is set."""
+    figure, grid = panels(2, 3, (8.4, 5.0))
+    for axes, procedure in zip([*grid[0], *grid[1, 1:]], ANALYTIC_PROCEDURES, strict=True):
+        for name, line in by_transform(point for point in points if point.procedure == procedure).items():
+            plot_line(axes, line, COLOR_OF_TRANSFORM[name], label=name)
+        axes.set(title=procedure, xlim=(0, 3), ylim=(50, 100))
+    for axes in (grid[0, 0], grid[1, 1]):
+        axes.set(ylabel="win rate, %")
+    for axes in (grid[0, 0], *grid[1, 1:]):
+        axes.set(xlabel="KL to the base policy, nats")
+    grid[1, 0].set_axis_off()
+    lines = grid[0, 0].get_legend_handles_labels()
+    grid[1, 0].legend(*lines, loc="center", title="Transformation", alignment="left")
+    return figure
 
 
 def draw_ranks(seeds: Sequence[Seed]) -> Drawing:

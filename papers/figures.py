@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import ClassVar, Literal
 
 import numpy as np
-from drawings import Drawing, draw_against_kl, draw_decisions, draw_ranks, draw_theory
+from drawings import Drawing, analytic_points, draw_against_kl, draw_decisions, draw_ranks, draw_theory
 from hacking import Hacking
 from rich.console import Console
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, lead, over_seeds
@@ -28,7 +28,6 @@ from infalign.recipe.resolved import reference_rewards
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.theory.curve import Point
-from infalign.theory.figures import analytic_points
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 JUDGES = ("reward", "judge")

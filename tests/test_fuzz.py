@@ -36,7 +36,7 @@ from infalign.method.transforms import Identity, Tabulated, parse_transform
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.rewards.base import score
-from infalign.theory.curve import parse_aim
+from infalign.theory.curve import parse_transform_or_optimum
 
 FEW = 25
 RECIPES = [found.path for found in built_in()]
@@ -279,7 +279,7 @@ TARGETS = [
     Target("overrides", overrides(), good_recipe),
     Target("procedures", names(), lambda _, name: parse_procedure(name)),
     Target("shapings", names(), lambda _, name: parse_shaping(name)),
-    Target("aims", names(), lambda _, name: parse_aim(name)),
+    Target("aims", names(), lambda _, name: parse_transform_or_optimum(name)),
     Target("reference-rewards", LISTS, rewarded),
     Target("answers", VALUES | st.lists(st.floats() | SCALARS, min_size=2, max_size=2), scored),
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from pages import show
 from infalign.method.procedures import BestOfN, Standard, WorstOfN
 from infalign.method.transforms import parse_transform
 from infalign.report import explorer
-from infalign.theory.curve import analyse, parse_aim
-from infalign.theory.knowledge import knowing_law
+from infalign.theory.curve import analyse, parse_transform_or_optimum
+from infalign.theory.rank_correlation import law_at_rank_correlation
 from infalign.theory.tabulation import smoothed
 
 ATTACK = "</script><script>alert(1)</script>"
@@ -60,7 +60,7 @@ def test_exact_ranks_win_what_curve_says(curves, kind, served, names, kl):
     """For exact ranks every number is that of `infalign curve`, against the base served alike and one plain draw."""
     i = SETTINGS["KLS"].index(kl)
     for name in names:
-        found, point = find(curves, kind, name, 4), analyse(served, parse_aim(name), kl=kl)
+        found, point = find(curves, kind, name, 4), analyse(served, parse_transform_or_optimum(name), kl=kl)
         assert found["won"][4][i][0][0] == pytest.approx(point.win_rate, abs=1e-5)
         assert found["from_plain"][4][i][0][0] == pytest.approx(point.law.win_rate(served, Standard()), abs=1e-5)
 
@@ -69,7 +69,7 @@ def test_noise_and_rollouts_are_those_of_the_laws(curves):
     """A policy of ρ = 0.7 that learns from 16 rollouts wins what the law of the smoothed transformation gives it."""
     found = find(curves, "best-of", "exp:10", 4)
     for rollouts, aim in enumerate((parse_transform("exp:10"), smoothed(parse_transform("exp:10"), 16))):
-        law = knowing_law(aim, rho=0.7, kl=1.0).law
+        law = law_at_rank_correlation(aim, rho=0.7, kl=1.0).law
         assert found["won"][4][1][rollouts][1] == pytest.approx(law.win_rate(BestOfN(4)), abs=1e-5)
 
 

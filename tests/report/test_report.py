@@ -28,8 +28,8 @@ from infalign.report.pictures import Look, theory_curves, win_rate_by_kl, win_ra
 from infalign.report.results import read_results, write_results
 from infalign.report.tables import comparison_rows, print_table
 from infalign.report.words import judged_in_words, knowledge, likelihood_in_words, verdict
-from infalign.theory.knowledge import usable
 from infalign.theory.law import law_at_kl
+from infalign.theory.rank_correlation import supported_correlation
 
 PROMPTS, SAMPLES, K = 24, 32, 16
 ATTACK = "<script>alert(1)</script>"
@@ -241,7 +241,9 @@ def test_policies_that_follow_the_law_know_the_ranks(run):
         assert exponential["mean"] > identity["mean"] + 0.03
         for wins in (exponential, identity):
             assert wins["low"] <= wins["mean"] <= wins["high"]
-            assert (wins["low"] < wins["mean"]) == (usable(found["rho"]["low"]) < usable(found["rho"]["mean"]))
+            assert (wins["low"] < wins["mean"]) == (
+                supported_correlation(found["rho"]["low"]) < supported_correlation(found["rho"]["mean"])
+            )
         assert share(identity) in re.sub(r"<[^>]+>", "", html_of(run[1]))
 
 

@@ -11,8 +11,8 @@ from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, parse_transform
 from infalign.theory.choose import rank
-from infalign.theory.curve import analyse, parse_aim, sweep
-from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.theory.curve import analyse, parse_transform_or_optimum, sweep
+from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.theory.tabulation import smoothed, tabulated
@@ -68,7 +68,7 @@ def test_a_point_needs_exactly_one_budget() -> None:
     for budget in ({}, {"beta": 1.0, "kl": 1.0}, {"beta": 0.0}, {"kl": -1.0}):
         for aim in ("identity", "optimal"):
             with pytest.raises(ConfigError):
-                analyse(BestOfN(2), parse_aim(aim), **budget)
+                analyse(BestOfN(2), parse_transform_or_optimum(aim), **budget)
 
 
 def test_a_sweep_rises() -> None:
@@ -90,7 +90,7 @@ def test_a_network_that_generalises_wins_what_is_known(
     procedure, phi = parse_procedure(name), parse_transform(transform)
     generalising = law_at_kl(smoothed(phi, rollouts), kl=0.5).win_rate(procedure)
     assert generalising == pytest.approx(win_rate, abs=5e-4)
-    assert finite_rollouts(phi, procedure, rollouts=rollouts, kl=0.5).win_rate < generalising - 0.03
+    assert finite_rollouts(phi, procedure, simulated_gaps(rollouts), kl=0.5).win_rate < generalising - 0.03
 
 
 @pytest.mark.parametrize("t", [10.0, -10.0, 100.0, -40.0])
@@ -157,7 +157,7 @@ def test_a_candidate_is_what_the_simulation_says() -> None:
     ranking = rank(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
     best, other = max(ranking.candidates, key=lambda c: c.memorising or 0.0), ranking.candidates[-1]
     same = [
-        finite_rollouts(c.transform, WorstOfN(4), rollouts=50, kl=0.5, prompts=ranking.prompts, seed=3)
+        finite_rollouts(c.transform, WorstOfN(4), simulated_gaps(50, prompts=ranking.prompts, seed=3), kl=0.5)
         for c in (best, other)
     ]
     assert other.memorising == same[1].win_rate
@@ -175,7 +175,9 @@ def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> Non
     ranking = rank(procedure, kl=0.7, rollouts=40)
     found = max(c.memorising or 0.0 for c in ranking.candidates if isinstance(c.transform, Exponential))
     tried = [
-        finite_rollouts(Exponential(sign * t), procedure, rollouts=40, kl=0.7, prompts=ranking.prompts, seed=0).win_rate
+        finite_rollouts(
+            Exponential(sign * t), procedure, simulated_gaps(40, prompts=ranking.prompts, seed=0), kl=0.7
+        ).win_rate
         for t in np.geomspace(2.0, 40.0, 12)
         for sign in (1.0, -1.0)
     ]

@@ -10,7 +10,7 @@ from infalign.method.calibration import Array, win
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
 from infalign.theory.finite_model import FiniteModel
-from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 
 RANKED = ["standard", "best-of-4", "worst-of-3", "2nd-best-of-5", "0.3*best-of-8+0.7*standard"]
 RANKED += ["0.5*best-of-2+0.5*worst-of-4"]
@@ -292,16 +292,10 @@ def test_bad_arguments_are_refused() -> None:
 @pytest.mark.parametrize(("rollouts", "win_rate"), [(8, 0.807), (16, 0.831), (32, 0.848), (100, 0.863), (256, 0.868)])
 def test_win_rate_of_finite_rollouts_has_the_known_values(rollouts: int, win_rate: float) -> None:
     """Best-of-4, exp:10 at KL .5 loses .003 at K = 256 and .06 at K = 8; exact calibration gives .872."""
-    found = finite_rollouts(Exponential(10.0), BestOfN(4), rollouts=rollouts, kl=0.5)
+    found = finite_rollouts(Exponential(10.0), BestOfN(4), simulated_gaps(rollouts), kl=0.5)
     assert found.win_rate == pytest.approx(win_rate, abs=5e-4 + 4 * found.standard_error)
     assert found.limit == pytest.approx(0.872, abs=1e-3)
     assert found.kl == pytest.approx(0.5, abs=1e-10)
-
-
-def drawn_lengths(prompts: int, rollouts: int, seed: int) -> Array:
-    """Return the intervals that the simulated references cut, as ``finite_rollouts`` draws them."""
-    lengths = np.random.default_rng(seed).standard_exponential((prompts, rollouts + 1))
-    return lengths / lengths.sum(axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(
@@ -309,10 +303,10 @@ def drawn_lengths(prompts: int, rollouts: int, seed: int) -> Array:
 )
 def test_win_rates_are_exact_at_large_n_and_small_k(transform: Transformation, procedure: BestOfN | WorstOfN) -> None:
     """At N = 128 and K = 16 the win rate is that of a rule exact for polynomials of degree 255, to 1e-9."""
-    found = finite_rollouts(transform, procedure, rollouts=16, kl=0.5, prompts=50, seed=3)
+    found = finite_rollouts(transform, procedure, simulated_gaps(16, prompts=50, seed=3), kl=0.5)
     x, weight = np.polynomial.legendre.leggauss(128)
     win_rates = []
-    for lengths in drawn_lengths(50, 16, seed=3):
+    for lengths in simulated_gaps(16, prompts=50, seed=seed=3):
         masses = lengths * np.exp(transform(np.arange(17) / 16) * transform.scale / found.beta)
         masses /= masses.sum()
         ends, cdf = np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(masses))
@@ -326,7 +320,7 @@ def test_win_rates_are_exact_at_large_n_and_small_k(transform: Transformation, p
 
 def test_one_rollout_agrees_with_the_integral_over_its_rank() -> None:
     """With K = 1 the only unknown is the rank of the one reference, which is uniform."""
-    found = finite_rollouts(Identity(), Standard(), rollouts=1, kl=0.1, prompts=5000)
+    found = finite_rollouts(Identity(), Standard(), simulated_gaps(1, prompts=5000), kl=0.1)
     x, weight = np.polynomial.legendre.leggauss(100)
     rank, weight = (x + 1) / 2, weight / 2
 
@@ -343,7 +337,7 @@ def test_one_rollout_agrees_with_the_integral_over_its_rank() -> None:
 
 def test_simulated_policies_win_what_is_computed() -> None:
     """Policies that pick among 1000 responses by their rank among 4 references, served by Best-of-2, agree."""
-    found = finite_rollouts(Exponential(3.0), BestOfN(2), rollouts=4, kl=0.3, prompts=5000)
+    found = finite_rollouts(Exponential(3.0), BestOfN(2), simulated_gaps(4, prompts=5000), kl=0.3)
     weight_of_rank = np.exp(Exponential(3.0)(np.arange(5) / 4) * Exponential(3.0).scale / found.beta)
     rng = np.random.default_rng(5)
     win_rates, kls = [], []
@@ -362,7 +356,10 @@ def test_simulated_policies_win_what_is_computed() -> None:
 
 def test_standard_error_is_the_spread_over_seeds() -> None:
     """The reported standard error is the standard deviation of the win rate over independent simulations."""
-    runs = [finite_rollouts(Exponential(10.0), BestOfN(4), rollouts=16, kl=0.5, prompts=50, seed=s) for s in range(150)]
+    runs = [
+        finite_rollouts(Exponential(10.0), BestOfN(4), simulated_gaps(16, prompts=50, seed=s), kl=0.5)
+        for s in range(150)
+    ]
     spread = np.std([run.win_rate for run in runs], ddof=1)
     assert spread == pytest.approx(np.mean([run.standard_error for run in runs]), rel=0.25)
 
@@ -370,7 +367,8 @@ def test_standard_error_is_the_spread_over_seeds() -> None:
 def test_transforms_are_compared_on_the_same_prompts() -> None:
     """With one seed, the difference of two transformations is known better than either win rate."""
     first, second = (
-        finite_rollouts(transform, BestOfN(4), rollouts=16, kl=0.5) for transform in (Exponential(10.0), Power(7.0))
+        finite_rollouts(transform, BestOfN(4), simulated_gaps(16), kl=0.5)
+        for transform in (Exponential(10.0), Power(7.0))
     )
     paired = (first.win_rates - second.win_rates).std() / np.sqrt(1000)
     assert paired < 0.5 * first.standard_error
@@ -379,7 +377,7 @@ def test_transforms_are_compared_on_the_same_prompts() -> None:
 @pytest.mark.parametrize("transform", [Log(), Exponential(-10.0), Power(-7.0)])
 def test_many_rollouts_approach_exact_calibration(transform: Transformation) -> None:
     """The loss is positive at K = 16, also where Φ(0) is −∞, and all but gone at K = 2000."""
-    few, many = (finite_rollouts(transform, WorstOfN(4), rollouts=k, kl=0.3, prompts=50) for k in (16, 2000))
+    few, many = (finite_rollouts(transform, WorstOfN(4), simulated_gaps(k, prompts=50), kl=0.3) for k in (16, 2000))
     assert few.lost > 4 * few.standard_error
     assert abs(many.lost) < 0.1 * few.lost + 4 * many.standard_error
 
@@ -387,8 +385,8 @@ def test_many_rollouts_approach_exact_calibration(transform: Transformation) -> 
 def test_budgets_and_procedures_out_of_reach_are_refused() -> None:
     """K = 4 rollouts cannot spend more than about 1 + 1/2 + 1/3 + 1/4 nats; Rewind-and-Repeat is no rank procedure."""
     with pytest.raises(ConfigError, match=r"4 rollouts cannot spend a KL of 3\.0 nats.* below 2\.[01]"):
-        finite_rollouts(Identity(), Standard(), rollouts=4, kl=3.0)
+        finite_rollouts(Identity(), Standard(), simulated_gaps(4), kl=3.0)
     with pytest.raises(ConfigError, match=r"rewind:0\.85:32"):
-        finite_rollouts(Identity(), Standard(), base=RewindAndRepeat(0.85, 32), rollouts=4, kl=1.0)
+        finite_rollouts(Identity(), Standard(), simulated_gaps(4), against=RewindAndRepeat(0.85, 32), kl=1.0)
     with pytest.raises(ConfigError, match="at least 1 rollout"):
-        finite_rollouts(Identity(), Standard(), rollouts=0, kl=1.0)
+        finite_rollouts(Identity(), Standard(), simulated_gaps(0), kl=1.0)

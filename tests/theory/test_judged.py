@@ -13,7 +13,7 @@ from infalign.method.judge import EstimatedJudge, Judge, ProbitSpline, normal_sc
 from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, Standard, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log
 from infalign.theory.choose import rank
-from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.theory.optimum import Optimum, optimal, optimal_by
 
@@ -117,9 +117,9 @@ def test_where_the_judge_turns_the_transformation_falls() -> None:
 def test_a_memorised_rank_wins_by_the_judge_what_simulation_says() -> None:
     """By A = h₀ the simulated win rates are those by the reward, prompt by prompt, to the exactness of a judge's."""
     for transform in (Identity(), Exponential(10)):
-        known = finite_rollouts(transform, BestOfN(4), rollouts=20, kl=0.5, prompts=200)
+        known = finite_rollouts(transform, BestOfN(4), simulated_gaps(20, prompts=200), kl=0.5)
         judge = RewardAsJudge(BestOfN(4))
-        found = finite_rollouts(transform, BestOfN(4), rollouts=20, kl=0.5, judge=judge, prompts=200)
+        found = finite_rollouts(transform, BestOfN(4), simulated_gaps(20, prompts=200), kl=0.5, against=judge)
         assert np.abs(found.win_rates - known.win_rates).max() < 2e-3
         assert found.win_rate == pytest.approx(known.win_rate, abs=1e-4)
         assert found.limit == pytest.approx(known.limit, abs=1e-6)

@@ -112,7 +112,7 @@ def curve(
     failures: list[InfalignError] = []
     budgets = [{"kl": one} for one in dict.fromkeys(kl or [])] + [{"beta": one} for one in dict.fromkeys(beta or [])]
     known = dict.fromkeys([1.0, *(rho or [])])
-    for aim, knows in product([theory.parse_aim(name) for name in dict.fromkeys(transform)], known):
+    for aim, knows in product([theory.parse_transform_or_optimum(name) for name in dict.fromkeys(transform)], known):
         try:
             if sweep:
                 found, ended = theory.sweep(served, aim, base=theirs, rho=knows)
@@ -128,7 +128,7 @@ def curve(
     if not points:
         raise failures[-1]
     if picture:
-        from infalign.theory import figures
+        from infalign.report import curve_figures as figures
 
         (figures.write_curves if sweep else figures.write_laws)(picture, points)
     if interactive:

@@ -32,9 +32,9 @@ from infalign.core.display import (
 )
 from infalign.evaluation.matched import FAR, NEAR
 from infalign.method.procedures import parse_procedure
+from infalign.report.curve_figures import plot_line
 from infalign.report.words import SPOKEN
-from infalign.theory.curve import parse_aim, sweep
-from infalign.theory.figures import plot_line
+from infalign.theory.curve import parse_transform_or_optimum, sweep
 
 Numbers = dict[str, Any]
 
@@ -228,7 +228,9 @@ def draw_win_rates(results: Numbers, judge: str, folder: Path) -> None:
 def draw_theory(axes: Any, procedure: str) -> None:
     """Draw theory's win rates of the identity and the optimum under a procedure against KL, in per cent, dashed."""
     for aim, color in {"identity": QUIET, "optimal": INK}.items():
-        plot_line(axes, sweep(parse_procedure(procedure), parse_aim(aim))[0], color, label=f"theory, {aim}")
+        plot_line(
+            axes, sweep(parse_procedure(procedure), parse_transform_or_optimum(aim))[0], color, label=f"theory, {aim}"
+        )
         axes.lines[-1].set(linestyle="--", linewidth=1)
 
 

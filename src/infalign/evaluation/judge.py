@@ -13,7 +13,7 @@ from infalign.evaluation.intervals import Estimate, estimate, resampled_means
 from infalign.evaluation.samples import Samples, chunks
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array, win
-from infalign.method.judge import FEWEST, EstimatedJudge, ProbitSpline, normal_density
+from infalign.method.judge import MIN_JUDGED_SAMPLES, EstimatedJudge, ProbitSpline, normal_density
 from infalign.method.procedures import BestOfN, Procedure, Standard, rewinds
 
 SPLITS = 8  # random halves of the samples, each used both ways
@@ -59,8 +59,8 @@ def judged_chances(base: Samples, procedure: Procedure, *, seed: int = 0) -> Arr
     The mean over random halves of each prompt's samples; rewards that tie are ranked at random.
     """
     prompts, samples = base.selected.shape
-    if samples < FEWEST:
-        raise DataError(f"a judge is estimated from at least {FEWEST} samples a prompt, found {samples}")
+    if samples < MIN_JUDGED_SAMPLES:
+        raise DataError(f"a judge is estimated from at least {MIN_JUDGED_SAMPLES} samples a prompt, found {samples}")
     half, rng = samples // 2, np.random.default_rng(seed)
     chances_PH = np.zeros((prompts, half))
     for _ in range(SPLITS):

@@ -13,8 +13,8 @@ from scipy.special import ndtr, ndtri
 
 from infalign.method.calibration import Array
 
-FEWEST = 8  # samples a prompt from which a judge is estimated
-FARTHEST = 38.0  # the normal score of the smallest floating-point numbers
+MIN_JUDGED_SAMPLES = 8  # samples a prompt from which a judge is estimated
+MAX_NORMAL_SCORE = 38.0  # the normal score of the smallest floating-point numbers
 
 
 class Judge(Protocol):
@@ -73,7 +73,7 @@ class EstimatedJudge:
 def normal_scores(u: Array, v: Array) -> Array:
     """Return N⁻¹(u) with v = 1 − u, exact near both ends and finite at them."""
     scores: Array = np.where(u < 0.5, ndtri(u), -ndtri(v))
-    return np.clip(scores, -FARTHEST, FARTHEST)
+    return np.clip(scores, -MAX_NORMAL_SCORE, MAX_NORMAL_SCORE)
 
 
 def normal_density(score: Array) -> Array:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from infalign.core.display import COLOURS, QUIET
+from infalign.report.curve_figures import COLOR_OF_TRANSFORM
 from infalign.report.results import policy_looks
-from infalign.theory.figures import OWN
 
 
 def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "best-of-4", rho: float = 1.0) -> str:
@@ -43,10 +43,10 @@ def explorer_of_run(results: Mapping[str, Any]) -> str:
 def _colours(measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the colour of each transformation: of the first policy that was trained on it, or one that none has."""
     if not measured:
-        return OWN | {"optimal": "currentColor"}
+        return COLOR_OF_TRANSFORM | {"optimal": "currentColor"}
     trained = {policy["transform"]: policy["colour"] for policy in reversed(measured)}
     free = iter([colour for colour in COLOURS if colour not in {policy["colour"] for policy in measured}])
-    others = {name: next(free, QUIET) for name in OWN if name not in trained}
+    others = {name: next(free, QUIET) for name in COLOR_OF_TRANSFORM if name not in trained}
     return others | {"optimal": "currentColor"} | trained
 
 

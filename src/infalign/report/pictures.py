@@ -16,8 +16,8 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.report.evaluated import Evaluated
 from infalign.report.words import SPOKEN, Numbers, names_by_n
-from infalign.theory.knowledge import knowing_law, usable
 from infalign.theory.law import Law
+from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
 from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -82,10 +82,10 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     curves = [*found.values()]
     for name, known in results["knowledge"].items():
         law = looks[name].law(known["kl"]) if name in looks and looks[name].own else None
-        rho = usable(known["rho"]["mean"])
+        rho = supported_correlation(known["rho"]["mean"])
         if law is not None and rho < 1.0:
             kls = (known["kl"] * np.linspace(0.1, 1.0, 7) ** 2).tolist()
-            laws_at = [knowing_law(law.transform, rho=rho, kl=kl).law for kl in kls]
+            laws_at = [law_at_rank_correlation(law.transform, rho=rho, kl=kl).law for kl in kls]
             curves.append(Curve(kls, laws_at, (0, (1, 1)), looks[name].color, f"ρ = {rho:.2f}, {name}"))
     return curves
 

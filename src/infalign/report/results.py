@@ -26,9 +26,9 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.resolved import reference_rewards
 from infalign.report.evaluated import Evaluated
 from infalign.report.one_kl import AtOneKL
-from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
 from infalign.theory.optimum import optimal_by
+from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 from infalign.training.solvers.base import Solver
 
 FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew
@@ -179,7 +179,7 @@ def _knowledge(
             continue
         means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
         try:
-            rhos = fitted_knowledge(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
+            rhos = fitted_rank_correlations(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
         except ConfigError:
             continue
         low, high = np.quantile(rhos[1:], spread)
@@ -200,7 +200,10 @@ def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: fl
     if law is None:
         return None
     try:
-        known = {end: knowing_law(law.transform, rho=usable(value), kl=kl) for end, value in rho.items()}
+        known = {
+            end: law_at_rank_correlation(law.transform, rho=supported_correlation(value), kl=kl)
+            for end, value in rho.items()
+        }
     except ConfigError:
         return None
     return {end: found.law.win_rate(procedure) for end, found in known.items()}

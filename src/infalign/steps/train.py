@@ -27,7 +27,7 @@ from infalign.steps.counts import ROLLOUTS_PER_PROMPT, WEIGHT_BYTES, Cost, Count
 from infalign.steps.material import Material, computed_parameters
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
-from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.target import Target
@@ -118,7 +118,7 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     if rewinds(procedure) or policy.ranked is None or policy.budget is None:
         return []
     try:
-        found = finite_rollouts(policy.ranked, procedure, rollouts=k, kl=policy.budget, seed=recipe.seed)
+        found = finite_rollouts(policy.ranked, procedure, simulated_gaps(k, seed=recipe.seed), kl=policy.budget)
     except ConfigError as error:  # K rollouts cannot spend this budget
         return [f"policies.{name}: {error}; or raise rollout.k"]
     if found.lost <= MAX_LOST_WIN_RATE:

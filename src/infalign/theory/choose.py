@@ -19,7 +19,7 @@ from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, rewinds
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
-from infalign.theory.finite_rollouts import finite_rollouts
+from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.theory.optimum import optimal, optimal_by
 from infalign.theory.tabulation import smoothed
@@ -139,12 +139,9 @@ class _Setting:
             memorising = finite_rollouts(
                 transform,
                 self.procedure,
-                rollouts=self.rollouts,
+                simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed),
                 kl=self.kl,
-                base=self.base,
-                judge=None if self.judge is None else self.judge.judge,
-                prompts=self.prompts,
-                seed=self.seed,
+                against=self.base if self.judge is None else self.judge.judge,
             ).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
         return _Outcome(transform, memorising, self.wins(law))

@@ -8,9 +8,9 @@ import numpy as np
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.procedures import Served, Standard, is_extreme, rewinds
 from infalign.method.transforms import Transformation, normalised_beta, parse_transform
-from infalign.theory.knowledge import knowing_law
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
+from infalign.theory.rank_correlation import law_at_rank_correlation
 
 SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
 LARGEST_ERROR = 1e-4  # the largest error of a point; a worse one would look like an answer
@@ -47,7 +47,7 @@ class Point:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def parse_aim(name: str) -> Aim:
+def parse_transform_or_optimum(name: str) -> Aim:
     """Return the transformation that ``name`` spells, or an optimum, which is another one at every KL, as its name.
 
     Beside ``optimal`` these are the paper's ``bon_fp`` and ``won_fp``, the optima of Best- and Worst-of-N.
@@ -70,9 +70,10 @@ def analyse(
     """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
 
     ``base`` serves the base policy, by default ``procedure``. With ``rho`` below 1 the policy knows ranks with that
-    correlation only (`knowing_law`), and ``optimal`` is trained on the optimum for exact ranks. Raises ConfigError
-    unless exactly one of ``beta`` and ``kl`` is given, positive and within reach, and InfalignError for a point that
-    could not be computed to 1e-4.
+    correlation only (`law_at_rank_correlation`), and ``optimal`` is trained on the optimum for exact ranks.
+
+    Raises ConfigError unless exactly one of ``beta`` and ``kl`` is given, positive and within reach, and InfalignError
+    for a point that could not be computed to 1e-4.
     """
     if (beta is None) == (kl is None):
         raise ConfigError("a point of a curve needs either beta or a KL budget")
@@ -94,7 +95,7 @@ def analyse(
     if rho != 1.0:
         if kl is None:
             raise ConfigError("a policy that knows less than the rank has a curve over KL budgets only, not over beta")
-        knowing = knowing_law(trained, rho=rho, kl=kl)
+        knowing = law_at_rank_correlation(trained, rho=rho, kl=kl)
         law, spent, more = knowing.law, knowing.kl, {}
         wins, weight, name = law.win_rate(procedure, base), knowing.beta, f"{name}, ρ = {rho:g}"
     if rewinds(procedure):

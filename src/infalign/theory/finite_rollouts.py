@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,33 +69,39 @@ class FiniteRollouts:
         return self.limit - self.win_rate
 
 
-def finite_rollouts(
-    transform: Transformation,
-    procedure: RankProcedure,
-    *,
-    rollouts: int,
-    kl: float,
-    base: RankProcedure | None = None,
-    judge: Judge | None = None,
-    prompts: int = 1000,
-    seed: int = 0,
-) -> FiniteRollouts:
-    """Return the win rate of the policy that is optimal for Φ(Ĉ), with Ĉ from K = ``rollouts`` references a prompt.
+def simulated_gaps(rollouts: int, *, prompts: int = 1000, seed: int = 0) -> Array:
+    """Return the lengths D ~ Dirichlet(1, …, 1) into which the ranks of K references cut [0, 1], (prompts, K + 1).
 
-    The references of a prompt cut [0, 1] into K + 1 intervals of lengths D ~ Dirichlet(1, …, 1), inside which Ĉ = c/K
-    cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves all the
-    simulated ``prompts`` and spends ``kl`` nats on average; the win rate is the true one, for continuous rewards,
-    against the base served by ``base``, or by a ``judge``, which knows how the base is served. Raises ConfigError
-    for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
+    Raises ConfigError for fewer than 1 rollout or 2 prompts.
     """
-    base = base or procedure
-    for given in (procedure, base):
-        if rewinds(given):
-            raise ConfigError(f"the loss from finite rollouts is known for rank procedures only, not for {given.name}")
     if rollouts < 1 or prompts < 2:
         raise ConfigError(f"at least 1 rollout and 2 prompts are needed, found {rollouts} and {prompts}")
     lengths_PC = np.random.default_rng(seed).standard_exponential((prompts, rollouts + 1))
     lengths_PC /= lengths_PC.sum(axis=1, keepdims=True)
+    return lengths_PC
+
+
+def finite_rollouts(
+    transform: Transformation,
+    procedure: RankProcedure,
+    lengths_PC: Array,
+    *,
+    kl: float,
+    against: RankProcedure | Judge | None = None,
+) -> FiniteRollouts:
+    """Return the win rate of the policy that is optimal for Φ(Ĉ), with Ĉ from K references per prompt.
+
+    The references of a prompt cut [0, 1] into K + 1 intervals of ``lengths_PC``, see `simulated_gaps`, inside which
+    Ĉ = c/K cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves
+    all prompts and spends ``kl`` nats on average. The win rate is the true one, for continuous rewards, against the
+    base served by ``against``, by default as the policy, or by a judge, who knows how the base is served. Raises
+    ConfigError for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
+    """
+    base, judge = _opponent(procedure, against)
+    prompts, rollouts = lengths_PC.shape[0], lengths_PC.shape[1] - 1
+    for given in (procedure, base):
+        if rewinds(given):
+            raise ConfigError(f"the loss from finite rollouts is known for rank procedures only, not for {given.name}")
     phi_C = at_ranks(transform, np.arange(rollouts + 1) / rollouts, rollouts)
     phi_C -= phi_C.max()
 
@@ -130,6 +137,13 @@ def finite_rollouts(
     beta = float(np.exp(log_beta)) * transform.scale
     priced_P = win_rates_P - price * (kls_P - kl)
     return FiniteRollouts(transform, procedure, base, judge, rollouts, beta, float(kls_P.mean()), priced_P)
+
+
+def _opponent(procedure: RankProcedure, against: RankProcedure | Judge | None) -> tuple[RankProcedure, Judge | None]:
+    """Return the procedure that serves the base and the judge, if there is one."""
+    if against is None or hasattr(against, "slope"):
+        return procedure, cast(Judge | None, against)
+    return cast(RankProcedure, against), None
 
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:

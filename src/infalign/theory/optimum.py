@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.judge import FARTHEST, Judge, normal_density, normal_scores
+from infalign.method.judge import MAX_NORMAL_SCORE, Judge, normal_density, normal_scores
 from infalign.method.procedures import Served, distortion, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import INSIDE, Contest, Policy
@@ -19,7 +19,7 @@ LAST_PIECE = 1e-12  # of the table, next to u = 0, where 1 − u has no digits f
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 MAX_ERROR = 1e-4  # of KL and win rate
 FIRST_KL = 1e-3  # from which the search for a β starts
-SCORES = np.linspace(-FARTHEST, FARTHEST, 401)
+SCORES = np.linspace(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE, 401)
 
 
 @dataclass(frozen=True, slots=True)

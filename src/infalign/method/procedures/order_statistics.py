@@ -20,7 +20,7 @@ from infalign.method.procedures.base import (
 )
 from infalign.method.procedures.extremes import BestOfN, WorstOfN
 
-MOST_DRAWS = 100_000  # for a procedure that stores a probability for each draw
+MAX_DRAWS = 100_000  # for a procedure that stores a probability for each draw
 
 SPELLINGS = ("2nd-best-of-N (any k)", "top-K-of-N")
 
@@ -116,8 +116,8 @@ def of_best(procedure: BestOfN | WorstOfN, n: int) -> BestOfN | OrderStatistics:
 
 def _check_k(k: int, n: int) -> None:
     check_n(n)
-    if n > MOST_DRAWS:
-        raise ConfigError(f"the k-th best or the top k can be of at most {MOST_DRAWS:,} draws, found N = {n}")
+    if n > MAX_DRAWS:
+        raise ConfigError(f"the k-th best or the top k can be of at most {MAX_DRAWS:,} draws, found N = {n}")
     if not 1 <= k <= n:
         raise ConfigError(f"k must lie between 1 and N = {n}, found k = {k}")
 

@@ -19,7 +19,7 @@ from infalign.core.display import INK
 from infalign.core.errors import ConfigError
 from infalign.core.settings import Count, Draws, Kind, Positive, Settings, spelled
 from infalign.method.calibration import Array
-from infalign.method.judge import FEWEST
+from infalign.method.judge import MIN_JUDGED_SAMPLES
 from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, budget_beta, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
@@ -278,8 +278,8 @@ class Shaped(ToBudget):
             raise ValueError("transform is judged, and the recipe has no judge; add one")
         if self.kl_budget is None:
             raise ValueError("transform is judged, which is the optimum at a KL: give kl_budget, not beta")
-        if around.rollouts < FEWEST:
-            raise ValueError(f"transform is judged, which needs a rollout.k of at least {FEWEST}")
+        if around.rollouts < MIN_JUDGED_SAMPLES:
+            raise ValueError(f"transform is judged, which needs a rollout.k of at least {MIN_JUDGED_SAMPLES}")
         if rewinds(around.procedure):
             raise ValueError(
                 f"transform is judged, which is known for procedures by the rank, not {around.procedure.name}"

@@ -1,4 +1,4 @@
-"""Figures of the analytic curves: win rate against KL, the laws behind a point, and the paper's figures 2 and 11."""
+"""Figures of the analytic curves: win rate against KL, and the laws behind a point."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,10 +9,9 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from infalign.core.display import COLOURS, INK, QUIET, panels, save, style
-from infalign.method.procedures import parse_procedure
-from infalign.theory.curve import Point, parse_aim, sweep
+from infalign.theory.curve import Point
 
-OWN = {  # the same transformation has the same colour in every figure
+COLOR_OF_TRANSFORM = {  # the same in every figure
     "identity": COLOURS[0],
     "log": COLOURS[4],
     "exp:5": COLOURS[2],
@@ -22,16 +21,13 @@ OWN = {  # the same transformation has the same colour in every figure
     "optimal": INK,
 }
 DASHES = ("-", "--", "-.", ":")
-ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "worst-of-4")
-ANALYTIC_TRANSFORMS = ("identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "optimal")
-ANALYTIC_COLUMNS = ("procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate")
 
 
 def write_curves(path: Path, points: Sequence[Point]) -> None:
     """Draw the win rate against KL, a line through the points of each transformation, labelled at its end."""
     with style():
         figure, axes = panels(1, 1, (5.6, 3.6))
-        first, lines = points[0], _by_transform(points)
+        first, lines = points[0], by_transform(points)
         colours = _colours(lines)
         for name, line in lines.items():
             plot_line(axes, line, colours[name])
@@ -64,34 +60,8 @@ def write_laws(path: Path, points: Sequence[Point]) -> None:
         save(figure, path)
 
 
-def analytic_points() -> list[Point]:
-    """Return the points of five procedures, six transformations and the optimum of each, 0.01 to 5 nats."""
-    return [
-        point
-        for procedure in map(parse_procedure, ANALYTIC_PROCEDURES)
-        for name in ANALYTIC_TRANSFORMS
-        for point in sweep(procedure, parse_aim(name))[0]
-    ]
-
-
-def draw_analytic(points: Sequence[Point]) -> Any:
-    """Return a figure of `analytic_points`, a panel for each procedure, for a style that is set."""
-    figure, grid = panels(2, 3, (8.4, 5.0))
-    for axes, procedure in zip([*grid[0], *grid[1, 1:]], ANALYTIC_PROCEDURES, strict=True):
-        for name, line in _by_transform(point for point in points if point.procedure == procedure).items():
-            plot_line(axes, line, OWN[name], label=name)
-        axes.set(title=procedure, xlim=(0, 3), ylim=(50, 100))
-    for axes in (grid[0, 0], grid[1, 1]):
-        axes.set(ylabel="win rate, %")
-    for axes in (grid[0, 0], *grid[1, 1:]):
-        axes.set(xlabel="KL to the base policy, nats")
-    grid[1, 0].set_axis_off()
-    lines = grid[0, 0].get_legend_handles_labels()
-    grid[1, 0].legend(*lines, loc="center", title="Transformation", alignment="left")
-    return figure
-
-
-def _by_transform(points: Iterable[Point]) -> dict[str, list[Point]]:
+def by_transform(points: Iterable[Point]) -> dict[str, list[Point]]:
+    """Return the points of each transformation, in their order."""
     lines: dict[str, list[Point]] = {}
     for point in points:
         lines.setdefault(point.transform, []).append(point)
@@ -100,7 +70,7 @@ def _by_transform(points: Iterable[Point]) -> dict[str, list[Point]]:
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
     """Return a colour for each transformation: its own, or one that is left over."""
-    found = {name: OWN.get(name, "") for name in names}
+    found = {name: COLOR_OF_TRANSFORM.get(name, "") for name in names}
     free = [colour for colour in COLOURS if colour not in found.values()] or list(COLOURS)
     others = [name for name, colour in found.items() if not colour]
     return found | {name: free[i % len(free)] for i, name in enumerate(others)}

@@ -10,10 +10,10 @@ from scipy.special import log_softmax, ndtr, ndtri, softmax
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
-from infalign.theory.curve import analyse, parse_aim, sweep
+from infalign.theory.curve import analyse, parse_transform_or_optimum, sweep
 from infalign.theory.finite_model import FiniteModel
-from infalign.theory.knowledge import fitted_knowledge, knowing_law, usable
 from infalign.theory.law import law_at_kl
+from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 
 CELLS = 1000
 
@@ -33,7 +33,7 @@ def by_cells(transform: Transformation, rho: float, kl: float) -> float:
 @pytest.mark.parametrize("kl", [0.1, 1.0])
 def test_a_linear_reward_of_the_score_has_a_closed_form(rho: float, kl: float) -> None:
     """Φ(u) = z tilts s to N(√(2·KL), 1), so z is N(ρ√(2·KL), 1) and one plain draw wins N(ρ√KL)."""
-    found = knowing_law(Function("score", lambda u: ndtri(np.clip(u, 1e-15, 1 - 1e-15))), rho=rho, kl=kl)
+    found = law_at_rank_correlation(Function("score", lambda u: ndtri(np.clip(u, 1e-15, 1 - 1e-15))), rho=rho, kl=kl)
     assert found.law.win_rate(Standard()) == pytest.approx(ndtr(rho * np.sqrt(kl)), abs=1e-5)
     assert found.law.kl == pytest.approx(rho**2 * kl, rel=1e-4)
     assert found.beta == pytest.approx(rho / np.sqrt(2 * kl), rel=1e-3)
@@ -43,14 +43,14 @@ def test_a_linear_reward_of_the_score_has_a_closed_form(rho: float, kl: float) -
 @pytest.mark.parametrize("transform", [Identity(), Exponential(10)])
 def test_it_is_the_limit_of_a_model_with_cells(rho: float, transform: Transformation) -> None:
     """1,000 cells for signal and rank give the same Best-of-4 win rate, to what their tails miss."""
-    found = knowing_law(transform, rho=rho, kl=0.5).law.win_rate(BestOfN(4))
+    found = law_at_rank_correlation(transform, rho=rho, kl=0.5).law.win_rate(BestOfN(4))
     assert found == pytest.approx(by_cells(transform, rho, 0.5), abs=4e-4)
 
 
 def test_it_is_what_a_simulation_of_the_policy_finds() -> None:
     """A million responses with a noisy view of their rank, weighed by the policy: Worst-of-2 and the KL agree."""
     rho, rng = 0.6, np.random.default_rng(0)
-    found = knowing_law(Identity(), rho=rho, kl=0.4)
+    found = law_at_rank_correlation(Identity(), rho=rho, kl=0.4)
     z, noise = rng.standard_normal((2, 10**6))
     seen = rho * z + np.sqrt(1 - rho**2) * noise
     log_ratio = log_softmax(ndtr(rho * seen / np.sqrt(2 - rho**2)) / found.beta) + np.log(seen.size)  # E[u | s]
@@ -67,7 +67,10 @@ def test_it_is_what_a_simulation_of_the_policy_finds() -> None:
 def test_knowing_more_wins_more_up_to_the_law_of_exact_ranks(procedure: Any) -> None:
     """At one KL the win rate rises with ρ, from the base's one half to theory's."""
     transform = parse_transform("exp:-5" if procedure == WorstOfN(2) else "exp:5")
-    wins = [knowing_law(transform, rho=rho, kl=0.5).law.win_rate(procedure) for rho in (0.02, 0.3, 0.6, 0.9, 0.99, 1.0)]
+    wins = [
+        law_at_rank_correlation(transform, rho=rho, kl=0.5).law.win_rate(procedure)
+        for rho in (0.02, 0.3, 0.6, 0.9, 0.99, 1.0)
+    ]
     assert wins[0] == pytest.approx(0.5, abs=0.015)
     assert (np.diff(wins) > 0).all()
     assert wins[-1] == pytest.approx(law_at_kl(transform, kl=0.5).win_rate(procedure), abs=1e-12)
@@ -77,16 +80,17 @@ def test_knowing_more_wins_more_up_to_the_law_of_exact_ranks(procedure: Any) -> 
 def test_what_a_policy_knows_is_found_again() -> None:
     """ρ comes back from KL and win rate, also from pairs near the first; more than theory's is 1, and nothing is 0."""
     known = [
-        knowing_law(Exponential(10), rho=rho, kl=kl).law.win_rate(BestOfN(4)) for rho, kl in ((0.66, 0.5), (0.66, 0.55))
+        law_at_rank_correlation(Exponential(10), rho=rho, kl=kl).law.win_rate(BestOfN(4))
+        for rho, kl in ((0.66, 0.5), (0.66, 0.55))
     ]
-    found = fitted_knowledge(Exponential(10), BestOfN(4), [0.5, 0.55, 0.5, 0.5], [*known, 0.95, 0.4])
+    found = fitted_rank_correlations(Exponential(10), BestOfN(4), [0.5, 0.55, 0.5, 0.5], [*known, 0.95, 0.4])
     assert found == pytest.approx([0.66, 0.66, 1.0, 0.0], abs=0.005)
-    assert [usable(rho) for rho in (0.0, 0.66, 0.992, 0.999)] == [0.02, 0.66, 0.99, 1.0]
+    assert [supported_correlation(rho) for rho in (0.0, 0.66, 0.992, 0.999)] == [0.02, 0.66, 0.99, 1.0]
 
 
 def test_a_curve_of_knowledge_lies_below_that_of_exact_ranks() -> None:
     """`analyse` and `sweep` name ρ, keep the KL that is spent, and refuse a β and a ρ that is no correlation."""
-    point = analyse(BestOfN(4), parse_aim("optimal"), kl=0.5, rho=0.7)
+    point = analyse(BestOfN(4), parse_transform_or_optimum("optimal"), kl=0.5, rho=0.7)
     assert point.transform == "optimal, ρ = 0.7"
     assert point.kl == 0.5
     assert point.win_rate == pytest.approx(0.777, abs=5e-4)

@@ -28,7 +28,7 @@ NEARBY = 1.1  # times the KL at which win rates are known besides
 
 
 @dataclass(frozen=True, slots=True)
-class KnowingLaw:
+class CorrelatedLaw:
     """The law of the true rank u under a policy that knows ranks with correlation ``rho`` and spends ``kl`` nats.
 
     ``law.kl`` is the KL of u alone, which is below ``kl``: the rest is spent on the noise.
@@ -40,14 +40,14 @@ class KnowingLaw:
     law: Law
 
 
-def knowing_law(transform: Transformation, *, rho: float, kl: float) -> KnowingLaw:
+def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float) -> CorrelatedLaw:
     """Return the law of a policy of knowledge ``rho`` at ``kl`` nats, trained on ``transform``.
 
     Raises ConfigError for a ρ outside [0.02, 0.99] and other than 1, and for a budget out of reach.
     """
     if rho == 1.0:
         law = law_at_kl(transform, kl=kl)
-        return KnowingLaw(rho, kl, law.beta, law)
+        return CorrelatedLaw(rho, kl, law.beta, law)
     if not LEAST <= rho <= MOST:
         raise ConfigError(f"a policy's knowledge ρ is 1 or between {LEAST} and {MOST}, found {rho:g}")
     if not (kl > 0 and np.isfinite(kl)):
@@ -82,10 +82,10 @@ def knowing_law(transform: Transformation, *, rho: float, kl: float) -> KnowingL
         np.pad(log_f, 1, mode="edge"),
         np.pad(by_v, 1),
     )
-    return KnowingLaw(rho, kl, float(np.exp(log_beta) * np.ptp(phi) * transform.scale), aligned_law(table, beta=1.0))
+    return CorrelatedLaw(rho, kl, float(np.exp(log_beta) * np.ptp(phi) * transform.scale), aligned_law(table, beta=1.0))
 
 
-def fitted_knowledge(
+def fitted_rank_correlations(
     transform: Transformation, procedure: Served, kls: Sequence[float] | Array, win_rates: Sequence[float] | Array
 ) -> Array:
     """Return the ρ at which a policy trained on ``transform`` has each pair of a KL, in nats, and a win rate.
@@ -98,7 +98,7 @@ def fitted_knowledge(
     near = np.array([kl, NEARBY * kl])
     nothing = 0.5  # what the base wins against itself
     known = [
-        [knowing_law(transform, rho=float(rho), kl=float(one)).law.win_rate(procedure) for one in near]
+        [law_at_rank_correlation(transform, rho=float(rho), kl=float(one)).law.win_rate(procedure) for one in near]
         for rho in (*RHOS, 1.0)
     ]
     table = np.array([[nothing, nothing], *known])
@@ -108,6 +108,6 @@ def fitted_knowledge(
     return np.array([np.interp(wins, rising[:, i], rhos) for i, wins in enumerate(win_rates)])
 
 
-def usable(rho: float) -> float:
-    """Return the ρ nearest to a fitted one for which `knowing_law` has a policy."""
+def supported_correlation(rho: float) -> float:
+    """Return the ρ nearest to a fitted one for which `law_at_rank_correlation` has a policy."""
     return 1.0 if rho > (1.0 + MOST) / 2.0 else float(np.clip(rho, LEAST, MOST))
