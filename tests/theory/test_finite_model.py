@@ -306,7 +306,7 @@ def test_win_rates_are_exact_at_large_n_and_small_k(transform: Transformation, p
     found = finite_rollouts(transform, procedure, simulated_gaps(16, prompts=50, seed=3), kl=0.5)
     x, weight = np.polynomial.legendre.leggauss(128)
     win_rates = []
-    for lengths in simulated_gaps(16, prompts=50, seed=seed=3):
+    for lengths in simulated_gaps(16, prompts=50, seed=3):
         masses = lengths * np.exp(transform(np.arange(17) / 16) * transform.scale / found.beta)
         masses /= masses.sum()
         ends, cdf = np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(masses))
