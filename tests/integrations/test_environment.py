@@ -119,7 +119,7 @@ def test_a_run_directory_names_its_recipes_reward(environment: pytest.MonkeyPatc
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
     environment.setenv("INFALIGN_REWARD", str(tmp_path))
     assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
-    assert environment.tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
+    assert source.tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
 
 
 def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

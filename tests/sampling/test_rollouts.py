@@ -324,7 +324,7 @@ def test_an_interrupted_draw_continues_and_ends_identical(
     tmp_path: Path, policy: tuple[Any, Any], batch: int, limits: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever batch a run stops at, those before it are kept, and running again ends as one run, but for shards."""
-    monkeypatch.setattr(rollouts, "BATCH", batch)
+    monkeypatch.setattr(rollouts, "RESPONSES_PER_BATCH", batch)
     engine = SharedPrefixEngine(*policy, Sampling(12))
     draw(engine, PROMPTS, 6, tmp_path / "whole", shard_prompts=4, on_progress=silent)
     stopped = tmp_path / "stopped"
