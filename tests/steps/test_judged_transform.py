@@ -1,6 +1,5 @@
 """``transform: judged``: a run finds the transformation that wins most by its judge, and trains on it."""
 
-import json
 from pathlib import Path
 
 import micro
@@ -13,6 +12,7 @@ from infalign.evaluation.judge import estimated_judge
 from infalign.evaluation.reward_tables import judged_samples
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
+from infalign.pipeline.records import records
 from infalign.recipe.settings import Recipe
 from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.theory.optimum import optimal_by
@@ -32,7 +32,7 @@ def settings(root: Path) -> dict:
 def test_a_run_trains_on_what_wins_most_by_its_judge(tmp_path: Path) -> None:
     """The judge's scores are those of the rollouts themselves, and the table is the optimum by the judge's estimate."""
     path = micro.write(tmp_path / "recipe.yaml", settings(tmp_path / "run"))
-    ended = micro.infalign("run", path, "--debug")
+    ended = micro.infalign("run", path, "--until", "train", "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     judged = pq.read_table(tmp_path / "run" / "judged.parquet").to_pandas()
     scores = pq.read_table(tmp_path / "run" / "scores" / "part-0.parquet").to_pandas()
@@ -47,9 +47,7 @@ def test_a_run_trains_on_what_wins_most_by_its_judge(tmp_path: Path) -> None:
     for name in ("aware", "student"):
         trained_on = tmp_path / "run" / "models" / name / "transformation.json"
         assert trained_on.read_text() == (tmp_path / "run" / "transforms" / "aware.json").read_text()
-    results = json.loads((tmp_path / "run" / "results.json").read_text())["policies"]
-    assert results["aware"]["transform"] == results["student"]["transform"] == "judged"
-    assert results["aware"]["beta"] == pytest.approx(law.beta)
+    assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == pytest.approx(law.beta)
     again = micro.infalign("run", path, "--set", "policies.aware.kl_budget=0.4", "--dry-run").stdout
     redone = " ".join(line.partition("(")[0] for line in again.splitlines() if line.startswith("again: "))
     assert {"transform-aware", "train-aware", "train-student"} <= {*redone.replace(",", "").split()}

@@ -211,7 +211,7 @@ def test_a_record_that_a_run_removes_meanwhile_is_missing(folder: Path, monkeypa
             path.unlink()
         return read_record(path)
 
-    monkeypatch.setattr("infalign.recipe.layout.read_record", removed)
+    monkeypatch.setattr("infalign.pipeline.records.read_record", removed)
     assert before.keys() - records(folder / "run").keys() == {"card-aware"}
 
 
