@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,18 @@ import httpx2
 import micro
 import numpy as np
 import pytest
+from listening import listening
 
-from infalign.core.errors import PartialError
+from infalign.core.errors import ConfigError, PartialError
 from infalign.data.examples import prompt_id
-from infalign.integrations.server import MAX_BYTES, Batches
+from infalign.integrations.environment import calibrated, tokenizer
+from infalign.integrations.server import MAX_BYTES, Batches, app
 from infalign.method.calibration import calibrate
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
+from infalign.serving.web import TOKEN_VARIABLE, token_for
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
@@ -46,36 +48,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@contextmanager
-def serving(source: Path | str, *words: str, **environment: str) -> Iterator[str]:
-    """Yield the URL of a server that the command starts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [micro.COMMAND, "serve-reward", source, "--transform", "exp:10", "--port", port, *words]
-    process = subprocess.Popen([*map(str, command)], env=os.environ | environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while not _answers(url):
-            assert process.poll() is None
-            time.sleep(0.25)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/health").is_success
-    except httpx2.TransportError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def url(run: Path) -> Iterator[str]:
     """Return the URL of a server of the run's reward."""
-    with serving(run) as found:
+    with listening(app(calibrated(str(run), "exp:10"), tokenizer(str(run)))) as found:
         yield found
 
 
@@ -218,7 +194,7 @@ def test_rows_are_not_to_blame_for_a_server_that_is_away() -> None:
 
 def test_a_query_needs_the_tokenizer_of_the_policy() -> None:
     """A server that was started without one says what to set."""
-    with serving("infalign.world:gold") as url:
+    with listening(app(calibrated("infalign.world:gold", "exp:10"), None)) as url:
         queries = {"query": ["b a"], "prompts": ["b"], "labels": [LABEL]}
         assert "INFALIGN_TOKENIZER" in httpx2.post(f"{url}/get_reward", json=queries).json()["error"]
 
@@ -228,15 +204,33 @@ def test_health_says_what_is_served(url: str) -> None:
     assert httpx2.get(f"{url}/health").json() == {"status": "ok", "transform": "exp:10"}
 
 
-def test_others_need_a_token(run: Path) -> None:
+def test_the_command_serves_others_only_with_a_token(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address that others reach is refused without a token, and requests without it are."""
-    refused = micro.infalign("serve-reward", run, "--transform", "exp:10", "--host", "0.0.0.0")
-    assert refused.returncode == 2
-    assert "INFALIGN_SERVE_TOKEN" in refused.stderr
-    with serving(run, "--host", "0.0.0.0", INFALIGN_SERVE_TOKEN="secret") as url:
-        row = {"response": "No.", "label": LABEL}
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
+        token_for("0.0.0.0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("serve-reward", run, "--transform", "exp:10", "--host", "0.0.0.0", "--port", port)
+    process = subprocess.Popen([micro.COMMAND, *map(str, words)], env=os.environ | {TOKEN_VARIABLE: "secret"})
+    url, row = f"http://127.0.0.1:{port}", {"response": "No.", "label": LABEL}
+    try:
+        while not _answers(url):
+            assert process.poll() is None
+            time.sleep(0.1)
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             assert httpx2.post(f"{url}/get_reward", json=row, headers=headers).status_code == 401
             assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 401
         right = {"Authorization": "Bearer secret"}
         assert httpx2.post(f"{url}/get_reward", json=row, headers=right).status_code == 200
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health").is_success
+    except httpx2.TransportError:
+        return False

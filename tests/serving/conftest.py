@@ -1,9 +1,6 @@
 """What the tests of serving share: an evaluated run, and a server of one of its policies in a thread."""
 
 import io
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,7 +8,7 @@ from typing import Any
 
 import micro
 import pytest
-import uvicorn
+from listening import listening
 from rich.console import Console
 
 from infalign.models.scratch import new_policy, train_tokenizer
@@ -46,18 +43,7 @@ def serving() -> Callable[..., AbstractContextManager[str]]:
 
     @contextmanager
     def served(policy: ServedPolicy, **options: Any) -> Iterator[str]:
-        server = uvicorn.Server(uvicorn.Config(app(policy, **options), log_level="warning"))
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            thread = threading.Thread(target=server.run, args=([listening],))
-            thread.start()
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.02)
-            try:
-                yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-            finally:
-                server.should_exit = True
-                thread.join(60)
+        with listening(app(policy, **options)) as url:
+            yield f"{url}/v1"
 
     return served

@@ -1,8 +1,7 @@
 """`infalign generate`: the answers of a policy to prompts from anywhere, as it is served."""
 
+import io
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,9 @@ def test_rewinding_says_how_many_draws_it_took(main: Any, evaluated_run: Path) -
     assert len({answer["draws"] for answer in found}) > 1
 
 
-def test_prompts_come_from_everywhere(main: Any, evaluated_run: Path, tmp_path: Path) -> None:
+def test_prompts_come_from_everywhere(
+    main: Any, evaluated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same prompts give the same answers from a text, a table and standard input; one that comes again another."""
     text, table = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
     text.write_text("\n\n".join(PROMPTS) + "\n")
@@ -64,17 +65,10 @@ def test_prompts_come_from_everywhere(main: Any, evaluated_run: Path, tmp_path: 
         code, out, err = main("generate", evaluated_run, "--input", path, "--json")
         assert (code, err) == (0, "")
         found.append(records(out))
-    path = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
-    piped = subprocess.run(
-        [micro.COMMAND, "generate", evaluated_run, "--json"],
-        input=text.read_text(),
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert found[0] == found[1] == records(piped.stdout)
-    assert piped.stderr == ""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    code, piped, err = main("generate", evaluated_run, "--json")
+    assert (code, err) == (0, "")
+    assert found[0] == found[1] == records(piped)
     assert [answer["prompt"][0]["content"] for answer in found[0]] == PROMPTS
     assert found[0][0]["answer"] != found[0][2]["answer"]
 
