@@ -1,9 +1,11 @@
 """The text world: what the author writes, what the judge measures, and what the labels reveal."""
 
+import json
 import math
 import random
 import re
-from itertools import cycle, pairwise
+from hashlib import sha256
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -49,6 +51,15 @@ def test_seed_decides_every_text(sample):
     assert sample(20, seed=3) == sample(60, seed=3)[:20]
     assert sample(60, seed=3) != sample(60, seed=4)
     assert sample(0, seed=3) == []
+
+
+def test_the_text_of_the_world_is_what_published_numbers_are_of():
+    """Dialogues, preferences and gold of one seed, to the bit: what changes them changes all numbers of the demo."""
+    talks = [(row.request, row.reply) for row in dialogues(3000, seed=3)]
+    pairs = preferences(2000, seed=5, temperature=0.7)
+    golds = [score(request, chosen, rejected) for request, chosen, rejected in pairs]
+    digest = sha256(json.dumps([talks, pairs, golds]).encode()).hexdigest()
+    assert digest == "f02eb86c777857c675b1bdbd7544e94403a1f376833d63a6cec949b1bf27bfd5"
 
 
 def test_gold_of_one_reply_adds_up_by_hand():
@@ -130,27 +141,6 @@ def test_care_moves_gold_but_does_not_decide_it():
         assert 0.6 < spearmanr(cares, golds).statistic < 0.9
 
 
-def test_opening_reveals_part_of_the_quality():
-    """For one request the opening explains more than a tenth and less than half of the variance of gold."""
-    rng = random.Random(3)
-    request, topic, constraint = world._request(rng)
-    replies = [world._reply(topic, constraint, rng.random(), rng) for _ in range(4000)]
-    golds = np.array(score(request, *replies))
-    openings = np.array([reply.split(".")[0] for reply in replies])
-    unexplained = sum(golds[openings == opening].var() * np.mean(openings == opening) for opening in set(openings))
-    assert 0.5 < unexplained / golds.var() < 0.9
-
-
-def test_scale_of_gold_differs_between_topics():
-    """The spread of gold in the widest topic is more than three times the spread in the narrowest."""
-    rng = random.Random(4)
-    spreads = []
-    for topic in world._TOPICS:
-        replies = [world._reply(topic, None, rng.random(), rng) for _ in range(400)]
-        spreads.append(np.std(score(f"How do I {topic.do}?", *replies)))
-    assert max(spreads) > 3 * min(spreads)
-
-
 def test_labels_follow_bradley_terry():
     """The chosen reply has the higher gold as often as the logits predict, which is 80–85 % at temperature 1."""
     pairs = preferences(4000, seed=5, temperature=TEMPERATURE)
@@ -161,13 +151,6 @@ def test_labels_follow_bradley_terry():
     agreement = np.mean(margins > 0)
     assert agreement == pytest.approx(expected.mean(), abs=3 * standard_error)
     assert 0.8 < agreement < 0.85
-
-
-def test_cold_labels_never_err():
-    """As the temperature goes to 0 the chosen reply always has the higher gold."""
-    for request, chosen, rejected in preferences(300, seed=6, temperature=1e-9):
-        better, worse = score(request, chosen, rejected)
-        assert better > worse
 
 
 def test_tips_of_another_topic_lose():
@@ -203,15 +186,6 @@ def test_each_fault_costs(worse):
     good = "That is a great question. This fits into a busy day. Weigh the flour on a scale."
     high, low = score("I have little time. How do I bake bread?", good, worse)
     assert low < high
-
-
-def test_further_tips_add_less_and_less():
-    """Adding tips from the best down raises gold by ever smaller steps, up to the length that starts to cost."""
-    tips = world._TOPICS[0].tips[:3]
-    golds = score("How do I grow a garden?", *(" ".join(tips[:count]) for count in range(1, 4)))
-    steps = np.diff(golds)
-    assert (steps > 0).all()
-    assert all(later < earlier for earlier, later in pairwise(steps))
 
 
 def test_length_pays_in_the_data_and_costs_beyond_it():
