@@ -42,7 +42,7 @@ from infalign.models.states import states_of
 from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.heads import in_one_pass
+from infalign.rewards.heads import share_passes
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.common import lora
@@ -214,7 +214,7 @@ def main() -> None:
         (
             "scores by two heads",
             lambda: [head(plain.conversations, plain.texts) for head in heads[0]],
-            lambda: [head(ours.conversations, ours.texts) for head in in_one_pass(heads[1])],
+            lambda: [head(ours.conversations, ours.texts) for head in share_passes(heads[1])],
             3,
         ),
         (

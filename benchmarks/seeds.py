@@ -17,7 +17,7 @@ from infalign.compare.policies import MethodPolicies
 from infalign.core.errors import DataError
 from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import Estimate, estimate
-from infalign.evaluation.matched import LEAST_KL, Matched, widened
+from infalign.evaluation.matched import MIN_KL, Matched, widen
 from infalign.evaluation.win_rates import win_rates
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
@@ -93,7 +93,7 @@ def estimated(seeds: Sequence[Trained]) -> dict[str, float]:
     """Return a mean with its 95 % interval over seeds and prompts, of one seed over prompts."""
     if len(seeds) > 1:
         return over_seeds(seeds).as_dict()
-    return widened(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
+    return widen(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
 
 
 def mean_over_seeds(values: Sequence[float], digits: int = 2) -> str:
@@ -227,8 +227,8 @@ def share_of_gap(seed: Seed, name: str) -> Array | None:
     """
     won_P, kl = seed.values(WinRate(seed.recipe.procedure, "reward"), name), float(seed.kl(name).mean())
     e = estimate(won_P).as_dict()
-    found = place_in_theory(e, e, seed.recipe.procedure, max(kl, LEAST_KL))
-    if kl < LEAST_KL or found["share"] is None:
+    found = place_in_theory(e, e, seed.recipe.procedure, max(kl, MIN_KL))
+    if kl < MIN_KL or found["share"] is None:
         return None
     return np.asarray((won_P - found["identity"]) / (found["optimum"] - found["identity"]))
 

@@ -14,7 +14,7 @@ from infalign.compare.tables import draw_methods
 from infalign.compare.tables import draw_theory as draw_identity_and_optimum
 from infalign.core.display import COLOURS, INK, QUIET, panels
 from infalign.evaluation.intervals import estimate
-from infalign.evaluation.matched import FAR, LEAST_KL
+from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import parse_procedure, rewinds
 from infalign.recipe.resolved import reference_rewards
@@ -138,8 +138,8 @@ def draw_against_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: S
     trained = [method for method in methods if all(method in seed.by_method for seed in seeds)]
     marks = {quantity: list(_marks(seeds, trained, quantity)) for quantity in quantities}
     shown = [mark for own in marks.values() for mark in own]
-    end = FAR * float(np.median([kl for mark in shown if (kl := mark.kl.mean) >= LEAST_KL] or [LEAST_KL]))
-    most = 1.06 * max([LEAST_KL, *(mark.kl.high for mark in shown if mark.kl.mean <= end)])
+    end = MAX_KL_RATIO * float(np.median([kl for mark in shown if (kl := mark.kl.mean) >= MIN_KL] or [MIN_KL]))
+    most = 1.06 * max([MIN_KL, *(mark.kl.high for mark in shown if mark.kl.mean <= end)])
     columns = min(len(quantities), 2)
     down = -(-len(quantities) // columns)
     figure, grid = panels(down, columns, (1.2 + 3.5 * columns, 0.9 + 2.9 * down))

@@ -110,7 +110,7 @@ def test_a_bad_file_is_named(tmp_path, name, content, message):
 
 def test_a_line_without_an_end_is_not_read_whole(tmp_path, monkeypatch):
     """A file that unpacks to one endless line is refused at the limit of a line, however big it is."""
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": 1}\n' + b" " * 2000))
     with pytest.raises(DataError, match="line 2: longer than 1,000 bytes"):

@@ -11,7 +11,7 @@ from rows import transcript
 
 from infalign.data.examples import load_examples
 from infalign.data.files import read_rows
-from infalign.data.splits import without_groups_of
+from infalign.data.splits import drop_groups
 
 DATA = Path(os.environ.get("INFALIGN_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OFFICIAL = ["helpful-base", "harmless-base", "helpful-online", "helpful-rejection-sampled"]
@@ -75,7 +75,7 @@ def test_official_transcripts_reassemble():
 
 
 def test_the_leak_of_harmless_base():
-    """2,054 harmless test rows, 2,050 of them valid, start like a train row; without_groups_of removes every one."""
+    """2,054 harmless test rows, 2,050 of them valid, start like a train row; drop_groups removes every one."""
     test_rows, test, _ = real("hh/harmless-base/test.jsonl.gz")
     train_rows, train, _ = real("hh/harmless-base/train.recovered.jsonl.gz")
 
@@ -86,7 +86,7 @@ def test_the_leak_of_harmless_base():
     assert sum(first_turn(row) in starts for row in test_rows.values()) == 2054
     groups = {example.group for example in train}
     assert sum(example.group in groups for example in test) == 2050
-    kept, dropped = without_groups_of(train, test)
+    kept, dropped = drop_groups(train, test)
     assert not {example.group for example in kept} & {example.group for example in test}
     assert (len(train), dropped) == (39880, 4526)
 

@@ -6,7 +6,7 @@ from rows import assistant, examples_of, user
 
 from infalign.core.errors import ConfigError
 from infalign.data.examples import Example
-from infalign.data.splits import split_by_group, without_groups_of
+from infalign.data.splits import drop_groups, split_by_group
 
 
 def test_no_group_is_in_two_parts():
@@ -51,4 +51,4 @@ def test_fractions_must_sum_to_one(fractions):
 def test_without_groups_of_drops_the_leak():
     """Train rows that start like a test row go, and their number is told."""
     train, test = examples_of("a", "b", "a", "c"), examples_of("a", "d")
-    assert without_groups_of(train, test) == ([train[1], train[3]], 2)
+    assert drop_groups(train, test) == ([train[1], train[3]], 2)

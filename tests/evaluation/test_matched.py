@@ -7,7 +7,7 @@ from scipy.special import softmax
 from scipy.stats import norm
 
 from infalign.core.errors import DataError
-from infalign.evaluation.matched import matched, widened
+from infalign.evaluation.matched import matched, widen
 from infalign.method.procedures import (
     BestOfN,
     Procedure,
@@ -79,7 +79,7 @@ def test_the_interval_at_one_kl_contains_the_error_of_interpolation(rho: float, 
     for budgets, kl in (((0.25, 1.25), 0.5), ((0.5, 1.0), 0.7), ((0.4,), 0.33)):
         found = matched([(np.full(2, own), np.full(2, won(own))) for own in budgets], kl, gain)
         mean = float(found.values.mean())
-        e = widened({"mean": mean, "low": mean, "high": mean}, found.shift)
+        e = widen({"mean": mean, "low": mean, "high": mean}, found.shift)
         assert e["low"] - 5e-4 <= won(kl) <= e["high"] + 5e-4
         assert abs(found.shift) < 0.02  # so that the width means something
 
@@ -94,9 +94,9 @@ def test_no_share_at_one_kl_is_above_one() -> None:
     found = matched([(np.full(4, kl), own) for kl, own in zip((1.0, 4.0), wins, strict=True)], 2.0, gain)
     mean = float(found.values.mean())
     assert 0.9 < mean <= mean + found.shift <= 1.0
-    at_the_top = widened({"mean": mean, "low": mean, "high": 0.999}, found.shift, least=0.0)
+    at_the_top = widen({"mean": mean, "low": mean, "high": 0.999}, found.shift, least=0.0)
     assert (at_the_top["low"], at_the_top["high"]) == (mean, 1.0)
-    assert widened({"mean": -0.9, "low": -0.95, "high": -0.8}, -0.2)["low"] == -1.0
+    assert widen({"mean": -0.9, "low": -0.95, "high": -0.8}, -0.2)["low"] == -1.0
 
 
 def test_overspending_is_not_flattered() -> None:

@@ -16,7 +16,7 @@ from infalign.models.pretrained import conversation_ids, load_states, load_token
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.heads import in_one_pass
+from infalign.rewards.heads import share_passes
 from infalign.training.common import save_model
 from infalign.training.frozen_head import fit_head, fitted, folds, pooled_states
 
@@ -109,7 +109,7 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     passes: list[Any] = []
     once = ClassifierReward.outputs
     monkeypatch.setattr(ClassifierReward, "outputs", lambda *rows: passes.append(rows) or once(*rows))
-    shared = in_one_pass(rewards)
+    shared = share_passes(rewards)
     found = [reward(*asked) for reward in shared]
     np.testing.assert_allclose(found, alone, rtol=1e-5)
     assert len(passes) == 1
@@ -120,7 +120,7 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     other = new_policy(SCRATCH, tokenizer, seed=1).eval()
     elsewhere = PooledForSequenceClassification.on(other.base_model, [2], opening_of(tokenizer))
     apart = [rewards[0], ClassifierReward(elsewhere, tokenizer)]
-    assert in_one_pass(apart) == apart
+    assert share_passes(apart) == apart
 
 
 def test_an_encoder_reads_the_response_in_both_directions(tmp_path: Path) -> None:

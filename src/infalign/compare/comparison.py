@@ -16,7 +16,7 @@ from infalign.compare.tables import draw_win_rates, make_sheets, write_csv
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
-from infalign.evaluation.matched import Matched, widened
+from infalign.evaluation.matched import Matched, widen
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
@@ -226,7 +226,7 @@ class Comparison:
             found["gains"][judge] = {procedure: self._gains(of_method) for procedure, of_method in values.items()}
             found["win_rates"][judge] = {
                 procedure: {
-                    method: widened(self.evaluated.estimated_share(m.values), m.shift, least=0.0)
+                    method: widen(self.evaluated.estimated_share(m.values), m.shift, least=0.0)
                     for method, m in of_method.items()
                 }
                 for procedure, of_method in values.items()
@@ -244,7 +244,7 @@ class Comparison:
             return {"baseline": None, "gain": {}}
         best = max(baselines, key=lambda method: float(found[method].values.mean()))
         gains = {
-            method: widened(self.evaluated.estimated(m.values - found[best].values), m.shift, -found[best].shift)
+            method: widen(self.evaluated.estimated(m.values - found[best].values), m.shift, -found[best].shift)
             for method, m in found.items()
             if read_method(method).ours
         }

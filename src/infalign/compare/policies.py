@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from infalign.compare.methods import BEST_OF_N, METHODS, extreme_procedure, nearest_n, read_method
 from infalign.core.errors import ConfigError
-from infalign.evaluation.matched import FAR, LEAST_KL
+from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.transforms import Log
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import untagged
@@ -83,10 +83,12 @@ class MethodPolicies:
         for method, names in self.by_method.items():
             if method == BEST_OF_N:
                 continue
-            kls = [max(spent[name], LEAST_KL) for name in names]
+            kls = [max(spent[name], MIN_KL) for name in names]
             budgets = [*self.budgets, *self.more_budgets.get(method, [])]
-            lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOOT, 1 / FAR)
-            upper = max(budgets) * min(max(medians) / max(min(max(kls), max(medians)), LEAST_KL) * OVERSHOOT, FAR)
+            lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOOT, 1 / MAX_KL_RATIO)
+            upper = max(budgets) * min(
+                max(medians) / max(min(max(kls), max(medians)), MIN_KL) * OVERSHOOT, MAX_KL_RATIO
+            )
             for missing, budget in ((min(kls) > min(medians), lower), (max(kls) < max(medians), upper)):
                 if missing and _can_spend(self.source, method, rounded := float(f"{budget:.3g}")):
                     more.setdefault(method, []).append(rounded)

@@ -30,7 +30,7 @@ from infalign.core.display import (
     share,
     style,
 )
-from infalign.evaluation.matched import FAR, NEAR
+from infalign.evaluation.matched import MAX_EXTRAPOLATION, MAX_KL_RATIO
 from infalign.method.procedures import parse_procedure
 from infalign.report.curve_figures import plot_line
 from infalign.report.words import SPOKEN
@@ -144,7 +144,7 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     if at["left_out"]:
         spent = (f"{method} ({kl:.2f} nats)" for method, kl in at["left_out"].items())
-        notes.append(f"Left out, for spending less than 1/{FAR:g} of this: {', '.join(spent)}.")
+        notes.append(f"Left out, for spending less than 1/{MAX_KL_RATIO:g} of this: {', '.join(spent)}.")
     if any(at["theory"].values()):
         notes.append(
             "Theory: the method's transformation at this KL, by the reward, if every prompt's policy were free."
@@ -155,7 +155,9 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     far = {method: kl for method, kl in at["not_bracketed"].items() if method not in compared}
     near = [f"{method} (at least {kl:.2f} nats)" for method, kl in at["not_bracketed"].items() if method in compared]
     if near:
-        notes.append(f"Not bracketed, but compared by extrapolation over less than {NEAR:g}: {', '.join(near)}.")
+        notes.append(
+            f"Not bracketed, but compared by extrapolation over less than {MAX_EXTRAPOLATION:g}: {', '.join(near)}."
+        )
     rows = [
         [method, f"not bracketed: spent at least {kl:.2f} nats", *["–"] * len(procedures)] for method, kl in far.items()
     ]
@@ -206,7 +208,7 @@ def draw_win_rates(results: Numbers, judge: str, folder: Path) -> None:
     KL; the legend gives larger KLs. Raises ConfigError without matplotlib.
     """
     policies = results["policies"].values()
-    end = FAR * float(np.median([policy["kl"]["mean"] for policy in policies]))
+    end = MAX_KL_RATIO * float(np.median([policy["kl"]["mean"] for policy in policies]))
     max_kl = 1.06 * max(policy["kl"]["high"] for policy in policies if policy["kl"]["mean"] <= end)
     with style():
         figure, grid = panels(1, 3, (10.0, 4.2))

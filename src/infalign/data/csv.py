@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import DataError
-from infalign.data.lines import check_once, lines
+from infalign.data.lines import check_unique, lines
 
 ENDINGS = (".csv",)
 
@@ -15,7 +15,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row with the number of its last line."""
     with path.open("rb") as file:
         reader = csv.DictReader((line for _, line in lines(file, path)), strict=True)
-        check_once(reader.fieldnames or [])
+        check_unique(reader.fieldnames or [])
         for row in reader:
             where = f"{path} line {reader.line_num}"
             if None in row or None in row.values():

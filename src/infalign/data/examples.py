@@ -235,11 +235,15 @@ def _tldr_prompt(query: str) -> Conversation:
 def _messages(row: Mapping[str, Any], column: str) -> Conversation:
     values = _value(row, column)
     if not isinstance(values, list) or not values:
-        raise DataError(f"column {column} is {'empty' if values == [] else kind_of(values)}, not a list of messages")
+        raise DataError(
+            f"column {column} is {'empty' if values == [] else describe_type(values)}, not a list of messages"
+        )
     messages = []
     for number, value in enumerate(values, 1):
         if not isinstance(value, dict):
-            raise DataError(f"message {number} of {column} is {kind_of(value)}, not an object with role and content")
+            raise DataError(
+                f"message {number} of {column} is {describe_type(value)}, not an object with role and content"
+            )
         try:
             role, content = _text(value, "role"), _text(value, "content")
         except DataError as error:
@@ -253,7 +257,7 @@ def _messages(row: Mapping[str, Any], column: str) -> Conversation:
 def _text(row: Mapping[str, Any], column: str) -> str:
     value = _value(row, column)
     if not isinstance(value, str):
-        raise DataError(f"column {column} is {kind_of(value)}, not text")
+        raise DataError(f"column {column} is {describe_type(value)}, not text")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -267,6 +271,6 @@ def _value(row: Mapping[str, Any], column: str) -> object:
     return row[column]
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """Return what a value of JSON is, in words."""
     return "null" if value is None else f"of type {type(value).__name__}"

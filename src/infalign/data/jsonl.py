@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import DataError
-from infalign.data.examples import kind_of
+from infalign.data.examples import describe_type
 from infalign.data.expansion import check_expansion
-from infalign.data.lines import lines, object_once
+from infalign.data.lines import lines, reject_duplicate_keys
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 
@@ -22,9 +22,11 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=object_once)
+                row = json.loads(line, object_pairs_hook=reject_duplicate_keys)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error}); correct the line") from error
             if not isinstance(row, dict):
-                raise DataError(f"{where}: the line is {kind_of(row)}, not an object with columns; correct the line")
+                raise DataError(
+                    f"{where}: the line is {describe_type(row)}, not an object with columns; correct the line"
+                )
             yield where, row

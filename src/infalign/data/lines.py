@@ -8,21 +8,21 @@ from typing import Any
 
 from infalign.core.errors import DataError
 
-LONGEST_LINE = 2**26  # bytes
-MOST_BLANK = 1_000_000  # blank lines, where others are less than a tenth of them
+MAX_LINE_BYTES = 2**26  # bytes
+MAX_BLANK_LINES = 1_000_000  # blank lines, where others are less than a tenth of them
 
 
 def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
     """Yield each line of a binary file with its place, as text."""
     # A binary file splits at \n only; a decompression bomb may have no \n at all, or nothing else.
     blank = 0
-    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), 1):
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), 1):
         where = f"{path} line {number}"
         blank += line.isspace()
-        if blank > MOST_BLANK and blank > 0.9 * number:
+        if blank > MAX_BLANK_LINES and blank > 0.9 * number:
             raise DataError(f"{where}: {blank:,} lines up to here are blank; remove blank lines from the file")
-        if len(line) > LONGEST_LINE:
-            raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes; split the file into lines, or the line")
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{where}: longer than {MAX_LINE_BYTES:,} bytes; split the file into lines, or the line")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -30,14 +30,14 @@ def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
         yield where, text
 
 
-def check_once(names: Sequence[str]) -> None:
+def check_unique(names: Sequence[str]) -> None:
     """Raise ValueError for a duplicate name, whose value would be ambiguous."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice!r} occurs twice")
 
 
-def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, as an ``object_pairs_hook``. Raises ValueError for a duplicate name."""
-    check_once([key for key, _ in pairs])
+    check_unique([key for key, _ in pairs])
     return dict(pairs)

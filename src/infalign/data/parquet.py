@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infalign.data.expansion import check_expansion
-from infalign.data.lines import check_once
+from infalign.data.lines import check_unique
 
 ENDINGS = (".parquet",)
 BATCH = 1024  # rows decoded at once
@@ -20,7 +20,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     check_declared_size(path)
     number = 0
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        check_once(file.schema_arrow.names)
+        check_unique(file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=BATCH):
             for row in batch.to_pylist():
                 yield f"{path} row {number}", row

@@ -106,7 +106,7 @@ def part_file(folder: str | Path, name: str, split: str) -> Path:
     return Path(folder) / name / f"{split}.jsonl.gz"
 
 
-def present(folder: str | Path, name: str, split: str) -> Path:
+def find_part(folder: str | Path, name: str, split: str) -> Path:
     """Return the file of a part. Raises DataError, with the command that fetches it, if it is not there."""
     path = part_file(folder, name, split)
     if not path.is_file():

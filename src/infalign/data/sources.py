@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from infalign.core.settings import Count, Settings, shown
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
-from infalign.data.sets import SETS, present
+from infalign.data.sets import SETS, find_part
 
 
 class Source(Settings):
@@ -79,7 +79,7 @@ def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
         return hub_rows(source.hub, split=source.split, data_dir=source.data_dir)
     if source.set is not None:
-        return read_rows(present(folder, source.set, source.split))
+        return read_rows(find_part(folder, source.set, source.split))
     return read_rows(Path(folder) / str(source.path))
 
 

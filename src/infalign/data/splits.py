@@ -28,7 +28,7 @@ def split_by_group(
     return parts
 
 
-def without_groups_of(train: Iterable[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
+def drop_groups(train: Iterable[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
     """Return the ``train`` examples whose group is not in ``test``, and how many were dropped."""
     train = list(train)
     groups = {example.group for example in test}

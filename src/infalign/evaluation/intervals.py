@@ -12,8 +12,8 @@ from infalign.method.calibration import Array
 
 RESAMPLES = 2000
 RESAMPLED_PROMPTS = 10_000  # above this, the bootstrap and its expansion agree to within the noise of resampling
-NEAR_END, FEW = 0.1, 20.0  # near to an end and decided by so few prompts, a mean has no bootstrap
-WEIGHTED = 10_000  # means under random weights there
+NEAR_END, FEW_PROMPTS = 0.1, 20.0  # near to an end and decided by so few prompts, a mean has no bootstrap
+WEIGHTED_MEANS = 10_000  # means under random weights there
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,19 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     shares, inside = np.clip(np.asarray(shares_P, float), 0.0, 1.0), np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)
     found = Estimate(*inside.tolist())
     lost = 1.0 - shares if found.mean > 0.5 else shares
-    if lost.mean() > NEAR_END or lost.sum() ** 2 >= FEW * (lost @ lost) > 0.0:
+    if lost.mean() > NEAR_END or lost.sum() ** 2 >= FEW_PROMPTS * (lost @ lost) > 0.0:
         return found
     rng = np.random.default_rng(seed)
     some, none = lost[lost > 0.0], int((lost == 0.0).sum())  # weights of those that are at the end come in one piece
     weighted = np.concatenate(
         [
             np.stack([weights @ some, weights.sum(axis=1)], axis=1)
-            for rows in chunks(WEIGHTED, some.size + 1)
+            for rows in chunks(WEIGHTED_MEANS, some.size + 1)
             for weights in [rng.standard_exponential((rows.stop - rows.start, some.size))]
         ]
     )
-    more = rng.standard_exponential(WEIGHTED)
-    total = weighted[:, 1] + (rng.standard_gamma(none, WEIGHTED) if none else 0.0) + more
+    more = rng.standard_exponential(WEIGHTED_MEANS)
+    total = weighted[:, 1] + (rng.standard_gamma(none, WEIGHTED_MEANS) if none else 0.0) + more
     least = float(np.quantile(weighted[:, 0] / total, 0.5 - confidence / 2.0))
     most = float(np.quantile((weighted[:, 0] + more) / total, 0.5 + confidence / 2.0))
     low, high = (1.0 - most, 1.0 - least) if found.mean > 0.5 else (least, most)

@@ -16,8 +16,8 @@ from infalign.method.calibration import Array, win
 from infalign.method.judge import MIN_JUDGED_SAMPLES, EstimatedJudge, ProbitSpline, normal_density
 from infalign.method.procedures import BestOfN, Procedure, Standard, rewinds
 
-SPLITS = 8  # random halves of the samples, each used both ways
-KNOTS = (3, 5, 7, 10, 14)  # of the spline: the first number with which it fits to within the noise, or the last
+RANDOM_SPLITS = 8  # random halves of the samples, each used both ways
+KNOT_NUMBERS = (3, 5, 7, 10, 14)  # of the spline: the first number with which it fits to within the noise, or the last
 SCORES = np.linspace(-8.0, 8.0, 321)
 ROUNDS, DAMPING = 20, 1e-6
 
@@ -40,12 +40,12 @@ def estimated_judge(base: Samples, procedure: Procedure, *, seed: int = 0) -> Es
     half = [chances_PH[part].mean(axis=0) for part in (order[: prompts // 2], order[prompts // 2 :])]
     whole = chances_PH.mean(axis=0)
     noise = float(np.sqrt(np.mean(chances_PH.var(axis=0, ddof=1) / prompts)))
-    for knots in KNOTS:
-        plain = _fitted(whole[None], knots)
-        misfit = float(np.sqrt(np.mean((_expected(ranked) @ plain.chance(SCORES)[0] - whole) ** 2)))
+    for knots in KNOT_NUMBERS:
+        plain = _fit_splines(whole[None], knots)
+        misfit = float(np.sqrt(np.mean((_order_statistic_weights(ranked) @ plain.chance(SCORES)[0] - whole) ** 2)))
         if misfit <= noise:
             break
-    fitted = _fitted(
+    fitted = _fit_splines(
         np.concatenate([[whole, *half], resampled_means(chances_PH, seed=seed)]), knots, plain.coefficients
     )
     judge, first, second = (ProbitSpline(fitted.knots, fitted.coefficients[i]) for i in range(3))
@@ -63,7 +63,7 @@ def judged_chances(base: Samples, procedure: Procedure, *, seed: int = 0) -> Arr
         raise DataError(f"a judge is estimated from at least {MIN_JUDGED_SAMPLES} samples a prompt, found {samples}")
     half, rng = samples // 2, np.random.default_rng(seed)
     chances_PH = np.zeros((prompts, half))
-    for _ in range(SPLITS):
+    for _ in range(RANDOM_SPLITS):
         order = rng.permuted(np.broadcast_to(np.arange(samples), (prompts, samples)), axis=1)
         parts = [
             [np.take_along_axis(values, order[:, part], axis=1) for values in (base.selected, base.judged)]
@@ -75,7 +75,7 @@ def judged_chances(base: Samples, procedure: Procedure, *, seed: int = 0) -> Arr
             for rows in chunks(prompts, half * half):
                 wins = win(ranked[rows, :, None], others_judged[rows, None, :])
                 chances_PH[rows] += (wins @ served[rows, :, None])[..., 0]
-    return chances_PH / (2 * SPLITS)
+    return chances_PH / (2 * RANDOM_SPLITS)
 
 
 def best_of_n_by_judge(base: Samples, most: int) -> tuple[list[int], Array]:
@@ -111,7 +111,7 @@ def turning_point(sizes: list[int], won_NP: Array, *, confidence: float = 0.95) 
     return highest, falls[highest]
 
 
-def _expected(ranked: int) -> Array:
+def _order_statistic_weights(ranked: int) -> Array:
     """Return weights with which A at SCORES has the mean E A(U) at each of H order statistics, (H, scores)."""
     r = np.arange(1, ranked + 1)[:, None]
     log_beta = (r - 1) * log_ndtr(SCORES) + (ranked - r) * log_ndtr(-SCORES) - betaln(r, ranked - r + 1)
@@ -119,10 +119,10 @@ def _expected(ranked: int) -> Array:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _fitted(means_BH: Array, knots: int, start: Array | None = None) -> ProbitSpline:
+def _fit_splines(means_BH: Array, knots: int, start: Array | None = None) -> ProbitSpline:
     """Return the splines whose expected chances are nearest to each row of means, by damped Gauss–Newton steps."""
     ranked = means_BH.shape[1]
-    expected = _expected(ranked)
+    expected = _order_statistic_weights(ranked)
     outermost = float(ndtri(ranked / (ranked + 1.0)))
     places = np.linspace(-outermost, outermost, knots)
     basis = ProbitSpline(places, np.zeros(knots)).basis(SCORES)

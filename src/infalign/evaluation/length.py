@@ -14,8 +14,8 @@ from infalign.method.calibration import Array, win
 from infalign.method.procedures import Procedure
 
 LENGTH_STEPS = 100  # tanh of a length difference is rounded to 1/100
-ALIKE = 1e-6  # relative spread of length differences up to which they are all the same but for rounding
-STEEPEST = 20.0  # log odds beyond this mean that the likelihood has no maximum
+SAME_LENGTH_TOLERANCE = 1e-6  # relative spread of length differences up to which they are all the same but for rounding
+MAX_LOG_ODDS = 20.0  # log odds beyond this mean that the likelihood has no maximum
 
 
 def length_controlled(
@@ -48,7 +48,7 @@ def length_controlled(
     if square == 0.0:
         return np.concatenate([win_rates(*block, procedure, base_procedure) for block in blocks])
     deviation = np.sqrt(max(square - mean**2, 0.0))
-    if deviation <= ALIKE * abs(mean):
+    if deviation <= SAME_LENGTH_TOLERANCE * abs(mean):
         raise _never_equal(mean)
 
     def steps(delta: Array) -> NDArray[np.intp]:
@@ -117,7 +117,7 @@ def _fit_odds(x: Array, total: Array, won: Array) -> tuple[float, float, Array]:
         theta += step / max(1.0, np.abs(step).max())
         if np.abs(step).max() < 1e-9:
             return float(theta[0]), float(theta[1]), curvature
-        if np.abs(theta).max() > STEEPEST:
+        if np.abs(theta).max() > MAX_LOG_ODDS:
             break
     raise DataError(
         "no win rate at equal length: every served pair is won, or every one lost, or length alone tells which"

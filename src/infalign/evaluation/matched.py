@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 
-FAR = 4.0  # a method is left out if it spends under 1/FAR of the median KL
-LEAST_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing, and any share of no gain is noise
-NEAR = 1.25  # a method is compared at a KL of at least 1/NEAR of the smallest that it spent
+MAX_KL_RATIO = 4.0  # a method is left out if it spends under a quarter of the median KL
+MIN_KL = 1e-3  # nats; a policy with a smaller KL has learnt nothing, and any share of no gain is noise
+MAX_EXTRAPOLATION = 1.25  # a method is compared at a KL of at least 1/1.25 of the smallest that it spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class Matched:
     shift: float
 
 
-def comparable(kls: Sequence[float], kl: float) -> bool:
+def is_comparable(kls: Sequence[float], kl: float) -> bool:
     """Return whether a method whose policies spend ``kls`` nats can be compared at ``kl`` nats.
 
-    It can from 1/NEAR of the smallest to the largest, and is bracketed where the smallest is at most ``kl``.
+    It can from 1/1.25 of the smallest to the largest, and is bracketed where the smallest is at most ``kl``.
     """
-    return smallest(kls) / NEAR <= kl <= max(kls)
+    return smallest_kl(kls) / MAX_EXTRAPOLATION <= kl <= max(kls)
 
 
-def smallest(kls: Sequence[float]) -> float:
+def smallest_kl(kls: Sequence[float]) -> float:
     """Return the smallest KL of a method's policies that have learnt anything; ∞ if none has."""
-    return min((kl for kl in kls if kl >= LEAST_KL), default=math.inf)
+    return min((kl for kl in kls if kl >= MIN_KL), default=math.inf)
 
 
 def matched(
@@ -49,21 +49,21 @@ def matched(
 
     ``budgets``: for each budget of one method its per-prompt KL and win rates. ``gain(kl)`` is the shape of the curve,
     theory's W − 1/2 of the same transformation and procedure: what is interpolated, linearly in KL, is the share of it
-    that the method reaches, and as far below the first budget as `comparable` allows that share is taken as constant.
-    (A straight line from the base would lose many points: theory's curves rise like √KL.) Policies below `LEAST_KL`
+    that the method reaches, and as far below the first budget as `is_comparable` allows, that share is constant. (A
+    straight line from the base would lose many points: theory's curves rise like √KL.) Policies below `MIN_KL`
     bracket nothing. Raises DataError elsewhere.
     """
     points = sorted(
         ((float(np.mean(np.asarray(k, float))), np.asarray(w, float)) for k, w in budgets), key=lambda point: point[0]
     )
-    points = [point for point in points if point[0] >= LEAST_KL] or points[-1:]
+    points = [point for point in points if point[0] >= MIN_KL] or points[-1:]
     spent = [mean for mean, _ in points]
     if kl > spent[-1]:
         raise DataError(f"no policy reaches a KL of {kl:.3f} nats; the largest is {spent[-1]:.3f}")
-    if not comparable(spent, kl):
+    if not is_comparable(spent, kl):
         raise DataError(
-            f"the smallest KL of a policy is {spent[0]:.3f} nats, more than {NEAR} times {kl:.3f}, and below it a win "
-            "rate would be a guess; train one with a smaller budget"
+            f"the smallest KL of a policy is {spent[0]:.3f} nats, more than {MAX_EXTRAPOLATION} times {kl:.3f}, and "
+            "below it a win rate would be a guess; train one with a smaller budget"
         )
     above = next(i for i, mean in enumerate(spent) if mean >= kl)
 
@@ -83,7 +83,7 @@ def matched(
     return Matched(values, by_root - float(values.mean()))
 
 
-def widened(estimate: Mapping[str, float], *shifts: float, least: float = -1.0) -> dict[str, float]:
+def widen(estimate: Mapping[str, float], *shifts: float, least: float = -1.0) -> dict[str, float]:
     """Return an estimate whose interval also covers any of these shifts of the mean, each in part or in full.
 
     It stays within [``least``, 1]: that of a share with 0, that of a difference of shares with the default.

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from infalign.evaluation.matched import FAR, LEAST_KL, Matched, comparable, matched, smallest
+from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL, Matched, is_comparable, matched, smallest_kl
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.transforms import Identity
@@ -45,21 +45,21 @@ class AtOneKL:
     ) -> Self:
         """Compare the policies of ``methods`` at the largest KL that all methods reach, or at the ``median`` if less.
 
-        By default the median is that of the methods' largest KLs, and no bound. A method that spends less than 1/`FAR`
-        of it, or what ``far`` has for it, is left out. ``law_at`` gives theory's law of a policy at so many nats, None
-        if there is none.
+        By default the median is that of the methods' largest KLs, and no bound. A method that spends less than
+        1/`MAX_KL_RATIO` of it, or what ``far`` has for it, is left out. ``law_at`` gives theory's law of a policy at so
+        many nats, None if there is none.
         """
         spent = {method: [float(kls[name].mean()) for name in names] for method, names in methods.items()}
         most = {method: max(own) for method, own in spent.items()}
         bounds = [] if median is None else [median]
         median = float(np.median([*most.values()])) if median is None else median
-        least = {method: max(median / (far or {}).get(method, FAR), LEAST_KL) for method in methods}
+        least = {method: max(median / (far or {}).get(method, MAX_KL_RATIO), MIN_KL) for method in methods}
         left_out = {method: own for method, own in most.items() if own < least[method]}
         kl = min([*(own for method, own in most.items() if method not in left_out), *bounds], default=0.0)
-        if kl < LEAST_KL:
+        if kl < MIN_KL:
             return cls(median, None, left_out, {}, {}, kls, law_at)
-        near = {method: methods[method] for method, own in spent.items() if comparable(own, kl)}
-        above = {m: smallest(own) for m, own in spent.items() if m not in left_out and smallest(own) > kl}
+        near = {method: methods[method] for method, own in spent.items() if is_comparable(own, kl)}
+        above = {m: smallest_kl(own) for m, own in spent.items() if m not in left_out and smallest_kl(own) > kl}
         return cls(median, kl, left_out, above, near, kls, law_at)
 
     def law(self, method: str, nats: float) -> Law | None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from infalign.core.storage import read_table, write_text
 from infalign.evaluation.diagnostics import rank_error, saturation
-from infalign.evaluation.matched import NEAR
+from infalign.evaluation.matched import MAX_EXTRAPOLATION
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.ownership import claim
@@ -72,7 +72,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.evaluate.rewind,
-        near=NEAR,
+        near=MAX_EXTRAPOLATION,
         results=results,
         spoken=SPOKEN,
         looks=looks,

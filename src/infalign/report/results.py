@@ -16,7 +16,7 @@ from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import LEAST_KL, NEAR, widened
+from infalign.evaluation.matched import MAX_EXTRAPOLATION, MIN_KL, widen
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
@@ -174,12 +174,12 @@ def _knowledge(
     for name, policy in solvers.items():
         values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
         kl = float(values_PX[:, 0].mean())
-        law = policy.law_at(aim, kl) if kl >= LEAST_KL else None
+        law = policy.law_at(aim, kl) if kl >= MIN_KL else None
         if law is None:
             continue
         means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
         try:
-            rhos = fitted_rank_correlations(law.transform, aim, np.maximum(means[:, 0], LEAST_KL), means[:, 1])
+            rhos = fitted_rank_correlations(law.transform, aim, np.maximum(means[:, 0], MIN_KL), means[:, 1])
         except ConfigError:
             continue
         low, high = np.quantile(rhos[1:], spread)
@@ -226,7 +226,7 @@ def _judged(
     }
     try:
         seen = estimated_judge(samples, aim, seed=evaluated.intervals.seed)
-        kls = {name: max(policies[name]["kl"]["mean"], LEAST_KL) for name in solvers}
+        kls = {name: max(policies[name]["kl"]["mean"], MIN_KL) for name in solvers}
         laws = {name: policy.law_at(aim, kls[name]) for name, policy in solvers.items()}
         best = {name: optimal_by(seen.judge, aim, kl=kl).law for name, kl in kls.items()}
         level = evaluated.intervals.level
@@ -285,11 +285,13 @@ def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | 
 
 
 def at_one_kl(evaluated: Evaluated, solvers: Mapping[str, Solver]) -> AtOneKL:
-    """Return a run's methods at one KL; a student is left out if it spends less than 1/`NEAR` of the median."""
+    """Return a run's methods at one KL; a student is left out if it spends less than 1/1.25 of the median."""
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():
         methods.setdefault(policy.method, []).append(name)
-    students = {policy.method: NEAR for policy in solvers.values() if any(need in solvers for need in policy.needs)}
+    students = {
+        policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if any(need in solvers for need in policy.needs)
+    }
     kls = {name: evaluated.kl(name) for name in solvers}
     return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].law_at(aim, nats), far=students)
 
@@ -312,10 +314,10 @@ def _matched(
         found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
         rows[judge] = {
             "win_rates": {
-                method: widened(evaluated.estimated_share(m.values), m.shift, least=0.0) for method, m in found.items()
+                method: widen(evaluated.estimated_share(m.values), m.shift, least=0.0) for method, m in found.items()
             },
             "gain_over": {
-                other: widened(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
+                other: widen(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
                 for other, m in found.items()
                 if first in found and other != first
             },

@@ -33,7 +33,7 @@ class _OfPass:
         return [found[key][self.place] for key in keys]
 
 
-def in_one_pass(rewards: Sequence[ClassifierReward]) -> list[RewardFunction]:
+def share_passes(rewards: Sequence[ClassifierReward]) -> list[RewardFunction]:
     """Return rewards that share their passes, if they are heads on one frozen model; otherwise the ``rewards``.
 
     They have one tokenizer.

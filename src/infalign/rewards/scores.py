@@ -188,7 +188,7 @@ def _made_by(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(MADE_BY, b"").decode()
 
 
-def scored_so_far(responses: int, folder: Path) -> SoFar:
+def count_scored(responses: int, folder: Path) -> SoFar:
     """Return how many distinct ones of ``responses`` are scored in the shards of a folder."""
     scored = sum(read_table(shard, ["reward"]).num_rows for shard in folder.glob("part-*.parquet"))
     return SoFar(f"{scored:,} responses scored", min(1.0, scored / responses)) if scored else NOTHING

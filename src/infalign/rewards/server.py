@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.core.http import Post, Servers, api_key, may_pass, quote_answer
 from infalign.data.examples import Message, prompt_id
-from infalign.data.lines import object_once
+from infalign.data.lines import reject_duplicate_keys
 from infalign.rewards.base import Batch, checked_rewards
 from infalign.rewards.protocols import RewardProtocol, openrlhf_protocol, vllm_protocol
 
@@ -113,7 +113,7 @@ class RemoteReward:
             ) from error
         name = f"{answer.url} {batch}"
         try:
-            rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=object_once))
+            rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=reject_duplicate_keys))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DataError(
                 f"reward {name}: the answer is no {protocol.answers}, it begins {quote_answer(answer.text, key)!r}"

@@ -53,7 +53,7 @@ class RewardSource(Model):
         """Whether the run trains it."""
         return self.fit is not None or self.head is not None
 
-    def reads_with(self, other: "RewardSource") -> bool:
+    def shares_passes_with(self, other: "RewardSource") -> bool:
         """Return whether both are heads on one frozen model, which is then read once for both."""
         return self.head is not None and other.head is not None and self.model == other.model
 

@@ -13,7 +13,7 @@ from infalign.models.settings import Compute
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward, is_file, source_file
-from infalign.rewards.heads import in_one_pass
+from infalign.rewards.heads import share_passes
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
@@ -89,13 +89,13 @@ class Scorer:
         return f"{self.identity} (source {hash_file(file)[:8]})" if file and file.is_file() else self.identity
 
 
-def loaded(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunction]]:
+def load_rewards(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunction]]:
     """Yield rewards with their functions, one after the other; heads on one frozen model share their passes."""
     found = dict[str, RewardFunction]()
     for scorer in scorers:
         if scorer.name not in found:
-            heads = [other for other in scorers if other.source.reads_with(scorer.source)]
+            heads = [other for other in scorers if other.source.shares_passes_with(scorer.source)]
             if len(heads) > 1:
-                shared = in_one_pass([head.classifier() for head in heads])
+                shared = share_passes([head.classifier() for head in heads])
                 found |= zip((head.name for head in heads), shared, strict=True)
         yield scorer, found.pop(scorer.name) if scorer.name in found else scorer.load()

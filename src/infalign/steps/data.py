@@ -12,7 +12,7 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import remove, write_table, write_text, writing
 from infalign.data.examples import MESSAGES, Example, Message
 from infalign.data.sources import Data, read_examples
-from infalign.data.splits import split_by_group, without_groups_of
+from infalign.data.splits import drop_groups, split_by_group
 from infalign.models.pretrained import check_ends, conversation_ids, load_tokenizer
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.records import record_path
@@ -57,7 +57,7 @@ class Split(NamedTuple):
 def split(data: Data, examples: list[Example], test: list[Example], *, judge_learns: bool, seed: int) -> Split:
     """Return the rows of ``data.sources`` and of ``data.test`` as a run uses them, without leaks between the tables."""
     if data.test:
-        train, overlapping = without_groups_of(examples, test)
+        train, overlapping = drop_groups(examples, test)
     else:
         fraction = data.test_fraction
         parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)

@@ -22,8 +22,8 @@ from infalign.report.card import write_card
 from infalign.report.evaluated import Evaluated
 from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.trackers import track
-from infalign.rewards.scores import scored_so_far
-from infalign.rewards.sources import Scorer, loaded
+from infalign.rewards.scores import count_scored
+from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, rollout_keys, rollout_progress
 from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.steps import likelihood
@@ -126,7 +126,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         extent=extent,
         output=folder / "scores.parquet",
         work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
-        so_far=partial(scored_so_far_of, drawn, sources, scores),
+        so_far=partial(count_scored_samples, drawn, sources, scores),
         clears=True,  # scores of a source that is as before are kept
         cost=partial(score_cost, run, sources, first, split),
     )
@@ -195,7 +195,7 @@ def score_samples(
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
     asked = Lazy(len(drawn), lambda i: prompts.conversations[i // samples.each])
-    for scorer, reward in loaded(scorers):
+    for scorer, reward in load_rewards(scorers):
         rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress, reward)
         scores = scores.append_column(scorer.name, pa.array(rewards))
     summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
@@ -230,7 +230,7 @@ def score_cost(run: Run, sources: Sequence[str], first: int, split: str, counts:
         source
         for place, source in enumerate(sources)
         if rewards[source].is_classifier
-        and not any(rewards[other].reads_with(rewards[source]) for other in sources[:place])
+        and not any(rewards[other].shares_passes_with(rewards[source]) for other in sources[:place])
     ]
     parameters = counts.parameters(map(run.architecture, alone))
     return counts.reading(parameters, prompts, run.recipe.evaluate.samples)
@@ -241,9 +241,9 @@ def drawn_so_far_of(samples: FreshSamples) -> SoFar:
     return rollout_progress(samples.prompts(), samples.each, samples.folder)
 
 
-def scored_so_far_of(samples: FreshSamples, sources: Sequence[str], folder: Path) -> SoFar:
+def count_scored_samples(samples: FreshSamples, sources: Sequence[str], folder: Path) -> SoFar:
     """Return how many of the samples each source has scored."""
     every = len(samples.prompts().prompt_ids) * samples.each
-    scored = {source: scored_so_far(every, folder / source) for source in sources}
+    scored = {source: count_scored(every, folder / source) for source in sources}
     words = [f"{found.said} by {source}" for source, found in scored.items() if found.said]
     return SoFar(", ".join(words), sum(found.share for found in scored.values()) / len(sources))

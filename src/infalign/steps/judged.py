@@ -17,7 +17,7 @@ from infalign.method.procedures import Served
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.recipe.resolved import asking
-from infalign.rewards.scores import scored_so_far
+from infalign.rewards.scores import count_scored
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import rollout_keys
 from infalign.steps.counts import Cost, Counts
@@ -78,7 +78,7 @@ def judged_cost(run: Run, counts: Counts) -> Cost:
 def judged_so_far(stored: StoredRollouts, folder: Path) -> SoFar:
     """Return how many of the rollouts are judged."""
     prompts, samples = _judged_counts(len(stored.parts[PART].read().prompt_ids), stored.k)
-    return scored_so_far(prompts * samples, folder)
+    return count_scored(prompts * samples, folder)
 
 
 def judge_rollouts(scorer: Scorer, stored: StoredRollouts, path: Path, *, on_progress: OnProgress) -> Summary:

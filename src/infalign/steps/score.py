@@ -10,7 +10,7 @@ from infalign.core.progress import OnProgress, SoFar
 from infalign.core.sequences import Lazy
 from infalign.core.storage import write_table
 from infalign.pipeline.units import Summary, Unit
-from infalign.rewards.scores import scored_so_far
+from infalign.rewards.scores import count_scored
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.sampling.rollouts import find_rollouts
@@ -51,7 +51,7 @@ def score_cost(run: Run, counts: Counts) -> Cost:
 
 def scores_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:
     """Return how many distinct rollouts of one part are scored."""
-    return scored_so_far(len(part.read().prompt_ids) * k, folder)
+    return count_scored(len(part.read().prompt_ids) * k, folder)
 
 
 def score_rollouts(
