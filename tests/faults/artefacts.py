@@ -20,6 +20,7 @@ from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
 from infalign.data.hub import hub_rows
 from infalign.models.pretrained import classifier_from, conversation_ids, load_policy, load_tokenizer
+from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.report.page import write
@@ -193,7 +194,7 @@ def script_in_response(lab: Lab) -> None:
         table = pq.read_table(shard)
         texts = pa.array([attack] * table.num_rows)
         write_table(shard, table.set_column(table.column_names.index("text"), "text", texts))
-    write(load_recipe(root / "recipe.yaml"), Layout(root))
+    write(load_recipe(root / "recipe.yaml"), Layout(root), list(records(root)))
     html = (root / "report.html").read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<img src=x" not in html
