@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from infalign.evaluation.garbage import GARBAGE, SIGNS
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import infalign
 from infalign.core.errors import ConfigError
+from infalign.evaluation.corruptions import CORRUPTIONS, SIGNS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
@@ -289,7 +289,7 @@ def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None
 def test_a_reward_is_compared_with_garbage(finished: Path) -> None:
     """A reward that counts signs knows them and not disorder; the run's own models are in its records and report."""
     spoilt = [
-        {"prompt": [], "chosen": chosen, "garbage": [spoil(chosen, rng) for spoil in GARBAGE.values()]}
+        {"prompt": [], "chosen": chosen, "garbage": [spoil(chosen, rng) for spoil in CORRUPTIONS.values()]}
         for rng in [np.random.default_rng(0)]
         for chosen in ["Let the dough rise.", "Knead it well."]
     ]
@@ -298,16 +298,16 @@ def test_a_reward_is_compared_with_garbage(finished: Path) -> None:
         return [-float(sum(sign in response for sign in SIGNS)) for response in responses]
 
     found = over_garbage("reward", no_signs, spoilt, Confidence(0.95, 0))
-    assert [found[kind]["mean"] for kind in GARBAGE] == [1.0, 0.5, 0.5]
+    assert [found[kind]["mean"] for kind in CORRUPTIONS] == [1.0, 0.5, 0.5]
     assert over_garbage("reward", no_signs, [], Confidence(0.95, 0)) == {}
     records = {name: json.loads((finished / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
     for record in records.values():
-        assert list(record["summary"]["over_garbage"]) == list(GARBAGE)
+        assert list(record["summary"]["over_garbage"]) == list(CORRUPTIONS)
         assert all(
             0 <= own["low"] <= own["mean"] <= own["high"] <= 1 for own in record["summary"]["over_garbage"].values()
         )
     report = (finished / "report.html").read_text()
-    assert all(f"over {kind}, %" in report for kind in GARBAGE)
+    assert all(f"over {kind}, %" in report for kind in CORRUPTIONS)
 
 
 def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:
