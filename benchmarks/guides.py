@@ -27,7 +27,7 @@ from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
-from infalign.training.common import lora
+from infalign.training.common import lora_config
 
 PROMPT, RESPONSE, ROUNDS, VOCABULARY, TOP_TOKENS = 64, 64, 3, 32000, 128
 
@@ -53,7 +53,7 @@ def on_states(base: LlamaForCausalLM, top_tokens: int = 0) -> GuidedForCausalLM:
 
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
     """Return the reference with an adapter of rank 16 on all or its last layers."""
-    config = lora(Fit(lora=Lora(rank=16, layers=layers)), TaskType.CAUSAL_LM, base.config)
+    config = lora_config(Fit(lora=Lora(rank=16, layers=layers)), TaskType.CAUSAL_LM, base.config)
     assert config is not None
     return get_peft_model(base, config)
 

@@ -31,7 +31,7 @@ def comparison(folder: Path, seed: str, changes: list[str]) -> dict[str, Any]:
     found = folder / f"seed-{seed}.json"
     if not found.exists():
         recipe = recipe_of_seed("demo", folder, seed, [*FEW, *changes])
-        budget = next(policy.budget for policy in recipe.policies.values() if policy.budget is not None)
+        budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
         policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
         found.write_text(json.dumps(measure(policies)))
     return dict(json.loads(found.read_text()))

@@ -45,7 +45,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.heads import share_passes
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
-from infalign.training.common import lora
+from infalign.training.common import lora_config
 
 PROMPTS, K, WORDS, RESPONSE, TOP_TOKENS, LAST, ROUNDS = 4, 32, 60, 32, 128, 10, 3
 BATCH_TOKENS = 4096  # of a plain pass
@@ -131,7 +131,7 @@ def padded_kl(material: Material, policy: Any) -> None:
 
 def padded_training(material: Material) -> Work:
     """Return the gradients of an adapter on all layers, as any trainer finds them."""
-    model = get_peft_model(material.model, lora(Fit(lora=Lora()), TaskType.CAUSAL_LM, material.model.config))
+    model = get_peft_model(material.model, lora_config(Fit(lora=Lora()), TaskType.CAUSAL_LM, material.model.config))
     batches = list(padded_batches(material.prompt_ids, material.response_ids, BATCH_TOKENS, model))
 
     def work() -> None:
@@ -182,7 +182,7 @@ def on_last_layers(material: Material) -> Work:
     depth = material.model.config.num_hidden_layers
     fit = Fit(lora=Lora(layers=LAST))
     work = stored_training(material, material.model, [depth - LAST], LAST, 0)
-    get_peft_model(material.model, lora(fit, TaskType.CAUSAL_LM, material.model.config))
+    get_peft_model(material.model, lora_config(fit, TaskType.CAUSAL_LM, material.model.config))
     return work
 
 

@@ -32,9 +32,9 @@ from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.reward_model import reward_start
 from infalign.steps.run import Run, target
-from infalign.training.rank_model import fit_calibrated
+from infalign.training.rank_model import fit_rank_model
 from infalign.training.reward_model import fit_reward_model
-from infalign.training.target import fitting
+from infalign.training.target import drop_long_rows
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 Side = Literal["chosen", "rejected"]
@@ -120,8 +120,8 @@ class Hacking:
         start, tokenizer = self._start("poisoned")
         preferred, other = TESTS["poisoned"]
         test = [(prompt, four[preferred], four[other]) for prompt, four in self._test_pairs(tokenizer)]
-        with target(self.recipe, Layout(self.folder), "poisoned").job(ignore_progress) as (job, folder):
-            fit_reward_model(start, tokenizer, self._training_pairs(tokenizer), test, self._fit, job, folder)
+        with target(self.recipe, Layout(self.folder), "poisoned").job(ignore_progress) as job:
+            fit_reward_model(start, tokenizer, self._training_pairs(tokenizer), test, self._fit, job)
 
     def rank_training_responses(self) -> None:
         """Write Ĉ by the poisoned model for the rollouts of every training prompt and for the pairs on these prompts.
@@ -151,10 +151,10 @@ class Hacking:
         start, tokenizer = self._start(name)
         table = read_table(self.folder / "ranks.parquet").to_pylist()
         wanted = [row for row in table if row["origin"] in TRAINED_ON_RANKS[name]]
-        rows, _ = fitting(wanted, tokenizer, self._fit.max_length, lambda row: [row["response"]])
-        with target(self.recipe, Layout(self.folder), name).job(ignore_progress) as (job, folder):
+        rows, _ = drop_long_rows(wanted, tokenizer, self._fit.max_length, lambda row: [row["response"]])
+        with target(self.recipe, Layout(self.folder), name).job(ignore_progress) as job:
             ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
-            fit_calibrated(start, tokenizer, ranked, self._fit, job, folder)
+            fit_rank_model(start, tokenizer, ranked, self._fit, job)
 
     def score_test(self) -> None:
         """Draw K responses to every test prompt with a pair; write every model's rewards of its four responses."""
@@ -216,7 +216,7 @@ class Hacking:
 
     def _fitting(self, tokenizer: Any, pairs: list[tuple[list[Message], list[str]]]) -> Any:
         rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
-        short, _ = fitting(rows, tokenizer, self._fit.max_length, itemgetter("responses"))
+        short, _ = drop_long_rows(rows, tokenizer, self._fit.max_length, itemgetter("responses"))
         if not short:
             raise DataError(
                 f"none of {len(rows)} pairs has at most {self._fit.max_length} tokens with a phrase before a response; "

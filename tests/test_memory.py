@@ -24,8 +24,8 @@ from infalign.models.settings import Compute, Fit
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
-from infalign.training.callbacks import TrimsHeap
-from infalign.training.common import Job, arguments, fit_and_save
+from infalign.training.callbacks import TrimHeap
+from infalign.training.common import run_training, trainer_arguments
 from infalign.training.target import Target
 
 K = 8
@@ -203,16 +203,16 @@ def test_a_training_gives_back_what_its_steps_freed(
     evaluated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only when it is over; and so does an evaluation."""
-    monkeypatch.setattr(TrimsHeap, "SECONDS", 0.0)
+    monkeypatch.setattr(TrimHeap, "SECONDS", 0.0)
     case = enumerable.enumerable(tmp_path / "reference")
-    model, tokenizer = load_policy(case.folder)
+    model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 4
-    fit, job = Fit(batch_size=1, learning_rate=1e-4), Job(tmp_path / "policy", 0, "cpu", [], lambda *_: None)
-    given = arguments(fit, job) | ({"eval_strategy": "steps", "eval_steps": 1.0} if evaluated else {})
+    fit, job = Fit(batch_size=1, learning_rate=1e-4), enumerable.job_in(tmp_path)
+    given = trainer_arguments(fit, job) | ({"eval_strategy": "steps", "eval_steps": 1.0} if evaluated else {})
     trainer = LeavesPieces(
         model=model, args=TrainingArguments(**given), train_dataset=rows, eval_dataset=rows[:1] if evaluated else None
     )
-    fit_and_save(trainer, tokenizer, job, tmp_path / "saved")
+    run_training(trainer, job)
     assert trainer.pieces.given_back() > 30_000_000
 
 
@@ -228,8 +228,8 @@ def test_a_training_that_is_over_holds_nothing(tmp_path: Path) -> None:
     target = Target(tmp_path / "checkpoints", tmp_path / "model", 0, Compute(), ())
     gc.disable()
     try:
-        with target.job(lambda *_: None) as (_, folder):
-            folder.mkdir()
+        with target.job(lambda *_: None) as job:
+            job.model_dir.mkdir()
             trainer = weakref.ref(Cyclic())
             assert trainer() is not None
         assert trainer() is None

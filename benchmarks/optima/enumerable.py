@@ -18,13 +18,14 @@ from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
+from infalign.core.progress import OnProgress
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Distortion, WorstOfN
 from infalign.method.transforms import Transformation, normalised_beta
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.theory.finite_model import FiniteModel
-from infalign.training.common import save_model
+from infalign.training.common import Job, save_model
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 LETTERS, PROMPT_LETTERS = "abcdefg", "pqrs"
@@ -398,6 +399,15 @@ def row(case: Enumerable, log_policy_PY: Array) -> tuple[float, float, float]:
     """Return KL(π ‖ π_ref), Best-of-4 and Worst-of-4 win rate."""
     served = (win_rate(case, log_policy_PY, procedure) for procedure in (BestOfN(4), WorstOfN(4)))
     return (kl(log_policy_PY, case.log_reference), *served)  # type: ignore[return-value]
+
+
+def quiet(done: int, total: int, note: str) -> None:
+    """Report to nobody."""
+
+
+def job_in(folder: Path, on_progress: OnProgress = quiet, seed: int = 0) -> Job:
+    """Return a training on the CPU with its checkpoints and its policy in ``folder``."""
+    return Job(folder / "checkpoints", folder / "policy", seed, "cpu", [], on_progress)
 
 
 def print_table(

@@ -17,12 +17,11 @@ from infalign.method.transforms import Exponential, Identity
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
-from infalign.training.common import Job
-from infalign.training.offline import fit_offline
-from infalign.training.solvers.base import Objective
+from infalign.training.offline import RolloutRegression, fit_to_rollouts
 from infalign.training.solvers.bon_sft import BestOfNTuning
 from infalign.training.solvers.bonbon import BoNBoN
 from infalign.training.solvers.ipo import IPO
+from infalign.training.solvers.offline import Objective
 from infalign.training.solvers.qrpo import QRPO, kliep, squared
 from infalign.training.solvers.resample import Resample
 
@@ -86,16 +85,12 @@ METHODS = {
 }
 
 
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
-
-
 def trained(case: Enumerable, method: Method, folder: Path) -> Array:
     """Train from the reference and return the exact law of the policy that is saved."""
     model, tokenizer = load_policy(case.folder)
     model = guided_by(str(case.folder), model, tokenizer) if method.guided else model
-    job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
-    fit_offline(model, tokenizer, method.objective, case.rollouts(K), method.fit, job, folder / "policy")
+    loss = RolloutRegression(method.objective)
+    fit_to_rollouts(loss, model, case.rollouts(K), method.fit, enumerable.job_in(folder)).save(tokenizer)
     return case.laws(load_policy(folder / "policy")[0])
 
 

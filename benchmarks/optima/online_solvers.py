@@ -22,18 +22,13 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
 from infalign.training.backends.trl import Problem, fit_on_policy
-from infalign.training.common import Job
 from infalign.training.solvers import bond, read_solver
-from infalign.training.solvers.base import OnPolicy
+from infalign.training.solvers.on_policy import OnPolicy
 
 EXP10 = Exponential(10)
 BETA10 = law_at_kl(EXP10, kl=1.0).beta
 BEST, WORST = BestOfN(4), WorstOfN(4)
 K = 512  # references a prompt
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
 
 
 def references(case: Enumerable, k: int) -> list[list[float]]:
@@ -90,9 +85,9 @@ class Bond(bond.Settings):
     anchor_rate: float = 0.0
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def trl_options(self) -> Mapping[str, Any]:
         """Those of bond, with this anchor."""
-        return {**super().options, "ref_model_mixup_alpha": self.anchor_rate}
+        return {**super().trl_options, "ref_model_mixup_alpha": self.anchor_rate}
 
 
 def fit(epochs: float) -> Fit:
@@ -151,8 +146,7 @@ METHODS = {
 
 def trained(case: Enumerable, method: Method, folder: Path) -> Array:
     """Train from the reference and return the exact law of the policy that is saved."""
-    job = Job(folder / "checkpoints", 0, "cpu", [], quiet)
-    fit_on_policy(method.problem(case), method.solver, job, folder / "policy")
+    fit_on_policy(method.problem(case), method.solver, enumerable.job_in(folder))
     return case.laws(load_policy(folder / "policy")[0])
 
 

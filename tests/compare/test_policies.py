@@ -20,7 +20,7 @@ from infalign.recipe.settings import Recipe
 from infalign.theory.choose import rank
 from infalign.theory.law import law_at_kl
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import Guide
+from infalign.training.solvers.offline import Guide
 
 
 def recipe(root: Path, *overrides: str) -> Recipe:

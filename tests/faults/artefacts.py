@@ -26,7 +26,7 @@ from infalign.recipe.reading import load_recipe
 from infalign.report.page import write
 from infalign.report.tables import print_table
 from infalign.rewards.classifier import ClassifierReward
-from infalign.training.checkpoints import SEAL, Seals, seal
+from infalign.training.checkpoints import SEAL, SealCheckpoints, seal
 
 
 class Marks:
@@ -135,13 +135,13 @@ def with_evil_checkpoint(lab: Lab, file: str) -> tuple[Path, Path]:
     """Return the root of a run whose training was stopped, and its checkpoint with a pickle that runs code."""
     root = lab.copy()
     shutil.rmtree(root / "models" / "aware")
-    write = Seals.on_save
+    write = SealCheckpoints.on_save
 
     def write_and_stop(*arguments: Any, **options: Any) -> None:
         write(*arguments, **options)
         raise InfalignError("stopped")
 
-    with patch.object(Seals, "on_save", write_and_stop):
+    with patch.object(SealCheckpoints, "on_save", write_and_stop):
         told(lambda: again(root, until="train"))
     (checkpoint,) = (root / "checkpoints" / "aware").glob("checkpoint-*")
     torch.save(Marks(lab.folder / "mark"), checkpoint / file)

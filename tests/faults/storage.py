@@ -207,8 +207,8 @@ def model_harmed(lab: Lab, harm: Harm) -> Seen:
     saved = names()
 
     def work() -> None:
-        with target.job(lambda done, total, note: None) as (_, folder):
-            save_model(model, tokenizer, folder)
+        with target.job(lambda done, total, note: None) as job:
+            save_model(model, tokenizer, job.model_dir)
 
     def whole() -> None:
         if layout.model("plain").exists():

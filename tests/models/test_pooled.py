@@ -18,7 +18,7 @@ from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.heads import share_passes
 from infalign.training.common import save_model
-from infalign.training.frozen_head import fit_head, fitted, folds, pooled_states
+from infalign.training.frozen_head import fit_head, fit_weights, pooled_states, prompt_folds
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, heads=2, context=128)
 LAYER = 4  # on which the preferences depend
@@ -253,7 +253,7 @@ def test_the_penalised_minimum_has_no_gradient() -> None:
     gaps = np.random.default_rng(0).normal(size=(50, 4)) + 0.3
     norms = []
     for penalty in (0.01, 1.0):
-        w = fitted(gaps, penalty)
+        w = fit_weights(gaps, penalty)
         gradient = -(gaps / (1 + np.exp(gaps @ w))[:, None]).mean(0) + penalty * w
         assert np.abs(gradient).max() < 1e-4
         norms.append(np.linalg.norm(w))
@@ -263,7 +263,7 @@ def test_the_penalised_minimum_has_no_gradient() -> None:
 def test_the_pairs_of_a_prompt_share_a_fold() -> None:
     """Otherwise validation would see prompts that it was fitted on."""
     prompts = ["a", "b", "c", "a", "d", "b", "e"]
-    found = folds(prompts, seed=1)
+    found = prompt_folds(prompts, seed=1)
     assert {p: set(found[np.array(prompts) == p]) for p in prompts}.keys() == set("abcde")
     assert all(len({*found[np.array(prompts) == p]}) == 1 for p in prompts)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import micro
 import pytest
+from enumerable import job_in
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
@@ -28,7 +29,6 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.training import reward_model, sft
 from infalign.training.backends.trl import Problem, on_policy_trainer
-from infalign.training.common import Job
 from infalign.training.solvers import read_solver
 from infalign.world import gold
 
@@ -180,16 +180,11 @@ def kept(module: ModuleType, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> l
     return made
 
 
-def job(folder: Path) -> Job:
-    """Return a training job on the CPU."""
-    return Job(folder, 0, "cpu", [], lambda done, total, note: None)
-
-
 def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's fine-tuning trains on the ids that the policy is later asked with."""
     made = kept(sft, sft.SFTTrainer, monkeypatch)
     model = new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0)
-    sft.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job(tmp_path / "job"), tmp_path / "saved")
+    sft.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job_in(tmp_path))
     expected = conversation_ids(tokenizer, answered(SAYS, SAYS), add_generation_prompt=False)
     assert list(made[0].train_dataset["input_ids"]) == [expected] * 2
 
@@ -200,7 +195,7 @@ def test_reward_modelling_sees_text(
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
     made = kept(reward_model, reward_model.RewardTrainer, monkeypatch)
     pairs = [(asked(SAYS), SAYS, "No.")] * 2
-    reward_model.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job(tmp_path / "job"), tmp_path / "saved")
+    reward_model.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
         expected = conversation_ids(tokenizer, answered(SAYS, text), add_generation_prompt=False)
         assert list(made[0].train_dataset[column]) == [expected] * 2
@@ -212,6 +207,6 @@ def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, policy: 
     settings = read_solver(solver=solver, kl_budget=0.5, generations=2, fit=FIT)
     rows = [{"prompt": asked(SAYS), "reference_rewards": [0.0, 1.0]}]
     problem = Problem(policy, tokenizer, rows, gold, 1.0, Standard(), max_new_tokens=4)
-    made = on_policy_trainer(problem, settings, job(tmp_path))
+    made = on_policy_trainer(problem, settings, job_in(tmp_path))
     ids, *_ = made._tokenize_prompts([asked(SAYS)])
     assert ids == [conversation_ids(tokenizer, asked(SAYS), add_generation_prompt=True)]

@@ -18,8 +18,8 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import StateFolder, stored_states, write_states
 from infalign.models.top_layers import check_top_layers, count_layers_below, starting_from_states
-from infalign.training.common import lora
-from infalign.training.scale import scale_to_kl
+from infalign.training.common import lora_config
+from infalign.training.scale import scale_guide_to_kl
 
 K = 3
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice
@@ -106,7 +106,7 @@ def test_the_last_layers_learn_the_same_from_the_states_below_them(
     write_states(reference, below, PROMPTS, RESPONSES, nothing)
     stored = stored_states(PROMPTS, RESPONSES, tmp_path / "states")
     torch.manual_seed(0)
-    adapted = get_peft_model(reference, lora(Fit(lora=Lora(layers=last)), TaskType.CAUSAL_LM, reference.config))
+    adapted = get_peft_model(reference, lora_config(Fit(lora=Lora(layers=last)), TaskType.CAUSAL_LM, reference.config))
     with torch.no_grad():
         for name, weight in adapted.named_parameters():
             if ".lora_B." in name:
@@ -196,6 +196,5 @@ def test_the_strength_of_a_guide_is_found_without_the_model(policy: GuidedForCau
     found = []
     for given in (rows, stored):
         tried = deepcopy(policy)
-        with packing(tried):
-            found.append(scale_to_kl(tried, given, 0.3))
+        found.append(scale_guide_to_kl(tried, given, 0.3))
     assert found[1] == pytest.approx(found[0], rel=1e-3)

@@ -105,7 +105,7 @@ def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_
     found = rank(recipe.procedure, kl=0.4, rollouts=recipe.rollout.k).candidates
     named = {one.transform.name: one.behind for one in found if not one.transform.name.startswith("optimal")}
     assert aware.shaping.name == min(named, key=lambda name: named[name])
-    assert {policy.budget for policy in recipe.policies.values()} == {0.4}
+    assert {policy.theory.kl_budget for policy in recipe.policies.values()} == {0.4}
     assert list(recipe.policies) == (["aware"] if procedure == "standard" else ["aware", "ordinary"])
 
 
@@ -205,7 +205,7 @@ def test_on_a_terminal_it_asks(project: Path) -> None:
         ("KL budget", "0.3"),
     )
     recipe = load_recipe("recipe.yaml")
-    assert (recipe.procedure.name, recipe.policies["aware"].budget) == ("best-of-2", 0.3)
+    assert (recipe.procedure.name, recipe.policies["aware"].theory.kl_budget) == ("best-of-2", 0.3)
     assert recipe.policy.scratch is not None
     assert recipe.reward.function == f"{project / 'my_reward.py'}:score"
 
@@ -228,4 +228,4 @@ def test_an_answer_that_cannot_be_is_asked_for_again(project: Path) -> None:
     )
     recipe = load_recipe("recipe.yaml")
     assert (recipe.data.sources[0].path, recipe.policy.model) == ("told.jsonl", "./model")
-    assert (recipe.procedure.name, recipe.policies["aware"].budget) == ("worst-of-2", 0.3)
+    assert (recipe.procedure.name, recipe.policies["aware"].theory.kl_budget) == ("worst-of-2", 0.3)

@@ -107,7 +107,7 @@ def test_what_is_worthless_is_an_error_unless_allowed(
 def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
     """A given β has the KL of its law, here of exp:10 at 1 nat; raw rewards have no law, so any KL will do."""
     aware = recipe.policies["aware"]
-    law = aware.law(recipe.procedure)
+    law = aware.theory.law(recipe.procedure)
     assert law is not None
     own = {"kl_budget": None, "beta": law.beta}
     for transform, said in (("exp:10", 1), ("raw", 0)):
@@ -129,10 +129,10 @@ def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
         ("evaluate-online", {"kl": 0.44}, "88.0% of the 0.5 it is to spend; raise its fit.epochs or fit.learning_rate"),
         (
             "train-guided",
-            {"reached": 0.3, "scale": 4.0},
+            {"guide_kl": 0.3, "guide_scale": 4.0},
             "0.3 nats of 1 at 4 times its strength, the most .*; raise",
         ),
-        ("train-guided", {"reached": 1.2, "scale": 0.25}, "at 0.25 times its strength, the least .*; lower its fit.ep"),
+        ("train-guided", {"guide_kl": 1.2, "guide_scale": 0.25}, "at 0.25 times its strength, the least .*; lower"),
     ],
 )
 def test_who_misses_the_budget_is_told_its_own_knob(
@@ -147,7 +147,8 @@ def test_who_misses_the_budget_is_told_its_own_knob(
     recipe = load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
     (found,) = findings(recipe, record(unit, summary))
     assert re.search(words, found.said)
-    near = {"kl": 0.92 * recipe.policies[unit.partition("-")[2]].budget} if "kl" in summary else {"reached": 0.92}
+    policy = recipe.policies[unit.partition("-")[2]]
+    near = {"kl": 0.92 * policy.theory.kl_budget} if "kl" in summary else {"guide_kl": 0.92}
     assert findings(recipe, record(unit, summary | near)) == []
 
 

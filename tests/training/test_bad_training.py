@@ -32,15 +32,10 @@ from infalign.steps import whole_run
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
 from infalign.steps.train import coarse_ranks
-from infalign.training.common import Job, arguments, fit_and_save
-from infalign.training.offline import fit_offline
-from infalign.training.solvers.base import Examples
+from infalign.training.common import run_training, trainer_arguments
+from infalign.training.offline import RolloutRegression, fit_to_rollouts
+from infalign.training.solvers.offline import Examples
 from infalign.training.solvers.qrpo import QRPO
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
-
 
 # Calibrated rewards of another model
 
@@ -183,23 +178,23 @@ class NaNAt(Trainer):
 def test_a_loss_that_is_no_number_stops_the_training(step: int, stopped: int, kept: int | None, tmp_path: Path) -> None:
     """Of 100 steps every second is logged and every 25th saved; no checkpoint is written once the loss was NaN."""
     case = enumerable.enumerable(tmp_path / "reference")
-    model, tokenizer = load_policy(case.folder)
+    model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 100
-    fit, job = Fit(batch_size=1, learning_rate=1e-4), Job(tmp_path / "policy", 0, "cpu", [], quiet)
-    trainer = NaNAt(step, model=model, args=TrainingArguments(**arguments(fit, job)), train_dataset=rows)
+    fit, job = Fit(batch_size=1, learning_rate=1e-4), enumerable.job_in(tmp_path)
+    trainer = NaNAt(step, model=model, args=TrainingArguments(**trainer_arguments(fit, job)), train_dataset=rows)
     with pytest.raises(InfalignError, match=f"at step {stopped} .* nan; {found(kept)}; lower fit.learning_rate"):
-        fit_and_save(trainer, tokenizer, job, tmp_path / "saved")
+        run_training(trainer, job)
     assert_only_kept(kept, job.folder)
 
 
 def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(tmp_path: Path) -> None:
     """Of the 75 steps of an offline solver every 15th is evaluated and saved if it is the best so far."""
     case = enumerable.enumerable(tmp_path / "reference")
-    rollouts, (model, tokenizer) = case.rollouts(16), load_policy(case.folder)
+    rollouts, (model, _) = case.rollouts(16), load_policy(case.folder)
     fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
-    job = Job(tmp_path / "policy", 2, "cpu", [], quiet)
-    with pytest.raises(InfalignError, match=f"training policy diverged: at step 45 .* nan; {found(30)}"):
-        fit_offline(model, tokenizer, FailsAt(45), rollouts, fit, job, tmp_path / "saved")
+    job = enumerable.job_in(tmp_path, seed=2)
+    with pytest.raises(InfalignError, match=f"training checkpoints diverged: at step 45 .* nan; {found(30)}"):
+        fit_to_rollouts(RolloutRegression(FailsAt(45)), model, rollouts, fit, job)
     assert_only_kept(30, job.folder)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import enumerable
 import pytest
 import torch
-from enumerable import Enumerable
+from enumerable import Enumerable, quiet
 from safetensors.torch import load_file
 
 from infalign.core.progress import OnProgress
@@ -19,11 +19,12 @@ from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.training.backends.trl import Problem, fit_on_policy
-from infalign.training.checkpoints import newest_whole, seal
+from infalign.training.checkpoints import find_complete_checkpoint, seal
 from infalign.training.common import Job, save_model, training_order
-from infalign.training.offline import fit_offline
-from infalign.training.rank_model import fit_calibrated
+from infalign.training.offline import Distillation, RolloutRegression, fit_to_rollouts, held_out_rollouts
+from infalign.training.rank_model import fit_rank_model
 from infalign.training.reward_model import fit_reward_model
+from infalign.training.scale import scale_guide_to_kl
 from infalign.training.sft import fine_tune
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.qrpo import QRPO, squared
@@ -47,10 +48,6 @@ def stopped_at(step: int) -> OnProgress:
             raise StoppedError
 
     return report
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
 
 
 def asked(text: str) -> list[Message]:
@@ -80,22 +77,22 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
     def job(folder: Path, report: OnProgress) -> Job:
         torch.manual_seed(0)  # heads and adapters are drawn before a trainer sets the seed
-        return Job(folder / "checkpoints", 0, "cpu", [], report)
+        return enumerable.job_in(folder, report)
 
     def supervised(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = TWICE.model_copy(update={"lora": Lora(rank=2)}) if name == "sft, lora" else TWICE
         rows = [(asked(word), word) for word in WORDS]
-        return fine_tune(*load_policy(tiny), rows, fit, job(folder, report), folder / "model")
+        return fine_tune(*load_policy(tiny), rows, fit, job(folder, report))
 
     def reward(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         pairs = [(asked(word), word, "no") for word in WORDS]
         _, tokenizer = load_policy(tiny)
-        return fit_reward_model(str(tiny), tokenizer, pairs, pairs[:3], TWICE, job(folder, report), folder / "model")
+        return fit_reward_model(str(tiny), tokenizer, pairs, pairs[:3], TWICE, job(folder, report))
 
     def rank(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         rows = [(asked(word), word, i / 8) for i, word in enumerate(WORDS)]
         _, tokenizer = load_policy(tiny)
-        return fit_calibrated(str(tiny), tokenizer, rows, TWICE, job(folder, report), folder / "model")
+        return fit_rank_model(str(tiny), tokenizer, rows, TWICE, job(folder, report))
 
     def offline(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
@@ -103,9 +100,11 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         model, tokenizer = load_policy(case.folder)
         guided = guided_by(case.folder, *load_policy(case.folder))
         torch.nn.init.constant_(guided.guide.head.linear.bias, 0.1)
-        own = {"kl": 0.3} if name == "guided" else {"teacher": guided} if name == "distil" else {}
-        model = guided if name == "guided" else model
-        return fit_offline(model, tokenizer, solver, rows, fit, job(folder, report), folder / "model", **own)
+        loss = Distillation(guided, solver) if name == "distil" else RolloutRegression(solver)
+        fitted = fit_to_rollouts(loss, guided if name == "guided" else model, rows, fit, job(folder, report))
+        if name == "guided":
+            scale_guide_to_kl(fitted.model, held_out_rollouts(rows), 0.3)
+        return fitted.save(tokenizer)
 
     def online(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=8, device_batch_size=4, learning_rate=1e-2)  # eight steps of two prompts
@@ -122,7 +121,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
             Standard(),
             max_new_tokens=2,
         )
-        return fit_on_policy(problem, solver, job(folder, report), folder / "model")
+        return fit_on_policy(problem, solver, job(folder, report))
 
     kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank}
     return kinds.get(name, offline if name in OFFLINE else online)
@@ -130,7 +129,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
 def weights(folder: Path) -> dict[str, Any]:
     """Return the weights that were saved."""
-    return load_file(folder / "model" / "model.safetensors")
+    return load_file(folder / "policy" / "model.safetensors")
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -180,14 +179,14 @@ def test_a_checkpoint_that_misses_anything_is_skipped_and_said(training: Trainin
         for said, tear in tears.items():
             copy = shutil.copytree(folder, tmp_path / "copy")
             tear(copy / "checkpoint-4" / name)
-            found, torn = newest_whole(copy)
+            found, torn = find_complete_checkpoint(copy)
             assert found == copy / "checkpoint-2"
             assert len(torn) == 1
             assert torn[0].startswith(f"checkpoint-4: {name} ")
             assert said in torn[0] or name == "complete.json"
             assert list(copy.glob("checkpoint-*")) == [found]
             shutil.rmtree(copy)
-    assert newest_whole(folder) == (folder / "checkpoint-4", [])
+    assert find_complete_checkpoint(folder) == (folder / "checkpoint-4", [])
 
 
 @pytest.mark.parametrize("training", ["rloo"], indirect=True)
@@ -220,9 +219,9 @@ def test_a_checkpoint_needs_the_best_one(tmp_path: Path) -> None:
     second = checkpoint(tmp_path, 18, 9)
     checkpoint(tmp_path, 27, 18)
     checkpoint(tmp_path, 100, 27)
-    assert newest_whole(tmp_path) == (tmp_path / "checkpoint-100", [])
+    assert find_complete_checkpoint(tmp_path) == (tmp_path / "checkpoint-100", [])
     (second / "complete.json").unlink()
-    assert newest_whole(tmp_path) == (
+    assert find_complete_checkpoint(tmp_path) == (
         first,
         [
             "checkpoint-18: complete.json is missing",
@@ -256,21 +255,17 @@ def test_a_training_makes_one_step_at_least() -> None:
 
 def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: float = 5) -> list[dict[str, Any]]:
     """Fit a policy by steps far too large, two an epoch: of losses 1, 256, 679 and 303 the second is the model's."""
-    fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), Job(folder / "checkpoints", 1, "cpu", [], report)
-    solver = QRPO(Identity(), 0.3, squared)
-    return fit_offline(*load_policy(case.folder), solver, case.rollouts(16), fit, job, folder / "model")
+    fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), enumerable.job_in(folder, report, seed=1)
+    loss, (model, tokenizer) = RolloutRegression(QRPO(Identity(), 0.3, squared)), load_policy(case.folder)
+    return fit_to_rollouts(loss, model, case.rollouts(16), fit, job).save(tokenizer)
 
 
 def test_a_fit_that_never_beats_the_reference_says_so(case: Enumerable, tmp_path: Path) -> None:
-    """The log and the last report tell that the best checkpoint has a larger held-out loss than the reference."""
-    notes: list[str] = []
-    history = overshooting(case, tmp_path, lambda done, total, note: notes.append(note))
+    """The last row of the log tells that the best checkpoint has a larger held-out loss than the reference."""
+    history = overshooting(case, tmp_path, quiet)
     start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert min(later) > start
     assert history[-1]["overfitted"] is True
-    assert notes[-1].startswith(
-        f"! overfitted: the held-out loss is {start:.3g} at the start, {min(later):.3g} at best"
-    )
 
 
 def test_a_resumed_fit_stops_as_early(case: Enumerable, tmp_path: Path) -> None:
@@ -290,7 +285,7 @@ def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(case: Enumerabl
     """A fit that was stopped when only its model was to be saved ends with the best weights, not with the last."""
     overshooting(case, tmp_path / "begun", quiet, epochs=1)
     expected = weights(tmp_path / "begun")
-    shutil.rmtree(tmp_path / "begun" / "model")
+    shutil.rmtree(tmp_path / "begun" / "policy")
     (tmp_path / "begun").rename(tmp_path / "moved")
     assert overshooting(case, tmp_path / "moved", quiet, epochs=1)[-1]["resumed"] == "resumed from checkpoint-2"
     assert_same(weights(tmp_path / "moved"), expected)

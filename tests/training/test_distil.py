@@ -7,7 +7,7 @@ import enumerable
 import micro
 import pytest
 import torch
-from offline_solvers import TAU, quiet
+from offline_solvers import TAU
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from infalign.core.errors import ConfigError
@@ -17,8 +17,7 @@ from infalign.method.transforms import Identity
 from infalign.models.pretrained import guided_by, load_policy
 from infalign.models.settings import Fit
 from infalign.recipe.settings import Recipe
-from infalign.training.common import Job
-from infalign.training.offline import fit_offline
+from infalign.training.offline import Distillation, fit_to_rollouts
 from infalign.training.solvers.qrpo import QRPO
 
 K = 6  # rollouts of a prompt in the micro world
@@ -34,11 +33,9 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
         teacher.guide.head.linear.weight.normal_(0.0, 0.15)
     taught = case.laws(teacher)
     assert enumerable.kl(taught, case.log_reference) > 0.2
-    job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
-    fit = Fit(epochs=4, batch_size=128, learning_rate=3e-3)
-    rows = QRPO(Identity(), TAU)
-    history = fit_offline(student, tokenizer, rows, case.rollouts(256), fit, job, tmp_path / "student", teacher=teacher)
-    learnt = case.laws(load_policy(tmp_path / "student")[0])
+    loss, fit = Distillation(teacher, QRPO(Identity(), TAU)), Fit(epochs=4, batch_size=128, learning_rate=3e-3)
+    history = fit_to_rollouts(loss, student, case.rollouts(256), fit, enumerable.job_in(tmp_path)).save(tokenizer)
+    learnt = case.laws(load_policy(tmp_path / "policy")[0])
     assert enumerable.kl(taught, learnt) < 0.01
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
@@ -51,9 +48,8 @@ def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
     model = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=3))
     text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0}
     rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
-    job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
     with pytest.raises(ConfigError, match="without full attention, which no guide and no distillation"):
-        fit_offline(model, None, QRPO(Identity(), TAU), rows, Fit(), job, tmp_path / "saved", teacher=model)
+        fit_to_rollouts(Distillation(model, QRPO(Identity(), TAU)), model, rows, Fit(), enumerable.job_in(tmp_path))
 
 
 def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
@@ -102,9 +98,9 @@ def test_a_teacher_must_be_an_offline_policy_of_the_recipe() -> None:
     settings = micro.settings(Path("run"))
     settings["policies"]["student"] = {"solver": "distil", "teacher": "aware"}
     student = Recipe.model_validate(settings).policies["student"]
-    law = student.law(BestOfN(4))
+    law = student.theory.law(BestOfN(4))
     assert law is not None
-    assert (student.budget, law.kl) == (1.0, pytest.approx(1.0))
+    assert (student.theory.kl_budget, law.kl) == (1.0, pytest.approx(1.0))
     for teacher in ("nobody", "online", "student"):
         settings["policies"]["student"]["teacher"] = teacher
         with pytest.raises(ValueError, match=rf"teacher is {teacher}, which is no offline policy .*\(aware, plain\)"):

@@ -21,13 +21,13 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.recipe.reading import load_recipe
 from infalign.theory.law import law_at_kl
-from infalign.training.common import Job, arguments, lora, on_one_device
-from infalign.training.offline import _Packer, _ToTargets
+from infalign.training.common import lora_config, trainer_arguments, use_one_device
+from infalign.training.offline import RolloutRegression, _Collator, _OfflineTrainer, _packed_batch
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.bon_sft import BestOfNTuning
 from infalign.training.solvers.bonbon import BoNBoN
 from infalign.training.solvers.ipo import IPO
-from infalign.training.solvers.qrpo import LOSSES, QRPO, logistic, regression_targets, squared
+from infalign.training.solvers.qrpo import DIVERGENCES, QRPO, logistic, regression_targets, squared
 from infalign.training.solvers.resample import Resample
 
 QUICK = ("qrpo", "qrpo squared", "qrpo kliep", "qrpo guided", "ipo")
@@ -115,7 +115,7 @@ def test_losses_are_those_of_the_papers() -> None:
 
 def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Path) -> None:
     """An adapter is nothing at first, so log π/π_ref is 0 to the last bit: loss and reference round alike."""
-    model, tokenizer = load_policy(case.folder)
+    model, _ = load_policy(case.folder)
     rows = case.rollouts(8)
     texts = [[row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids")]
     exact = packed_logprobs(model, *texts, 4096)
@@ -124,10 +124,10 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     assert np.abs(reference - exact).max() > 1e-3
     rows = [row | {"reference_logprob": float(own)} for row, own in zip(rows, reference, strict=True)]
     fit = Fit(bf16=True, lora=Lora())
-    adapted = get_peft_model(model, lora(fit, TaskType.CAUSAL_LM, model.config))
-    settings = TrainingArguments(**arguments(fit, Job(tmp_path, 0, "cpu", [], lambda *_: None)))
-    trainer = _ToTargets(QRPO(Identity(), 0.1, squared).loss, model=adapted, args=settings)
-    batch = _Packer(rows, tokenizer.pad_token_id)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
+    adapted = get_peft_model(model, lora_config(fit, TaskType.CAUSAL_LM, model.config))
+    settings = TrainingArguments(**trainer_arguments(fit, enumerable.job_in(tmp_path)))
+    trainer = _OfflineTrainer(RolloutRegression(QRPO(Identity(), 0.1, squared)), model=adapted, args=settings)
+    batch = _Collator(rows, _packed_batch)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
     with packing(model), trainer.compute_loss_context_manager(), torch.no_grad():
         _, found = trainer.compute_loss(adapted, batch, return_outputs=True)
     assert found["log_ratio"].abs().max() == 0
@@ -135,14 +135,14 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
 
 def test_a_process_trains_on_one_device(tmp_path: Path) -> None:
     """On a machine with four GPUs, and no launcher, the batch is not split."""
-    config = TrainingArguments(**arguments(Fit(), Job(tmp_path, 0, "cpu", [], lambda *_: None)))
+    config = TrainingArguments(**trainer_arguments(Fit(), enumerable.job_in(tmp_path)))
     assert config.n_gpu == 0
     config._n_gpu = 4
-    assert on_one_device(config).n_gpu == 1
+    assert use_one_device(config).n_gpu == 1
     assert config.train_batch_size == Fit().batch_size
 
 
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("loss", DIVERGENCES.values(), ids=DIVERGENCES)
 def test_every_loss_of_qrpo_is_least_at_the_target_alone(loss: Any) -> None:
     """It is 0 at h = T, positive elsewhere, and its slope has the sign of h − T."""
     target = torch.tensor([-4.0, -1.0, 0.0, 0.5, 2.0]).repeat_interleave(5)
@@ -214,7 +214,7 @@ def test_weights_average_to_one() -> None:
 def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
     """For bon-sft theory gives log n − (n − 1)/n nats, a standard win rate of n/(n + 1), and the transformation log."""
     policy = read_solver(solver="bon-sft", n=4)
-    law = policy.law(Standard())
+    law = policy.theory.law(Standard())
     assert law is not None
     assert law.kl == pytest.approx(np.log(4) - 0.75)
     assert law.win_rate(Standard()) == pytest.approx(0.8)
@@ -224,7 +224,7 @@ def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
 def test_a_budget_sets_tau_of_ipo() -> None:
     """τ is the β at which the identity spends the KL budget."""
     policy = read_solver(solver="ipo", kl_budget=0.5)
-    law = policy.law(Standard())
+    law = policy.theory.law(Standard())
     assert law is not None
     assert policy.objective(law.beta) == IPO(law_at_kl(Identity(), kl=0.5).beta)
 

@@ -9,7 +9,7 @@ import micro
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import BEST, METHODS, Bond, fit, left_padding, quiet, trained
+from online_solvers import BEST, METHODS, Bond, fit, left_padding, trained
 
 from infalign.core.errors import ConfigError
 from infalign.data.examples import prompt_id
@@ -18,7 +18,6 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
 from infalign.recipe.reading import load_recipe
 from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy, on_policy_trainer
-from infalign.training.common import Job
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.ppo import gae
 
@@ -76,7 +75,7 @@ def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case
         beta=0.1,
         fit=Fit(epochs=20, batch_size=64, learning_rate=1e-3),
     )
-    fit_on_policy(problem, solver, Job(tmp_path / "checkpoints", 0, "cpu", [], quiet), tmp_path / "policy")
+    fit_on_policy(problem, solver, enumerable.job_in(tmp_path))
     law = case.laws(load_policy(tmp_path / "policy")[0])
     assert enumerable.win_rate(case, law, Standard()) > 0.6
 
@@ -88,11 +87,11 @@ def test_a_resumed_training_ends_as_an_undisturbed_one(name: str, case: Enumerab
     solver = method.solver.model_copy(update=short | ({"anchor_rate": 0.2} if name == "bond, one step" else {}))
     laws = []
     for folder in ("undisturbed", "resumed"):
-        trainer = on_policy_trainer(method.problem(case), solver, Job(tmp_path / folder, 0, "cpu", [], quiet))
+        trainer = on_policy_trainer(method.problem(case), solver, enumerable.job_in(tmp_path / folder))
         if folder == "undisturbed":
             trainer.train()
         else:
-            trainer.train(resume_from_checkpoint=str(tmp_path / "undisturbed" / "checkpoint-9"))
+            trainer.train(resume_from_checkpoint=str(tmp_path / "undisturbed" / "checkpoints" / "checkpoint-9"))
         laws.append(case.laws(trainer.model))
     assert laws[0] == pytest.approx(laws[1], abs=1e-6)
 
@@ -101,7 +100,7 @@ def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -
     """With a moving anchor the policy leaves the start, and training ends soon after its KL passes the budget."""
     problem = replace(METHODS["bond, one step"], beta=0.01).problem(case)
     solver = Bond(solver="bond", kl_budget=0.3, anchor_rate=0.1, fit=fit(20))
-    history = fit_on_policy(problem, solver, Job(tmp_path / "checkpoints", 0, "cpu", [], quiet), tmp_path / "policy")
+    history = fit_on_policy(problem, solver, enumerable.job_in(tmp_path))
     spent = enumerable.kl(case.laws(load_policy(tmp_path / "policy")[0]), case.log_reference)
     assert 0.25 < spent < 0.6
     assert [row["kl"] >= 0.3 for row in history if "kl" in row].index(True) == sum("kl" in row for row in history) - 1

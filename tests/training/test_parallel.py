@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import enumerable
 import micro
 import pytest
 import torch
@@ -27,8 +28,8 @@ from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.steps import whole_run
 from infalign.steps.run import Run
 from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
-from infalign.training.common import Job, save_model
-from infalign.training.offline import fit_offline
+from infalign.training.common import save_model
+from infalign.training.offline import RolloutRegression, fit_to_rollouts
 from infalign.training.solvers import read_solver
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
@@ -54,10 +55,6 @@ WAYS = {
     "checkpointing": {"gradient_checkpointing": True},
     "lora, checkpointing": {"lora": Lora(rank=4), "gradient_checkpointing": True},
 }
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
 
 
 def lengths(prompts: list[Any], responses: list[str]) -> list[float]:
@@ -97,13 +94,14 @@ def rollouts(reference: Path) -> list[dict[str, Any]]:
 def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Train a few steps of a solver and return the weights that it saved."""
     fit = Fit(batch_size=K, epochs=0.5, learning_rate=0.001, **WAYS[way])
-    job, saved = Job(folder / "checkpoints", 0, "cpu", [], quiet), folder / "policy"
+    job, saved = enumerable.job_in(folder), folder / "policy"
     if name in OFFLINE:
         solver = read_solver(**OFFLINE[name], fit=fit)
         model, tokenizer = load_policy(reference)
         torch.manual_seed(0)
         rows = [row | {"prompt_id": f"{row['prompt_id']} {copy}"} for copy in range(COPIES) for row in rollouts]
-        fit_offline(model, tokenizer, solver.objective(solver.raw_beta(BestOfN(2), list)), rows, fit, job, saved)
+        loss = RolloutRegression(solver.objective(solver.theory.raw_beta(BestOfN(2), list)))
+        fit_to_rollouts(loss, model, rows, fit, job).save(tokenizer)
     else:
         solver = read_solver(**ONLINE[name], generations=4, fit=fit)
         of_prompt = {prompt_id(prompt): [] for prompt in PROMPTS}
@@ -121,7 +119,7 @@ def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]]
             stored=None if solver.generates else StoredGroups(of_prompt),
         )
         torch.manual_seed(0)
-        fit_on_policy(problem, solver, job, saved)
+        fit_on_policy(problem, solver, job)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())
     assert not list(saved.glob("adapter_*"))

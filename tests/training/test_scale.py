@@ -7,9 +7,8 @@ import torch
 from enumerable import Enumerable
 
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.packed import packing
 from infalign.models.pretrained import guided_by, load_policy
-from infalign.training.scale import scale_to_kl
+from infalign.training.scale import scale_guide_to_kl
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,7 @@ def test_a_guide_is_brought_to_the_kl(case: Enumerable, kl: float, form: str, st
     model = guide(case, strength, form)
     assert abs(mean_kl(case, model) - kl) > 0.02
     before = model.guide.head.linear.weight.clone()
-    with packing(model):
-        scale, reached = scale_to_kl(model, case.rollouts(256), kl)
+    scale, reached = scale_guide_to_kl(model, case.rollouts(256), kl)
     assert mean_kl(case, model) == pytest.approx(kl, rel=0.02)
     assert reached == pytest.approx(kl)
     assert torch.equal(model.guide.head.linear.weight, before * scale)
@@ -58,8 +56,7 @@ def test_a_guide_that_is_too_weak_is_strengthened_fourfold(case: Enumerable) -> 
     """An untrained one stays the reference."""
     for strength in (0.0, 0.001):
         model = guide(case, strength)
-        with packing(model):
-            scale, reached = scale_to_kl(model, case.rollouts(64), 1.0)
+        scale, reached = scale_guide_to_kl(model, case.rollouts(64), 1.0)
         assert (scale, reached < 0.1) == (4.0, True)
         assert mean_kl(case, model) == pytest.approx(reached, abs=1e-4)
 
@@ -67,8 +64,7 @@ def test_a_guide_that_is_too_weak_is_strengthened_fourfold(case: Enumerable) -> 
 def test_no_guide_is_strengthened_beyond_what_rollouts_can_tell(case: Enumerable) -> None:
     """Where a few of them have all the weight, they underestimate the KL, by as much as you like."""
     model = guide(case, 0.15)
-    with packing(model):
-        scale, reached = scale_to_kl(model, case.rollouts(16), 3.0)
+    scale, reached = scale_guide_to_kl(model, case.rollouts(16), 3.0)
     assert 1.0 < scale < 4.0
     assert reached == pytest.approx(mean_kl(case, model), rel=0.02)
 
@@ -77,6 +73,5 @@ def test_a_guide_that_rollouts_tell_nothing_of_keeps_its_strength(case: Enumerab
     """It spends 2.6 nats, of which 48 rollouts know nothing."""
     model = guide(case, 0.5)
     before = model.guide.head.linear.weight.clone()
-    with packing(model):
-        assert scale_to_kl(model, case.rollouts(16), 3.0) == (1.0, None)
+    assert scale_guide_to_kl(model, case.rollouts(16), 3.0) == (1.0, None)
     assert torch.equal(model.guide.head.linear.weight, before)

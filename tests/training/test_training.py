@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import enumerable
 import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
@@ -21,17 +22,15 @@ from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.training.backends.trl import Problem, on_policy_trainer
-from infalign.training.common import Job, save_model
-from infalign.training.offline import fit_offline
+from infalign.training.common import save_model
+from infalign.training.offline import RolloutRegression, fit_to_rollouts
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.qrpo import QRPO, regression_targets
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [f"say {word}" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")]
 
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
+QRPO_LOSS = RolloutRegression(QRPO(Identity(), 0.3))
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +123,7 @@ def test_qrpo_learns_what_the_rollouts_say(folder: Path, tmp_path: Path) -> None
     """The held-out loss falls below a third and the win rate on a held-out prompt nears the optimum's."""
     model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=512)
     fit = Fit(epochs=10, batch_size=128, learning_rate=5e-3, max_length=64)
-    job = Job(tmp_path / "checkpoints", 0, "cpu", [], quiet)
-    history = fit_offline(model, tokenizer, QRPO(Identity(), 0.3), rows, fit, job, tmp_path / "policy")
+    history = fit_to_rollouts(QRPO_LOSS, model, rows, fit, enumerable.job_in(tmp_path)).save(tokenizer)
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert held_out[-1] < held_out[0] / 3
     policy, _ = load_policy(tmp_path / "policy")
@@ -139,12 +137,10 @@ def test_accumulated_batches_have_the_loss_of_whole_ones(folder: Path, tmp_path:
     """The first training loss is the same with one batch of 64 and with eight of 8."""
     losses = []
     for device_batch_size in (64, 8):
-        model, tokenizer, rows = rollouts_rewarded_by_token(folder, k=16)
+        model, _, rows = rollouts_rewarded_by_token(folder, k=16)
         fit = Fit(epochs=1, batch_size=64, device_batch_size=device_batch_size, learning_rate=1e-4, max_length=64)
-        job = Job(tmp_path / f"checkpoints-{device_batch_size}", 0, "cpu", [], quiet)
-        history = fit_offline(
-            model, tokenizer, QRPO(Identity(), 0.3), rows, fit, job, tmp_path / f"policy-{device_batch_size}"
-        )
+        job = enumerable.job_in(tmp_path / str(device_batch_size))
+        history = fit_to_rollouts(QRPO_LOSS, model, rows, fit, job).history
         losses.append(next(row["loss"] for row in history if "loss" in row))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
@@ -164,7 +160,7 @@ def test_the_stored_log_probabilities_are_those_of_the_model_that_is_trained(fol
 def test_rloo_is_set_to_the_objective_of_the_theory(folder: Path, tmp_path: Path) -> None:
     """KL in the reward at the given β, advantages as they are, and the policy's own distribution is sampled."""
     job, rows = (
-        Job(tmp_path, 0, "cpu", [], quiet),
+        enumerable.job_in(tmp_path),
         load_dataset("parquet", data_files=str(folder / "calibrated.parquet")),
     )
     reference = str(folder / "models" / "reference")

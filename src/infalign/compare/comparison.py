@@ -310,7 +310,7 @@ def training_cost(record: Numbers, policy: Solver) -> Numbers:
     if policy.generates:
         steps = np.diff([0, *(row["step"] for row in rows)])
         length = np.average([row["completions/mean_length"] for row in rows], weights=steps)
-        tokens = float(length) * policy.fit.batch_size * history[-1]["step"] * policy.draws
+        tokens = float(length) * policy.fit.batch_size * history[-1]["step"] * policy.draws_per_response
     return {
         "generated_tokens": round(tokens),
         "seconds": record["seconds"],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from infalign.core.display import QUIET
+from infalign.core.display import COLOURS, INK, QUIET
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import hint
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
@@ -14,11 +14,13 @@ from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
 from infalign.recipe.settings import Recipe
 from infalign.training.solvers import KINDS, read_solver
-from infalign.training.solvers.base import Offline, Solver, ToBestOfN
+from infalign.training.solvers.base import Solver, ToBestOfN
+from infalign.training.solvers.offline import Offline
 
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 BEST_OF_N = "best-of-n"  # the method that trains nothing
 EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
+SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLOURS, strict=True)) | {"resample": QUIET}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Method:
     @property
     def color(self) -> str:
         """The color of its solver in figures."""
-        return QUIET if self.solver is None else KINDS[self.solver].colour
+        return QUIET if self.solver is None else SOLVER_COLORS.get(self.solver, INK)
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""

@@ -69,7 +69,7 @@ class MethodPolicies:
         """Return theory's law of a policy at so many nats; None if there is none."""
         if name in self.best_of_n:
             return law_at_kl(Log(), kl=nats)
-        return self.recipe.policies[name].law_at(self.recipe.procedure, nats)
+        return self.recipe.policies[name].theory.law_at(self.recipe.procedure, nats)
 
     def bracketed(self, spent: Mapping[str, float]) -> "MethodPolicies":
         """Return the policies with which every method has some on both sides of the median KL for each budget.
@@ -150,7 +150,7 @@ def _can_spend(recipe: Recipe, method: str, budget: float) -> bool:
     references = partial(reference_rewards, Layout(Path(recipe.run_dir)))
     try:
         for policy in _policies_at(recipe, [method], budget).values():
-            policy.raw_beta(recipe.procedure, references)
+            policy.theory.raw_beta(recipe.procedure, references)
     except ConfigError:
         return False
     return True

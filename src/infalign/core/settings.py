@@ -49,7 +49,7 @@ class Kind(Settings):
     """Base of settings that are one of several kinds, told apart by one key (`one_of`)."""
 
     ignored: ClassVar[Collection[str] | None] = ()  # keys of other kinds that do no harm; None: all
-    kinds: ClassVar[str] = "kind"  # what messages call such a kind
+    discriminator: ClassVar[str] = "kind"  # what messages call such a kind
 
     @classmethod
     def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,7 +103,7 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
             elif own.ignored is None or name in own.ignored:
                 continue
             elif given not in (None, False) and given != kinds[others[0]].model_fields[name].default:
-                raise ValueError(f"{name} is for the {own.kinds} {' or '.join(others)}, found {kind_of(value)}")
+                raise ValueError(f"{name} is for the {own.discriminator} {' or '.join(others)}, found {kind_of(value)}")
         return kept
 
     union = Union[tuple(Annotated[kind, Tag(name)] for name, kind in kinds.items())]  # type: ignore[valid-type] # noqa: UP007

@@ -11,7 +11,7 @@ from infalign.models.gguf import gguf_file, is_gguf
 from infalign.models.pretrained import TEMPLATES, model_digest
 from infalign.recipe.settings import Recipe
 from infalign.rewards.function import is_file, source_file
-from infalign.training.solvers.base import TRUNKS
+from infalign.training.solvers.offline import TRUNKS
 
 
 class Digests:

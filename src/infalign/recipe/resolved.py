@@ -24,7 +24,7 @@ def reference_rewards(layout: Layout) -> Array:
 
 def policy_betas(policy: Solver, procedure: Served, layout: Layout) -> tuple[float, float]:
     """Return a policy's β for the paper's raw Φ and for the normalised Φ that it is trained on."""
-    beta = policy.raw_beta(procedure, partial(reference_rewards, layout))
+    beta = policy.theory.raw_beta(procedure, partial(reference_rewards, layout))
     return beta, beta / policy.shaping.scale
 
 
@@ -32,7 +32,7 @@ def asking(name: str, policies: Mapping[str, Solver]) -> str | None:
     """Return which policy's transformation the run finds to train a policy: its own, its teacher's or none."""
     if policies[name].shaping != JUDGED:
         return None
-    return next((need for need in policies[name].needs if need in policies), name)
+    return next((need for need in policies[name].data_needs.models if need in policies), name)
 
 
 def resolved(name: str, policies: Mapping[str, Solver], layout: Layout) -> Solver:
@@ -44,7 +44,7 @@ def resolved(name: str, policies: Mapping[str, Solver], layout: Layout) -> Solve
     assert isinstance(table, Tabulated)
     found = policies[owner].model_copy(update={"transform": Ranked(replace(table, name=JUDGED.name))})
     policy = found if owner == name else policies[name].model_copy()
-    policy.meet({**policies, owner: found})
+    policy.find_teacher({**policies, owner: found})
     return policy
 
 

@@ -15,7 +15,8 @@ from infalign.models.settings import SAFE, SAFE_ADAPTER, Compute, Model, PolicyM
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
-from infalign.training.solvers.base import TRUNKS, Offline, Surroundings
+from infalign.training.solvers.base import RecipeFacts
+from infalign.training.solvers.offline import TRUNKS, Offline
 
 TAKEN = {"reference", "reward", "judge", "gold", "rank"}  # names of models that a run has besides its policies
 
@@ -159,7 +160,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _solvers_can_work(self) -> "Recipe":
-        around = Surroundings(
+        facts = RecipeFacts(
             self.procedure,
             self.rollout.k,
             has_rank_model=self.rank_model is not None,
@@ -169,8 +170,8 @@ class Recipe(Settings):
         )
         for name, policy in self.policies.items():
             try:
-                policy.meet(self.policies)
-                policy.check(around)
+                policy.find_teacher(self.policies)
+                policy.check(facts)
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error
         if taken := TAKEN & self.policies.keys():

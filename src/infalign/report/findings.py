@@ -11,7 +11,9 @@ from infalign.core.errors import InfalignError
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
-from infalign.training.solvers.base import OFF
+from infalign.training.solvers.base import KL_TOLERANCE, Solver
+from infalign.training.solvers.distil import Settings as Distil
+from infalign.training.solvers.offline import Offline
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
 FEW_STEPS = 10  # the first optimiser step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
@@ -148,19 +150,19 @@ def _of_rewards(summary: Summary) -> Iterator[str]:
 
 def _of_guide(recipe: Recipe, record: Record) -> Iterator[str]:
     policy, summary = recipe.policies.get(record["subject"]), record["summary"]
-    if policy is None or policy.budget is None or "reached" not in summary:
+    if policy is None or policy.theory.kl_budget is None or "guide_kl" not in summary:
         return
-    reached, budget = summary["reached"], policy.budget
-    if reached is None:
+    kl, budget = summary["guide_kl"], policy.theory.kl_budget
+    if kl is None:
         yield (
             "the stored rollouts cannot tell what its guide spends, so it keeps the strength of its training, and it "
             f"may miss the {budget:.3g} nats: lower its kl_budget"
         )
-    elif abs(reached - budget) > OFF * budget:
-        limit, cure = ("most", "raise") if reached < budget else ("least", "lower")
+    elif abs(kl - budget) > KL_TOLERANCE * budget:
+        limit, cure = ("most", "raise") if kl < budget else ("least", "lower")
         yield (
-            f"its guide spends {reached:.2g} nats of {budget:.3g} at {summary['scale']:.2g} times its strength, the "
-            f"{limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
+            f"its guide spends {kl:.2g} nats of {budget:.3g} at {summary['guide_scale']:.2g} times its strength, "
+            f"the {limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
         )
 
 
@@ -169,11 +171,19 @@ def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
     if kl == 0:
         return
     policy = recipe.policies.get(record["subject"])  # a policy trained elsewhere has no budget here
-    budget = None if policy is None else policy.kl(recipe.procedure)
-    if policy is None or budget is None or abs(kl - budget) <= OFF * budget:
+    budget = None if policy is None else policy.theory.kl(recipe.procedure)
+    if policy is None or budget is None or abs(kl - budget) <= KL_TOLERANCE * budget:
         return
-    cure = policy.spends(more=kl < budget)
+    cure = how_to_change_kl(policy, more=kl < budget)
     yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the {budget:.3g} it is to spend; {cure}"
+
+
+def how_to_change_kl(policy: Solver, *, more: bool) -> str:
+    """Return what makes a trained policy spend more of its KL budget, or less."""
+    if isinstance(policy, Offline) and policy.guide is not None:
+        return "raise rollout.prompts, a tenth of which sets the strength of its guide"
+    cure = "raise its fit.epochs or fit.learning_rate" if more else "lower its fit.learning_rate or fit.epochs"
+    return f"{cure}, if {policy.teacher} spends its own" if isinstance(policy, Distil) else cure
 
 
 def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:

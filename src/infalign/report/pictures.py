@@ -54,7 +54,7 @@ class Look:
 
     def law(self, kl: float) -> Law | None:
         """Return the law that theory gives for the policy's method at a KL, or None."""
-        return self.solver.law_at(self.aim, max(kl, 1e-6))
+        return self.solver.theory.law_at(self.aim, max(kl, 1e-6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
     for look in looks.values():
-        if (aim := look.solver.aim) not in found:
+        if (aim := look.solver.theory.objective_name) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
                 found[aim] = Curve([*laws], [*laws.values()], "--", look.color, f"theory, {aim}")

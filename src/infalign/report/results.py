@@ -114,8 +114,8 @@ def _policy_numbers(
         "method": policy.method,
         "transform": policy.shaping.name,
         "solver": policy.solver,
-        "kl_budget": policy.budget,
-        "beta": policy.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
+        "kl_budget": policy.theory.kl_budget,
+        "beta": policy.theory.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
         **found,
         "theory": _theory(policy, aim, found["kl"]["mean"]),
     }
@@ -174,7 +174,7 @@ def _knowledge(
     for name, policy in solvers.items():
         values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
         kl = float(values_PX[:, 0].mean())
-        law = policy.law_at(aim, kl) if kl >= MIN_KL else None
+        law = policy.theory.law_at(aim, kl) if kl >= MIN_KL else None
         if law is None:
             continue
         means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
@@ -196,7 +196,7 @@ def _knowledge(
 
 def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: float) -> dict[str, float] | None:
     """Return what a policy of knowledge ``rho`` wins at ``kl`` nats; None if its Φ cannot spend them."""
-    law = policy.law_at(procedure, kl)
+    law = policy.theory.law_at(procedure, kl)
     if law is None:
         return None
     try:
@@ -227,7 +227,7 @@ def _judged(
     try:
         seen = estimated_judge(samples, aim, seed=evaluated.intervals.seed)
         kls = {name: max(policies[name]["kl"]["mean"], MIN_KL) for name in solvers}
-        laws = {name: policy.law_at(aim, kls[name]) for name, policy in solvers.items()}
+        laws = {name: policy.theory.law_at(aim, kls[name]) for name, policy in solvers.items()}
         best = {name: optimal_by(seen.judge, aim, kl=kl).law for name, kl in kls.items()}
         level = evaluated.intervals.level
         found["at_kl"] = {
@@ -278,7 +278,7 @@ def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
 
 def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | None:
     """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
-    law = policy.law_at(procedure, max(kl, 1e-6))
+    law = policy.theory.law_at(procedure, max(kl, 1e-6))
     if law is None:
         return None
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
@@ -290,10 +290,10 @@ def at_one_kl(evaluated: Evaluated, solvers: Mapping[str, Solver]) -> AtOneKL:
     for name, policy in solvers.items():
         methods.setdefault(policy.method, []).append(name)
     students = {
-        policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if any(need in solvers for need in policy.needs)
+        policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if {*policy.data_needs.models} & solvers.keys()
     }
     kls = {name: evaluated.kl(name) for name in solvers}
-    return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].law_at(aim, nats), far=students)
+    return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].theory.law_at(aim, nats), far=students)
 
 
 def _matched(

@@ -5,7 +5,7 @@ from typing import Any
 
 from infalign.core.display import Estimate, amount, gain, ratio, share
 from infalign.report.results import unseen
-from infalign.training.solvers.base import OFF
+from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
@@ -214,7 +214,7 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
             return f"Next: a better reward model{agrees}, or a smaller kl_budget."
     more, spent = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}", _spent(policy)
     larger = "Next: a larger kl_budget, with the same rollouts"
-    if spent is not None and spent < 1 - OFF:
+    if spent is not None and spent < 1 - KL_TOLERANCE:
         larger = f"Next: the rest of the kl_budget, of which {spent:.0%} is spent: a longer training or a higher rate"
     if policy["theory"] is None:
         return f"{larger}." if learnt else f"{more}."

@@ -30,7 +30,8 @@ from infalign.steps import likelihood
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import cut_off
-from infalign.training.solvers.base import Offline, Solver
+from infalign.training.solvers.base import Solver
+from infalign.training.solvers.offline import Offline
 
 BATCH_TOKENS = 16384  # tokens per forward pass
 KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval

@@ -47,7 +47,7 @@ def units(run: Run) -> Iterator[Unit]:
         cost=partial(judged_cost, run),
     )
     for name in found:
-        kl = policies[name].budget
+        kl = policies[name].theory.kl_budget
         assert kl is not None  # as `Shaped` checks
         yield Unit(
             "calibrate",

@@ -19,7 +19,8 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.material import Material
 from infalign.steps.run import Run
-from infalign.training.solvers.base import Offline, Solver
+from infalign.training.solvers.base import Solver
+from infalign.training.solvers.offline import Offline
 
 BATCH_TOKENS = 16384  # tokens per forward pass
 
@@ -54,7 +55,7 @@ def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
 
 def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
     """Return the cost of the pass over the rollouts, of the whole reference or of what follows its states."""
-    rollout, which, reference = run.recipe.rollout, policy.states, counts.shape(run.architecture("policy"))
+    rollout, which, reference = run.recipe.rollout, policy.data_needs.states, counts.shape(run.architecture("policy"))
     if which is not None and (
         which.top_tokens or which.evenly
     ):  # they are stored, or of a guide that is not trained yet
@@ -67,7 +68,7 @@ def write_logprobs(
     policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts."""
-    which = policy.states
+    which = policy.data_needs.states
     if which is not None and which.top_tokens:
         found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in material.stored.states(which)]
     else:
@@ -86,13 +87,13 @@ def _compute_logprobs(policy: Offline, material: Material, compute: Compute, on_
 
     tokenizer = load_tokenizer(material.layout.tokenizer)
     stored = material.stored
-    if policy.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
+    if policy.data_needs.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
         model, _ = load_policy(material.reference, device=compute.torch_device())
     else:
         model = material.start(policy, tokenizer, compute)
     prompts, responses = stored.all_texts()
-    states = () if policy.states is None else stored.states(policy.states)
-    last = policy.states.last if policy.states is not None else 0
+    states = () if policy.data_needs.states is None else stored.states(policy.data_needs.states)
+    last = policy.data_needs.states.last if policy.data_needs.states is not None else 0
 
     def report(done: int, total: int) -> None:
         on_progress(done, total, "log-probabilities of the reference")

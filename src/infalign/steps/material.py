@@ -15,7 +15,8 @@ from infalign.recipe.layout import Layout
 from infalign.steps.counts import Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
-from infalign.training.solvers.base import TRUNKS, Guide, Offline, Solver, States
+from infalign.training.solvers.base import Solver, States
+from infalign.training.solvers.offline import TRUNKS, Guide, Offline
 
 
 class Logprobs(NamedTuple):
@@ -64,8 +65,8 @@ class Material:
 
         The reference's log-probabilities are those of the training's precision.
         """
-        rows = self.stored.rows()
-        for name, which in (("states", policy.states), ("teacher_states", policy.teacher_states)):
+        rows, needs = self.stored.rows(), policy.data_needs
+        for name, which in (("states", needs.states), ("teacher_states", needs.teacher_states)):
             if which is not None:
                 rows = _add_column(rows, name, self.stored.states(which))
         computed = self.logprobs(policy)
@@ -78,7 +79,7 @@ class Material:
         """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
         if not isinstance(policy, Offline) or (self.drawn_as_trained and not policy.fit.bf16):
             return None
-        return Logprobs(policy.states, policy.fit.bf16)
+        return Logprobs(policy.data_needs.states, policy.fit.bf16)
 
     def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
         """Return the reference with an untrained guide."""
@@ -96,10 +97,10 @@ class Material:
 def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, float]:
     """Return how many parameters the training of a policy changes, and how many others each token goes through."""
     policy, (reference, *trunk) = run.recipe.policies[name], map(counts.shape, run.networks(name))
-    guide = policy.guide if isinstance(policy, Offline) else None
+    guide, states = policy.guide if isinstance(policy, Offline) else None, policy.data_needs.states
     if guide is None:
-        return reference.parameters * (1.0 if policy.states is None else reference.share(policy.states.last)), 0.0
-    frozen = 0.0 if policy.states is not None else reference.parameters
+        return reference.parameters * (1.0 if states is None else reference.share(states.last)), 0.0
+    frozen = 0.0 if states is not None else reference.parameters
     if guide.side is not None:
         return counts.shape(Scratch(**guide.side.model_dump(include={"hidden", "layers", "heads"}))).parameters, frozen
     return sum(shape.parameters for shape in trunk), frozen

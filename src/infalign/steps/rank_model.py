@@ -21,7 +21,7 @@ from infalign.sampling.prompts import repeated
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
-from infalign.training.target import Target, fitting
+from infalign.training.target import Target, drop_long_rows
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -76,7 +76,7 @@ def fit_rank_model(
     Returns its `_rank_quality` on a held-out tenth of the prompts. Raises DataError where `Provenance.check` does, if
     no rollout fits, or if fewer than two held-out prompts have rollouts of different rewards.
     """
-    from infalign.training.rank_model import fit_calibrated
+    from infalign.training.rank_model import fit_rank_model
 
     start, fit = str(settings.model), settings.fit
     provenance.check(stored.layout)
@@ -91,12 +91,12 @@ def fit_rank_model(
             f"{ordered} of the {len(held_out) // k} prompts held out from the rank model have rollouts of different "
             "rewards, and an interval needs 2; raise rollout.prompts or rollout.k"
         )
-    short, long = fitting(train, tokenizer, fit.max_length, lambda row: [row["response"]])
+    short, long = drop_long_rows(train, tokenizer, fit.max_length, lambda row: [row["response"]])
     if not short:
         raise DataError(f"all {long} rollouts exceed {fit.max_length} tokens; raise rank_model.fit.max_length")
-    with target.job(on_progress) as (job, folder):
+    with target.job(on_progress) as job:
         ranked = [(row["prompt"], row["response"], row["rank"]) for row in short]
-        fit_calibrated(start, tokenizer, ranked, fit, job, folder)
+        fit_rank_model(start, tokenizer, ranked, fit, job)
     quality = _rank_quality(target, held_out, k, intervals)
     return {"rollouts": len(short), "rollouts_too_long": long, **quality, "held_out_prompts": len(held_out) // k}
 

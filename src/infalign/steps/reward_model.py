@@ -24,7 +24,7 @@ from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.steps.counts import WEIGHT_BYTES, Cost, Counts, summed
 from infalign.steps.run import Run
-from infalign.training.target import Target, fitting
+from infalign.training.target import Target, drop_long_rows
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 MAX_GARBAGE_PAIRS = 256  # test pairs whose chosen response is compared with garbage made of it
@@ -79,15 +79,15 @@ def fit_reward(
     start, tokenizer = reward_start(scorer.source, reference, layout, target)
     train, long = _pairs(layout, name, tokenizer, settings)
     test, _ = _pairs(layout, "test", tokenizer, settings)
-    with target.job(on_progress) as (job, folder):
+    with target.job(on_progress) as job:
         if isinstance(settings, Fit):
             from infalign.training.reward_model import fit_reward_model
 
-            found: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job, folder)}
+            found: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job)}
         else:
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
-            head = _fit_head(start, tokenizer, train, target, folder, on_progress)
+            head = _fit_head(start, tokenizer, train, target, job.model_dir, on_progress)
             right = intervals.of_shares(head.margins > 0)
             found = {"layers": head.layers, "penalty": head.penalty, "validated_accuracy": right}
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
@@ -147,9 +147,8 @@ def _with_garbage(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: in
         row | {"garbage": [corrupt(row["chosen"], rng) for corrupt in CORRUPTIONS.values()]}
         for row in read_table(layout.data / "test_pairs.parquet").to_pylist()
     ]
-    return fitting(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])[0][
-        :MAX_GARBAGE_PAIRS
-    ]
+    short, _ = drop_long_rows(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])
+    return short[:MAX_GARBAGE_PAIRS]
 
 
 def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
@@ -169,7 +168,7 @@ def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> t
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
     part = _source_of_pairs(name)
     table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
-    rows, long = fitting(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
+    rows, long = drop_long_rows(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
     if not rows:
         raise DataError(
             f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "

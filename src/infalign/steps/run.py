@@ -19,7 +19,7 @@ from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.steps.stored_rollouts import StoredRollouts
-from infalign.training.solvers.base import Offline
+from infalign.training.solvers.offline import Offline
 from infalign.training.target import Target
 
 MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with

@@ -13,7 +13,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.steps.counts import Cost, Counts
 from infalign.steps.run import Run
-from infalign.training.target import Target, fitting
+from infalign.training.target import Target, drop_long_rows
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -54,12 +54,12 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     else:
         model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
     table = read_table(layout.data / "demonstrations.parquet").to_pylist()
-    rows, long = fitting(table, tokenizer, policy.fit.max_length, lambda row: [row["chosen"]])
+    rows, long = drop_long_rows(table, tokenizer, policy.fit.max_length, lambda row: [row["chosen"]])
     if not rows:
         raise DataError(f"all {long} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length")
-    with target.job(on_progress) as (job, folder):
+    with target.job(on_progress) as job:
         pairs = [(row["prompt"], row["chosen"]) for row in rows]
-        history = fine_tune(model, tokenizer, pairs, policy.fit, job, folder)
+        history = fine_tune(model, tokenizer, pairs, policy.fit, job)
     return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": _last_value(history, "loss")}
 
 

@@ -58,7 +58,8 @@ def states_cost(run: Run, which: States, counts: Counts) -> Cost:
 
 def read_by(policy: Solver) -> set[States]:
     """Return which states of the reference a policy's training reads from the disk."""
-    return {which for which in (policy.states, policy.teacher_states) if which is not None}
+    needs = policy.data_needs
+    return {which for which in (needs.states, needs.teacher_states) if which is not None}
 
 
 class StatesPart(NamedTuple):

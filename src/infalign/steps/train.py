@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,10 @@ from infalign.steps.material import Material, computed_parameters
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
-from infalign.training.solvers.base import JUDGED, Offline, OnPolicy, Solver
+from infalign.training.solvers.base import JUDGED, Solver
 from infalign.training.solvers.distil import Settings as Distil
+from infalign.training.solvers.offline import Offline
+from infalign.training.solvers.on_policy import OnPolicy
 from infalign.training.target import Target
 
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
@@ -51,12 +52,12 @@ def units(run: Run) -> Iterator[Unit]:
             name,
             inputs=(
                 run.layout.calibrated,
-                *(run.layout.model(model) for model in policy.needs),
+                *(run.layout.model(model) for model in policy.data_needs.models),
                 *judged.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
                 *logprobs.inputs(run, policy),
             ),
-            settings=run.key(*policy.depends_on) | {"policies": {name: run.contents["policies"][name]}},
+            settings=run.key(*policy.recipe_dependencies) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
             work=partial(train_policy, name, policies, material, target),
             workspace=target.checkpoints,
@@ -72,7 +73,7 @@ def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
     place = {name: number for number, name in enumerate(policies)}
 
     def key(name: str) -> tuple[int, bool]:
-        teachers = [place[need] for need in policies[name].needs if need in policies]
+        teachers = [place[need] for need in policies[name].data_needs.models if need in policies]
         return max([place[name], *teachers]), bool(teachers)
 
     return sorted(policies, key=key)
@@ -88,14 +89,14 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
             prompts = counts.count("train_prompts")
         k = policy.generations if policy.generates else rollout.k
         trained = counts.training(own, fit, prompts * k, counts.prompt + counts.drawn, frozen=2 * own)
-        drawn = policy.generated_a_prompt * prompts
+        drawn = policy.responses_per_prompt * prompts
         scored = policy.predicts_ranks or run.recipe.reward.is_classifier
         reward = counts.shape(run.architecture("reward")).parameters if drawn and scored else 0.0
         draws = counts.drawing(own, drawn / k, k, 0)._replace(disk=0.0)
         return summed([trained, draws, counts.reading(reward, drawn / k, k)])
     solver: Any = policy
     if isinstance(policy, Distil):
-        solver, frozen = policy.followed, counts.parameters(run.networks(policy.teacher))
+        solver, frozen = policy.teacher_settings, counts.parameters(run.networks(policy.teacher))
     elif isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
         fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
     if solver.shaping == JUDGED:  # as many examples as with any other
@@ -115,17 +116,18 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     no result for Rewind-and-Repeat.
     """
     policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
-    if rewinds(procedure) or policy.ranked is None or policy.budget is None:
+    transform, kl = policy.rollout_transform, policy.theory.kl_budget
+    if rewinds(procedure) or transform is None or kl is None:
         return []
     try:
-        found = finite_rollouts(policy.ranked, procedure, simulated_gaps(k, seed=recipe.seed), kl=policy.budget)
+        found = finite_rollouts(transform, procedure, simulated_gaps(k, seed=recipe.seed), kl=kl)
     except ConfigError as error:  # K rollouts cannot spend this budget
         return [f"policies.{name}: {error}; or raise rollout.k"]
     if found.lost <= MAX_LOST_WIN_RATE:
         return []
     return [
         f"policies.{name}: with {k} rollouts a prompt {policy.shaping.name} wins {100 * found.lost:.1f} ± "
-        f"{100 * found.standard_error:.1f} points less of {procedure.name} at {policy.budget:g} nats than with exact "
+        f"{100 * found.standard_error:.1f} points less of {procedure.name} at {kl:g} nats than with exact "
         "ranks; raise rollout.k"
     ]
 
@@ -140,52 +142,54 @@ def train_policy(
     material.provenance.check(material.layout)
     policy = resolved(name, policies, material.layout)
     beta, trainer_beta = policy_betas(policy, material.procedure, material.layout)
-    with target.job(on_progress) as (job, folder):
+    with target.job(on_progress) as job:
         if isinstance(policy, OnPolicy):
-            history = _train_on_policy(policy, trainer_beta, material, target, job, folder)
+            history = _train_on_policy(policy, trainer_beta, material, target, job)
         elif isinstance(policy, Distil):
-            history = _distil(policy, beta, material, target, job, folder)
+            history = _distil(policy, beta, material, target, job)
         else:
             assert isinstance(policy, Offline)
-            history = _train_offline(policy, beta, material, target, job, folder)
+            history = _train_offline(policy, beta, material, target, job)
         table = table_of(name, policies, material.layout)
         if table is not None and is_first():
-            shutil.copyfile(table, folder / TRANSFORMATION)  # the model folder keeps what it was trained on
+            shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
-    watched = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    watched |= {key: history[-1][key] for key in ("overfitted", "resumed", "scale", "reached") if key in history[-1]}
-    return {"beta": beta, "trainer_beta": trainer_beta, **watched, "history": history}
+    losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
+    last: Summary = {
+        key: history[-1][key] for key in ("overfitted", "resumed", "guide_scale", "guide_kl") if key in history[-1]
+    }
+    return {"beta": beta, "trainer_beta": trainer_beta, **losses, **last, "history": history}
 
 
-def _train_offline(
-    policy: Offline, beta: float, material: Material, target: Target, job: Any, folder: Path
-) -> list[dict[str, Any]]:
+def _train_offline(policy: Offline, beta: float, material: Material, target: Target, job: Any) -> list[dict[str, Any]]:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
-    from infalign.training.offline import fit_offline
+    from infalign.training.offline import RolloutRegression, fit_to_rollouts, held_out_rollouts
+    from infalign.training.scale import scale_guide_to_kl
 
     tokenizer = load_tokenizer(material.layout.tokenizer)  # it has the chat template
-    model, rows = material.start(policy, tokenizer, target.compute), material.rows(policy)
-    return fit_offline(
-        model, tokenizer, policy.objective(beta), rows, policy.fit, job, folder, policy.kl(material.procedure)
-    )
+    rows, kl = material.rows(policy), policy.theory.kl(material.procedure)
+    model = material.start(policy, tokenizer, target.compute)
+    fitted = fit_to_rollouts(RolloutRegression(policy.objective(beta)), model, rows, policy.fit, job)
+    if policy.guide is not None and kl is not None and is_first():
+        scale = scale_guide_to_kl(fitted.model, held_out_rollouts(rows), kl)
+        fitted.history[-1] |= {"guide_scale": scale.factor, "guide_kl": scale.kl}
+    return fitted.save(tokenizer)
 
 
-def _distil(
-    policy: Distil, beta: float, material: Material, target: Target, job: Any, folder: Path
-) -> list[dict[str, Any]]:
+def _distil(policy: Distil, beta: float, material: Material, target: Target, job: Any) -> list[dict[str, Any]]:
     """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
-    from infalign.training.offline import fit_offline
+    from infalign.training.offline import Distillation, fit_to_rollouts
 
     device = target.compute.torch_device()
     teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
     model, _ = load_policy(material.reference, device=device)
     tokenizer = load_tokenizer(material.layout.tokenizer)
-    objective, rows = policy.followed.objective(beta), material.rows(policy)
-    return fit_offline(model, tokenizer, objective, rows, policy.fit, job, folder, teacher=teacher)
+    loss = Distillation(teacher, policy.teacher_settings.objective(beta))
+    return fit_to_rollouts(loss, model, material.rows(policy), policy.fit, job).save(tokenizer)
 
 
 def _train_on_policy(
-    policy: OnPolicy, beta: float, material: Material, target: Target, job: Any, folder: Path
+    policy: OnPolicy, beta: float, material: Material, target: Target, job: Any
 ) -> list[dict[str, Any]]:
     """Train a policy on-policy, with ``beta`` for the normalized values, and return the log.
 
@@ -210,7 +214,7 @@ def _train_on_policy(
         material.max_new_tokens,
         stored=None if policy.generates else StoredGroups(_group_by_prompt(material.stored)),
     )
-    return fit_on_policy(problem, policy, job, folder)
+    return fit_on_policy(problem, policy, job)
 
 
 def _group_by_prompt(stored: StoredRollouts) -> dict[str, Sequence[dict[str, Any]]]:

@@ -32,7 +32,7 @@ class ProgressReporter(TrainerCallback):
         self._on_progress(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
 
 
-class TrimsHeap(TrainerCallback):
+class TrimHeap(TrainerCallback):
     """Gives freed memory back to the system every few seconds: in pieces, the C library keeps as much as is in use."""
 
     SECONDS = 5.0

@@ -14,7 +14,7 @@ SEAL = "complete.json"
 STATE = "trainer_state.json"
 
 
-class Seals(TrainerCallback):
+class SealCheckpoints(TrainerCallback):
     """Seals every checkpoint once it is written, and only then removes older ones, except the best.
 
     The state at an early stop is not kept as a checkpoint.
@@ -48,27 +48,27 @@ def seal(checkpoint: Path) -> None:
     write_text(checkpoint / SEAL, json.dumps(inventory(checkpoint, checkpoint), indent=1))
 
 
-def unsealed(folder: Path) -> Path | None:
+def find_unsealed(folder: Path) -> Path | None:
     """Return the checkpoint that is being written, if there is one."""
     return next((path for _, path in _checkpoints(folder) if not (path / SEAL).exists()), None)
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+def find_complete_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint, or None, and what is wrong with the incomplete ones, which are removed.
 
     A checkpoint is complete if every file that its seal lists has the recorded size and hash. It also needs the
     checkpoint of its best step, whose weights may become the final model.
     """
-    whole: dict[int, Path] = {}
-    torn: list[str] = []
+    complete: dict[int, Path] = {}
+    incomplete: list[str] = []
     for step, checkpoint in _checkpoints(folder):
-        found = _flaw(checkpoint) or _flaw_of_best(checkpoint, {step, *whole})
+        found = _find_flaw(checkpoint) or _find_flaw_of_best(checkpoint, {step, *complete})
         if found is None:
-            whole[step] = checkpoint
+            complete[step] = checkpoint
         else:
-            torn.append(f"{checkpoint.name}: {found}")
+            incomplete.append(f"{checkpoint.name}: {found}")
             shutil.rmtree(checkpoint)
-    return (whole[max(whole)] if whole else None), torn
+    return (complete[max(complete)] if complete else None), incomplete
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -76,7 +76,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*"))
 
 
-def _flaw(checkpoint: Path) -> str | None:
+def _find_flaw(checkpoint: Path) -> str | None:
     """Return how a checkpoint differs from its seal, or None."""
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
@@ -87,6 +87,6 @@ def _flaw(checkpoint: Path) -> str | None:
     return next(flaws(files, checkpoint), None)
 
 
-def _flaw_of_best(checkpoint: Path, whole: set[int]) -> str | None:
+def _find_flaw_of_best(checkpoint: Path, complete: set[int]) -> str | None:
     best = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["best_global_step"]
-    return None if best is None or best in whole else f"checkpoint-{best}, its best, is not whole"
+    return None if best is None or best in complete else f"checkpoint-{best}, its best, is not whole"

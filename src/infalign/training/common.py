@@ -1,7 +1,7 @@
 """Common parts of every training job: arguments, progress, checkpoints and the saved model."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,7 +21,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from infalign.core.distributed import processes
+from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.memory import PeakMemory
 from infalign.core.progress import OnProgress
@@ -29,8 +29,8 @@ from infalign.core.storage import settle, unwritable, writing
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.models.top_layers import count_layers_below
-from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimsHeap
-from infalign.training.checkpoints import Seals, newest_whole, unsealed
+from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimHeap
+from infalign.training.checkpoints import SealCheckpoints, find_complete_checkpoint, find_unsealed
 
 Configuration = TypeVar("Configuration", bound=TrainingArguments)
 
@@ -40,22 +40,23 @@ class Job:
     """Where and how a model is trained."""
 
     folder: Path  # for checkpoints and logs during training
+    model_dir: Path  # for the trained model
     seed: int
     device: str
     report_to: list[str]
     on_progress: OnProgress
 
 
-def arguments(fit: Fit, job: Job) -> dict[str, Any]:
+def trainer_arguments(fit: Fit, job: Job) -> dict[str, Any]:
     """Return the keyword arguments that every trainer's configuration takes.
 
     A trainer takes one pass over its rows in the given order; they contain all epochs, see `training_order`.
     """
-    at_once = processes()
-    per_device = fit.device_batch_size or fit.batch_size // at_once
-    if per_device == 0 or fit.batch_size % (per_device * at_once):
+    ranks = processes()
+    per_device = fit.device_batch_size or fit.batch_size // ranks
+    if per_device == 0 or fit.batch_size % (per_device * ranks):
         raise ConfigError(
-            f"fit.batch_size {fit.batch_size} is no multiple of {at_once} processes × {per_device} sequences each; "
+            f"fit.batch_size {fit.batch_size} is no multiple of {ranks} processes × {per_device} sequences each; "
             "change fit.batch_size or fit.device_batch_size"
         )
     return {
@@ -66,7 +67,7 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "per_device_train_batch_size": per_device,
         "per_device_eval_batch_size": per_device,
-        "gradient_accumulation_steps": fit.batch_size // (per_device * at_once),
+        "gradient_accumulation_steps": fit.batch_size // (per_device * ranks),
         "learning_rate": fit.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,
@@ -85,7 +86,7 @@ def arguments(fit: Fit, job: Job) -> dict[str, Any]:
     }
 
 
-def on_one_device(config: Configuration) -> Configuration:
+def use_one_device(config: Configuration) -> Configuration:
     """Return a trainer's configuration for one device a process.
 
     Without a launcher the Trainer would split each batch over all GPUs that it sees, which TRL's trainers refuse and
@@ -108,7 +109,7 @@ def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed
     return order[: max(round(epochs * len(lengths)), rows_a_step)]
 
 
-def length_class(tokens: Any) -> Any:
+def length_bucket(tokens: Any) -> Any:
     """Return the length bucket of a length, or of an array of lengths, for batching rows.
 
     Batches of one exact length, such as all the shortest rows, would give biased steps.
@@ -116,7 +117,7 @@ def length_class(tokens: Any) -> Any:
     return -(-tokens // 8)
 
 
-def lora(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig | None:
+def lora_config(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig | None:
     """Return the LoRA configuration for the linear layers of a model, or None for full fine-tuning.
 
     Raises ConfigError if the model has fewer layers than are to be adapted.
@@ -133,16 +134,28 @@ def lora(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig | None
     )
 
 
-def fit_and_save(
-    trainer: Trainer,
-    tokenizer: PreTrainedTokenizerBase,
-    job: Job,
-    model_dir: Path,
-    finish: Callable[[Any], dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """Train, from the newest complete checkpoint in the job's folder if any, save the model and return the log.
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A trained model that is still in memory, and the log of its training."""
 
-    ``finish`` may change the trained model before it is saved; what it returns joins the last row of the log.
+    model: Any
+    history: list[dict[str, Any]]
+    model_dir: Path
+
+    def save(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+        """Save the model, a LoRA adapter both merged and apart, and return the log. Only the first process writes."""
+        if is_first():
+            model = self.model
+            if isinstance(model, PeftModel):
+                with writing(self.model_dir):
+                    model.save_pretrained(str(self.model_dir / ADAPTER))
+                model = model.merge_and_unload()
+            save_model(model, tokenizer, self.model_dir)
+        return self.history
+
+
+def run_training(trainer: Trainer, job: Job) -> Fitted:
+    """Train, from the newest complete checkpoint in the job's folder if there is one.
 
     Raises InfalignError for a loss or gradient that is not finite, before its effect is saved in a checkpoint.
     The last row has ``train_peak_memory`` in bytes: on the CPU the peak memory of this process, libraries included, on
@@ -152,12 +165,12 @@ def fit_and_save(
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
     with trainer.accelerator.main_process_first():  # the first process removes incomplete checkpoints
-        checkpoint, torn = newest_whole(job.folder)
-    resumed = _resumed(checkpoint, torn)
+        checkpoint, incomplete = find_complete_checkpoint(job.folder)
+    resumed = _describe_resumption(checkpoint, incomplete)
     trainer.add_callback(ProgressReporter(job.on_progress, resumed))
     trainer.add_callback(StopUnlessFinite(job.folder))
-    trainer.add_callback(TrimsHeap())
-    trainer.add_callback(Seals(job.folder, trainer.accelerator.wait_for_everyone))
+    trainer.add_callback(TrimHeap())
+    trainer.add_callback(SealCheckpoints(job.folder, trainer.accelerator.wait_for_everyone))
     trainer.args.eval_on_start &= checkpoint is None  # on resuming, early stopping would count this evaluation
     with PeakMemory(job.device) as memory:
         try:
@@ -170,31 +183,23 @@ def fit_and_save(
                 f"run; remove {job.folder} and run the same command again"
             ) from error
         except Exception as error:  # a full disk raises different types in torch, safetensors and the file system
-            if torn_now := unsealed(job.folder):
-                raise unwritable(torn_now, " ".join(str(error).split())[:300]) from error
+            if unfinished := find_unsealed(job.folder):
+                raise unwritable(unfinished, " ".join(str(error).split())[:300]) from error
             raise
     history = [dict(row) for row in trainer.state.log_history]
     history[-1]["train_peak_memory"] = memory.peak  # in the same row as train_runtime
     if resumed:
         history[-1]["resumed"] = resumed
-    if trainer.is_world_process_zero():
-        model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # in its own precision
-        if finish is not None:
-            history[-1] |= finish(model)
-        if isinstance(model, PeftModel):
-            with writing(model_dir):
-                model.save_pretrained(str(model_dir / ADAPTER))
-            model = model.merge_and_unload()
-        save_model(model, tokenizer, model_dir)
-    return history
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # in its own precision
+    return Fitted(model, history, job.model_dir)
 
 
-def _resumed(checkpoint: Path | None, torn: list[str]) -> str:
+def _describe_resumption(checkpoint: Path | None, incomplete: list[str]) -> str:
     """Return the checkpoint that training resumes from and those it skipped; "" if there was none."""
-    if checkpoint is None and not torn:
+    if checkpoint is None and not incomplete:
         return ""
     begun = f"resumed from {checkpoint.name}" if checkpoint else "started anew"
-    return "; ".join([begun, *(f"skipped {said}" for said in torn)])
+    return "; ".join([begun, *(f"skipped {said}" for said in incomplete)])
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:

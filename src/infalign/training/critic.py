@@ -6,7 +6,7 @@ from peft import TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from infalign.models.settings import Fit
-from infalign.training.common import lora
+from infalign.training.common import lora_config
 
 
 def critic_from(reference: str, fit: Fit) -> Any:
@@ -23,5 +23,7 @@ def critic_from(reference: str, fit: Fit) -> Any:
     if fit.gradient_checkpointing:
         critic.activation_checkpointing_enable()
         critic.train()  # activations are checkpointed only in training mode
-    config = lora(fit, TaskType.SEQ_CLS, shape)  # a task for which PEFT trains the head fully, without an adapter
+    config = lora_config(
+        fit, TaskType.SEQ_CLS, shape
+    )  # a task for which PEFT trains the head fully, without an adapter
     return get_peft_model(critic, config) if config else critic

@@ -29,7 +29,7 @@ Pair = tuple[list[Message], str, str]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenHead:
     """The layers and the penalty with the least cross-validated loss, and each pair's margin outside of its fold."""
 
     layers: list[int]
@@ -40,11 +40,11 @@ class Chosen:
 
 def fit_head(
     base: Any, tokenizer: Any, pairs: Sequence[Pair], *, seed: int, on_progress: OnProgress
-) -> tuple[PooledForSequenceClassification, Chosen]:
+) -> tuple[PooledForSequenceClassification, ChosenHead]:
     """Fit a head on (prompt, chosen, rejected) and return the reward model with what was chosen.
 
     ``base`` is a language model or an encoder, of which nothing is trained. The loss is Bradley–Terry's on differences
-    of the responses' mean states, standardised, with an L2 penalty. The best layer is chosen, and a second one where
+    of the responses' mean states, standardized, with an L2 penalty. The best layer is chosen, and a second one where
     that lowers the loss in `FOLDS` folds of prompts.
 
     Raises ConfigError for a chat template as in `opening_of`.
@@ -55,16 +55,16 @@ def fit_head(
     states = pooled_states(reader, tokenizer, pairs, on_progress)  # (pairs, 2, layers · width)
     scale = states.std(axis=(0, 1)) + 1e-6
     gaps = ((states[:, 0] - states[:, 1]) / scale).reshape(len(pairs), len(layers), -1)
-    fold = folds([prompt_id(prompt) for prompt, _, _ in pairs], seed)
-    best = min((_validated(gaps, [place], fold) for place in range(len(layers))), key=lambda found: found.loss)
+    fold = prompt_folds([prompt_id(prompt) for prompt, _, _ in pairs], seed)
+    best = min((_cross_validate(gaps, [place], fold) for place in range(len(layers))), key=lambda found: found.loss)
     more = [sorted({*best.layers, place}) for place in range(len(layers)) if place not in best.layers]
-    best = min([best, *(_validated(gaps, both, fold) for both in more)], key=lambda found: found.loss)
-    weights = fitted(gaps[:, best.layers].reshape(len(pairs), -1), best.penalty)
+    best = min([best, *(_cross_validate(gaps, both, fold) for both in more)], key=lambda found: found.loss)
+    weights = fit_weights(gaps[:, best.layers].reshape(len(pairs), -1), best.penalty)
     chosen = [layers[place] for place in best.layers]
     model = PooledForSequenceClassification.on(base.base_model, chosen, opening)
     by_layer = scale.reshape(len(layers), -1)[best.layers].ravel()
     model.score.weight.copy_(torch.tensor(weights / by_layer)[None])
-    return model, Chosen(chosen, best.penalty, best.loss, best.margins)
+    return model, ChosenHead(chosen, best.penalty, best.loss, best.margins)
 
 
 def pooled_states(
@@ -114,14 +114,14 @@ def _padded(
         yield rows, reader.base_model(input_ids, mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
 
 
-def folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:
+def prompt_folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:
     """Return the fold of each pair, (pairs,); the pairs of a prompt share one."""
     names, place = np.unique(prompts, return_inverse=True)
     return np.random.default_rng(seed).permutation(len(names))[place] % FOLDS
 
 
-def fitted(gaps: Array, penalty: float) -> Array:
-    """Return the minimiser w of mean −log σ(gaps·w) + penalty/2·|w|², for gaps (pairs, features)."""
+def fit_weights(gaps: Array, penalty: float) -> Array:
+    """Return the minimizer w of mean −log σ(gaps·w) + penalty/2·|w|², for gaps (pairs, features)."""
 
     def loss(w: Array) -> tuple[float, Array]:
         margins = gaps @ w
@@ -131,14 +131,14 @@ def fitted(gaps: Array, penalty: float) -> Array:
     return np.asarray(minimize(loss, np.zeros(gaps.shape[1]), jac=True, method="L-BFGS-B").x)
 
 
-def _validated(gaps: Array, places: list[int], fold: NDArray[np.int64]) -> Chosen:
+def _cross_validate(gaps: Array, places: list[int], fold: NDArray[np.int64]) -> ChosenHead:
     """Return the best penalty for some of the layers, by the loss outside of each pair's fold."""
     rows = gaps[:, places].reshape(len(gaps), -1)
 
-    def outside(penalty: float) -> Chosen:
+    def outside(penalty: float) -> ChosenHead:
         margins = np.empty(len(rows))
         for held_out in range(FOLDS):
-            margins[fold == held_out] = rows[fold == held_out] @ fitted(rows[fold != held_out], penalty)
-        return Chosen(places, penalty, float(-log_expit(margins).mean()), margins)
+            margins[fold == held_out] = rows[fold == held_out] @ fit_weights(rows[fold != held_out], penalty)
+        return ChosenHead(places, penalty, float(-log_expit(margins).mean()), margins)
 
     return min(map(outside, PENALTIES), key=lambda found: found.loss)

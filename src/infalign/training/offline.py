@@ -1,27 +1,24 @@
 """Offline training: a policy fitted to the stored K rollouts per prompt; nothing is generated.
 
-The solver supplies a `training.solvers.base.Objective`; the trainer is the same for all objectives.
+The caller chooses the loss: `RolloutRegression`, or `Distillation`.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from peft import TaskType, get_peft_model
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from torch import Tensor
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
 
 from infalign.core.errors import ConfigError
-from infalign.core.progress import OnProgress
 from infalign.method.calibration import Array
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import kl_from
@@ -30,9 +27,8 @@ from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
-from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device
-from infalign.training.scale import scale_to_kl
-from infalign.training.solvers.base import OFF, Objective
+from infalign.training.common import Fitted, Job, lora_config, run_training, trainer_arguments, use_one_device
+from infalign.training.solvers.offline import Objective
 
 VALIDATED = {
     "eval_strategy": "steps",
@@ -46,86 +42,107 @@ VALIDATED = {
     "label_names": ["number"],
 }
 VALIDATIONS = 1 + round(1 / 0.2)  # at the start, and so often as eval_steps says
-HELD_OUT = 0.1  # share of prompts that are held out to detect overfitting
-TOGETHER = 8  # examples of one prompt in a batch, where the prompt is computed again
-WATCHED = 256, 1024  # at least and at most so many examples of held-out prompts is the held-out loss the mean of
-WATCHED_SHARE = 1 / 16  # and between these so many of the training's, so that watching takes an eighth of its time
-SCALED_ON = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
+HELD_OUT_EVERY = 10  # one prompt of so many is held out to detect overfitting
+PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
+HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
+HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
+SCALING_ROLLOUTS = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
 
 
-def fit_offline(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    objective: Objective,
-    rollouts: Sequence[dict[str, Any]],
-    fit: Fit,
-    job: Job,
-    model_dir: Path,
-    kl: float | None = None,
-    teacher: PreTrainedModel | None = None,
-) -> list[dict[str, Any]]:
-    """Fit the policy to ``rollouts`` and save it; return the log.
+class RolloutLoss(Protocol):
+    """What a training on stored rollouts minimizes."""
+
+    @property
+    def objective(self) -> Objective:
+        """The objective whose examples it is trained on."""
+
+    @property
+    def must_pack(self) -> tuple[Any, ...]:
+        """Models besides the policy that compute on its batches, which must be packed for them."""
+
+    def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean loss of a batch, and a number per example or rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRegression:
+    """The loss of an objective, which compares log π/π_ref of rollouts with its numbers."""
+
+    objective: Objective
+    must_pack: ClassVar[tuple[Any, ...]] = ()
+
+    def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the objective's loss and h = log π/π_ref, (B, M)."""
+        number_B, reference, lengths, batch = (inputs[key] for key in ("number", "reference", "lengths", "batch"))
+        logprob = _unpacked(batch).logprobs(model) if "tokens" in batch else completion_logprobs(model, **batch)
+        h_BM = (logprob - reference).view(len(number_B), -1)
+        return self.objective.loss(h_BM, lengths.view_as(h_BM), number_B), {"log_ratio": h_BM}
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """Σ_t KL(π_teacher ‖ π), exact over the vocabulary at each token of the rollouts that ``objective`` chooses."""
+
+    teacher: Any
+    objective: Objective
+
+    @property
+    def must_pack(self) -> tuple[Any, ...]:
+        """The teacher."""
+        return (self.teacher,)
+
+    def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean KL of a response, and that of each, (B,)."""
+        packed = _unpacked(inputs["batch"])
+        with torch.no_grad():
+            taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self.teacher)
+        kl_B = packed.sum_by_response(packed.logits_in_parts(model).measured(kl_from(taught)))
+        return kl_B.mean(), {"kl": kl_B}
+
+
+def fit_to_rollouts(
+    loss: RolloutLoss, model: PreTrainedModel, rollouts: Sequence[dict[str, Any]], settings: Fit, job: Job
+) -> Fitted:
+    """Fit a policy to ``rollouts``.
 
     A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt are
     consecutive. For a guide that reads the reference's states, or an adapter on the last layers, it may have them as
     ``states``, and as ``teacher_states`` for a teacher's guide (`models.states`). A tenth of the prompts is held out,
     and the checkpoint with the lowest held-out loss is kept; training stops after two evaluations without an
     improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than the start,
-    the last row of the log has ``overfitted``, and the progress report says so: by this measure the reference is better
-    than the best checkpoint, which is saved nevertheless. A guide is brought to ``kl`` nats, if given, on rollouts of
-    the held-out prompts; the last row of the log has the factor (``scale``) and the KL there (``reached``, None if not
-    told). With a ``teacher`` the loss is Σ_t KL(π_teacher ‖ π) per response, and the objective supplies the
-    rollouts only.
+    the last row of the log has ``overfitted``: by this measure the start is better than the best checkpoint.
     """
-    groups = _by_prompt(rollouts)
-    goal: Any = objective.loss if teacher is None else teacher
-    training, evaluation, unseen = _rows(objective, rollouts, groups, fit, job.seed)
-    together = can_pack(model) and (teacher is None or can_pack(teacher))
-    if not together and (teacher is not None or isinstance(model, GuidedForCausalLM)):
+    training, evaluation = _examples(loss.objective, rollouts, settings, job.seed)
+    all_pack = all(map(can_pack, (model, *loss.must_pack)))
+    if not all_pack and (loss.must_pack or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which no guide and no distillation can use")
-    config = lora(fit, TaskType.CAUSAL_LM, model.config)
-    kind = _ToTargets if teacher is None else _ToTeacher
-    trainer = kind(
-        goal,
+    config = lora_config(settings, TaskType.CAUSAL_LM, model.config)
+    trainer = _OfflineTrainer(
+        loss,
         model=get_peft_model(model, config) if config else model,
-        args=on_one_device(TrainingArguments(**arguments(fit, job) | VALIDATED)),
+        args=use_one_device(TrainingArguments(**trainer_arguments(settings, job) | VALIDATED)),
         train_dataset=training,
         eval_dataset=evaluation,
-        data_collator=(_Packer if together else _Padder)(rollouts, tokenizer.pad_token_id),
+        data_collator=_Collator(rollouts, _packed_batch if all_pack else _padded_batch),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
-    finish = None
-    if kl is not None and isinstance(model, GuidedForCausalLM):
-        finish = partial(_to_kl, unseen, kl, job.on_progress)
     with ExitStack() as stack:
-        for packed in (model, teacher) if together else ():
-            if packed is not None:
-                stack.enter_context(packing(packed))
-        if fit.lora is not None and fit.lora.layers is not None:
-            stack.enter_context(starting_from_states(model, fit.lora.layers))
-        history = fit_and_save(trainer, tokenizer, job, model_dir, finish)
-    start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
+        for packed in (model, *loss.must_pack) if all_pack else ():
+            stack.enter_context(packing(packed))
+        if settings.lora is not None and settings.lora.layers is not None:
+            stack.enter_context(starting_from_states(model, settings.lora.layers))
+        fitted = run_training(trainer, job)
+    start, *later = [row["eval_loss"] for row in fitted.history if "eval_loss" in row]
     if min(later) >= start:
-        history[-1]["overfitted"] = True
-        steps = trainer.state.max_steps
-        job.on_progress(
-            steps, steps, f"! overfitted: the held-out loss is {start:.3g} at the start, {min(later):.3g} at best"
-        )
-    return history
+        fitted.history[-1]["overfitted"] = True
+    return fitted
 
 
-def _to_kl(
-    rollouts: Sequence[dict[str, Any]], kl: float, on_progress: OnProgress, model: GuidedForCausalLM
-) -> dict[str, float | None]:
-    """Bring a guide to ``kl`` nats, and say so where that cannot be had."""
-    scale, reached = scale_to_kl(model, rollouts, kl)
-    if reached is None:
-        on_progress(1, 1, f"! {len(rollouts):,} rollouts cannot tell the guide's KL, so it keeps its strength")
-    elif abs(reached - kl) > OFF * kl:
-        on_progress(
-            1, 1, f"! {reached:.2g} nats of {kl:g} at {scale:.2g} times the guide: change epochs or learning rate"
-        )
-    return {"scale": scale, "reached": reached}
+def held_out_rollouts(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return about `SCALING_ROLLOUTS` rollouts of the prompts that `fit_to_rollouts` holds out."""
+    held_out = _by_prompt(rollouts)[::HELD_OUT_EVERY]
+    per_prompt = ceil(SCALING_ROLLOUTS / len(held_out))
+    return [rollouts[group.first + i] for group in held_out for i in range(min(per_prompt, group.rewards.size))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,48 +162,42 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
     return groups
 
 
-def _rows(
-    objective: Objective,
-    rollouts: Sequence[dict[str, Any]],
-    groups: Sequence[_Group],
-    fit: Fit,
-    seed: int,
-) -> tuple[Dataset, Dataset, list[dict[str, Any]]]:
-    """Return the examples to train on, some of the held-out ones, and rollouts of these."""
-    every = round(1 / HELD_OUT)
-    held_out, others = groups[::every], [group for i, group in enumerate(groups) if i % every]
+def _examples(
+    objective: Objective, rollouts: Sequence[dict[str, Any]], settings: Fit, seed: int
+) -> tuple[Dataset, Dataset]:
+    """Return the examples to train on, and some of the held-out ones."""
+    groups = _by_prompt(rollouts)
+    held_out, others = groups[::HELD_OUT_EVERY], [group for i, group in enumerate(groups) if i % HELD_OUT_EVERY]
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
-    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.epochs))]
+    passes = [_pass(objective, others, rng) for _ in range(ceil(settings.epochs))]
     training = concatenate_datasets(passes)
-    most = max(round(fit.epochs * len(passes[0])), fit.batch_size)
-    each = ceil(SCALED_ON / len(held_out))
-    unseen = [rollouts[group.first + i] for group in held_out for i in range(min(each, group.rewards.size))]
+    most = max(round(settings.epochs * len(passes[0])), settings.batch_size)
     training = training.select(range(min(most, len(training))))
-    return training, evaluation.select(range(watched(len(training), len(evaluation)))), unseen
+    return training, evaluation.select(range(count_held_out(len(training), len(evaluation))))
 
 
-def watched(examples: float, held_out: float) -> int:
-    """Return how many of the examples of held-out prompts are watched while so many others are trained on.
+def count_held_out(examples: float, held_out: float) -> int:
+    """Return of how many of the ``held_out`` examples the loss is measured while ``examples`` are trained on.
 
-    >>> watched(100, 1280), watched(5760, 1280), watched(1e6, 1280), watched(100, 40)
+    >>> count_held_out(100, 1280), count_held_out(5760, 1280), count_held_out(1e6, 1280), count_held_out(100, 40)
     (256, 360, 1024, 40)
     """
-    least, most = WATCHED
-    return round(min(held_out, max(least, min(most, WATCHED_SHARE * examples))))
+    least, most = HELD_OUT_EXAMPLES
+    return round(min(held_out, max(least, min(most, HELD_OUT_SHARE * examples))))
 
 
 def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
     """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
 
-    `TOGETHER` examples of a prompt follow each other, so that a batch computes it once; they are dealt like cards, so
-    that equal examples are apart.
+    `PROMPT_EXAMPLES` examples of a prompt follow each other, so that a batch computes it once; they are dealt like
+    cards, so that equal examples are apart.
     """
     rollouts, numbers = [], []
     for group in groups:
         indices_EM, number_E = objective.examples(group.rewards, rng)
         shuffled = rng.permutation(group.rewards.size)[indices_EM[:, 0]].argsort(kind="stable")
-        dealt = ceil(len(shuffled) / TOGETHER)
+        dealt = ceil(len(shuffled) / PROMPT_EXAMPLES)
         hands = [shuffled[hand::dealt] for hand in range(dealt)]
         rollouts += [group.first + indices_EM[hand] for hand in hands]
         numbers += [number_E[hand] for hand in hands]
@@ -195,10 +206,10 @@ def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generat
     return Dataset.from_dict({"rollouts": rows, "number": column})
 
 
-class _Offline(Trainer):
-    def __init__(self, goal: Any, **settings: Any) -> None:
+class _OfflineTrainer(Trainer):
+    def __init__(self, loss: RolloutLoss, **settings: Any) -> None:
         super().__init__(**settings)
-        self._goal = goal
+        self._loss = loss
         # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
         self.model_accepts_loss_kwargs = False
 
@@ -209,41 +220,17 @@ class _Offline(Trainer):
         """
         return self.accelerator.autocast()
 
-
-def _unpacked(batch: dict[str, Any]) -> PackedBatch:
-    """Return the tensors of a batch as `PackedBatch`; on their way to the device a `TopTokens` became a plain tuple."""
-    top = {"top_tokens": TopTokens(*batch["top_tokens"])} if "top_tokens" in batch else {}
-    return PackedBatch(**batch | top)
-
-
-class _ToTargets(_Offline):
-    """Training by an objective's loss."""
-
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        number_B, reference, lengths, batch = (inputs[key] for key in ("number", "reference", "lengths", "batch"))
-        logprob = _unpacked(batch).logprobs(model) if "tokens" in batch else completion_logprobs(model, **batch)
-        h_BM = (logprob - reference).view(len(number_B), -1)
-        loss = self._goal(h_BM, lengths.view_as(h_BM), number_B)
-        return (loss, {"log_ratio": h_BM}) if return_outputs else loss
-
-
-class _ToTeacher(_Offline):
-    """Training by the KL from a teacher, exact over the vocabulary at each token."""
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        packed = _unpacked(inputs["batch"])
-        with torch.no_grad():
-            taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self._goal)
-        kl = packed.sum_by_response(packed.logits_in_parts(model).measured(kl_from(taught)))
-        return (kl.mean(), {"kl": kl}) if return_outputs else kl.mean()
+        loss, outputs = self._loss.of_batch(model, inputs)
+        return (loss, outputs) if return_outputs else loss
 
 
 @dataclass(frozen=True)
-class _Collator(ABC):
+class _Collator:
     """The number of each example, and of each of its rollouts the length and reference's log-probability."""
 
     rollouts: Sequence[dict[str, Any]]
-    pad_id: int
+    batch: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
@@ -253,36 +240,36 @@ class _Collator(ABC):
             "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
         } | self.batch(rows)
 
-    @abstractmethod
-    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the texts as ``batch``."""
 
+def _packed_batch(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tensors of `PackedBatch`, and the states that a teacher reads, in the same order."""
+    prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
 
-class _Packer(_Collator):
-    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the tensors of `PackedBatch`, and the states that a teacher reads, in the same order."""
-        batch = {name: part for name, part in vars(self._packed(rows, "states")).items() if part is not None}
-        if "top_tokens" in batch:
-            batch["top_tokens"] = tuple(batch["top_tokens"])
-        if "teacher_states" not in rows[0]:
-            return {"batch": batch}
-        return {"batch": batch, "teacher_states": self._packed(rows, "teacher_states").states}
-
-    def _packed(self, rows: Sequence[dict[str, Any]], states: str) -> PackedBatch:
-        prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
+    def packed(states: str) -> PackedBatch:
         return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])
 
+    batch = {name: part for name, part in vars(packed("states")).items() if part is not None}
+    if "top_tokens" in batch:
+        batch["top_tokens"] = tuple(batch["top_tokens"])
+    teacher = {"teacher_states": packed("teacher_states").states} if "teacher_states" in rows[0] else {}
+    return {"batch": batch} | teacher
 
-class _Padder(_Collator):
-    def batch(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return input ids, attention mask and labels of rows that repeat their prompts, padded."""
-        tokens = [[*row["prompt_ids"], *row["completion_ids"]] for row in rows]
-        labels = [[*[IGNORED] * len(row["prompt_ids"]), *row["completion_ids"]] for row in rows]
-        cpu = torch.device("cpu")
-        return {
-            "batch": {
-                "input_ids": right_padded(tokens, self.pad_id, cpu),
-                "attention_mask": right_padded([[1] * len(row) for row in tokens], 0, cpu),
-                "labels": right_padded(labels, IGNORED, cpu),
-            }
+
+def _unpacked(batch: dict[str, Any]) -> PackedBatch:
+    """Return the tensors of a batch as `PackedBatch`; on their way to the device a `TopTokens` became a plain tuple."""
+    top = {"top_tokens": TopTokens(*batch["top_tokens"])} if "top_tokens" in batch else {}
+    return PackedBatch(**batch | top)
+
+
+def _padded_batch(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return input ids, attention mask and labels of rows that repeat their prompts, padded."""
+    tokens = [[*row["prompt_ids"], *row["completion_ids"]] for row in rows]
+    labels = [[*[IGNORED] * len(row["prompt_ids"]), *row["completion_ids"]] for row in rows]
+    cpu = torch.device("cpu")
+    return {
+        "batch": {
+            "input_ids": right_padded(tokens, 0, cpu),  # any token
+            "attention_mask": right_padded([[1] * len(row) for row in tokens], 0, cpu),
+            "labels": right_padded(labels, IGNORED, cpu),
         }
+    }

@@ -1,7 +1,6 @@
 """Calibrated reward models: a classifier trained to predict the rank Ĉ(x, y) of a response (paper, figure 7)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
@@ -12,18 +11,25 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, Train
 from infalign.data.examples import Message, reply
 from infalign.models.pretrained import classifier_from, conversation_ids
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, length_class, lora, on_one_device, training_order
+from infalign.training.common import (
+    Job,
+    length_bucket,
+    lora_config,
+    run_training,
+    trainer_arguments,
+    training_order,
+    use_one_device,
+)
 
 PIECE = 1024  # number of rows held as Python lists at once
 
 
-def fit_calibrated(
+def fit_rank_model(
     start: str,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[tuple[list[Message], str, float]],
     fit: Fit,
     job: Job,
-    model_dir: Path,
 ) -> list[dict[str, Any]]:
     """Fit a reward model on (prompt, response, Ĉ), starting from the model folder or id ``start``; return the log.
 
@@ -33,14 +39,14 @@ def fit_calibrated(
     model = classifier_from(start)
     model.config.pad_token_id = tokenizer.pad_token_id
     pieces = [_examples(tokenizer, rows[start : start + PIECE]) for start in range(0, len(rows), PIECE)]
-    lengths = [length_class(len(token_ids)) for piece in pieces for token_ids in piece["input_ids"]]
+    lengths = [length_bucket(len(token_ids)) for piece in pieces for token_ids in piece["input_ids"]]
     order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
-    config = lora(fit, TaskType.SEQ_CLS, model.config)
+    config = lora_config(fit, TaskType.SEQ_CLS, model.config)
     trainer = _RankRegression(
         model=get_peft_model(model, config) if config else model,
-        args=on_one_device(
+        args=use_one_device(
             TrainingArguments(
-                **arguments(fit, job),
+                **trainer_arguments(fit, job),
                 remove_unused_columns=False,
                 label_names=["rank"],
             )
@@ -48,7 +54,7 @@ def fit_calibrated(
         train_dataset=concatenate_datasets(pieces).select(order),
         data_collator=DataCollatorWithPadding(tokenizer),
     )
-    return fit_and_save(trainer, tokenizer, job, model_dir)
+    return run_training(trainer, job).save(tokenizer)
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[list[Message], str, float]]) -> Dataset:

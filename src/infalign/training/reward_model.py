@@ -1,7 +1,6 @@
 """Bradley–Terry reward models, by TRL's trainer."""
 
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -12,7 +11,7 @@ from trl import RewardConfig, RewardTrainer
 from infalign.data.examples import Message, reply
 from infalign.models.pretrained import AS_TEXT, classifier_from
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device, training_order
+from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
 
 
 def fit_reward_model(
@@ -22,20 +21,19 @@ def fit_reward_model(
     held_out: list[tuple[list[Message], str, str]],
     fit: Fit,
     job: Job,
-    model_dir: Path,
 ) -> list[dict[str, Any]]:
     """Fit a Bradley–Terry reward model on (prompt, chosen, rejected), starting from the model folder or id ``start``.
 
-    Saves a one-output sequence classifier to ``model_dir`` and returns the log, with ``eval_accuracy`` on ``held_out``
+    Saves a one-output sequence classifier and returns the log, with ``eval_accuracy`` on ``held_out``
     after each epoch.
     """
     model = classifier_from(start)
     model.config.pad_token_id = tokenizer.pad_token_id
     trainer = RewardTrainer(
         model=model,
-        args=on_one_device(
+        args=use_one_device(
             RewardConfig(
-                **arguments(fit, job),
+                **trainer_arguments(fit, job),
                 max_length=fit.max_length,
                 eval_strategy="steps",
                 eval_steps=ceil(len(pairs) / fit.batch_size),
@@ -44,11 +42,11 @@ def fit_reward_model(
         train_dataset=_preferences(pairs),
         eval_dataset=_preferences(held_out),
         processing_class=tokenizer,
-        peft_config=lora(fit, TaskType.SEQ_CLS, model.config),
+        peft_config=lora_config(fit, TaskType.SEQ_CLS, model.config),
     )
     order = training_order([1] * len(trainer.train_dataset), fit.epochs, fit.batch_size, job.seed)
     trainer.train_dataset = trainer.train_dataset.select(order)
-    return fit_and_save(trainer, tokenizer, job, model_dir)
+    return run_training(trainer, job).save(tokenizer)
 
 
 def _preferences(pairs: list[tuple[list[Message], str, str]]) -> Dataset:

@@ -1,6 +1,5 @@
 """Supervised fine-tuning, by TRL's trainer."""
 
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -11,7 +10,7 @@ from trl import SFTConfig, SFTTrainer
 from infalign.data.examples import Message, reply
 from infalign.models.pretrained import AS_TEXT
 from infalign.models.settings import Fit
-from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device, training_order
+from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
 
 
 def fine_tune(
@@ -20,9 +19,8 @@ def fine_tune(
     rows: list[tuple[list[Message], str]],
     fit: Fit,
     job: Job,
-    model_dir: Path,
 ) -> list[dict[str, Any]]:
-    """Fine-tune a policy on (prompt, response) rows, save it to ``model_dir`` and return the training log.
+    """Fine-tune a policy on (prompt, response) rows, save it and return the training log.
 
     The loss covers the responses only.
     """
@@ -31,17 +29,17 @@ def fine_tune(
     )
     trainer = SFTTrainer(
         model=model,
-        args=on_one_device(
+        args=use_one_device(
             SFTConfig(
-                **arguments(fit, job),
+                **trainer_arguments(fit, job),
                 max_length=fit.max_length,
                 completion_only_loss=True,
             )
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=lora(fit, TaskType.CAUSAL_LM, model.config),
+        peft_config=lora_config(fit, TaskType.CAUSAL_LM, model.config),
     )
     lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
     trainer.train_dataset = trainer.train_dataset.select(training_order(lengths, fit.epochs, fit.batch_size, job.seed))
-    return fit_and_save(trainer, tokenizer, job, model_dir)
+    return run_training(trainer, job).save(tokenizer)

@@ -31,8 +31,8 @@ class Target:
     report_to: tuple[str, ...]
 
     @contextmanager
-    def job(self, on_progress: OnProgress) -> Iterator[tuple["Job", Path]]:
-        """Yield the training job and a folder to save to, which gets its final name only on success."""
+    def job(self, on_progress: OnProgress) -> Iterator["Job"]:
+        """Yield the training job; the folder that it saves to gets its final name only on success."""
         from transformers import set_seed
 
         from infalign.training.common import Job
@@ -41,11 +41,8 @@ class Target:
         if is_first():
             remove(saved)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        set_seed(self.seed)  # reward heads and adapters are initialised before the trainer sets the seed
-        yield (
-            Job(self.checkpoints, self.seed, self.compute.torch_device(), list(self.report_to), on_progress),
-            saved,
-        )
+        set_seed(self.seed)  # reward heads and adapters are initialized before the trainer sets the seed
+        yield Job(self.checkpoints, saved, self.seed, self.compute.torch_device(), list(self.report_to), on_progress)
         free_memory()  # a trainer is a part of reference cycles, and holds its models
         if is_first():
             with writing(self.model):
@@ -70,7 +67,7 @@ class Target:
         return SoFar(f"checkpoint at step {step:,} of {of:,}", step / of)
 
 
-def fitting(
+def drop_long_rows(
     rows: list[dict[str, Any]], tokenizer: Any, max_length: int, responses: Callable[[dict[str, Any]], list[str]]
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the rows that have at most ``max_length`` tokens with each response, and the number of longer rows."""

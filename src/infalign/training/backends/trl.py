@@ -26,13 +26,13 @@ from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform
 from infalign.models.pretrained import AS_TEXT
 from infalign.training.advantages import Advantages, Batch
-from infalign.training.common import Job, arguments, fit_and_save, lora, on_one_device, training_order
-from infalign.training.solvers.base import OnPolicy
+from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
+from infalign.training.solvers.on_policy import OnPolicy
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]
 
 UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-AS_DERIVED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # keeps Φ's shape
+UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # keeps Φ's shape
 COMPANION = "companion.safetensors"  # file name in a checkpoint
 
 
@@ -55,9 +55,9 @@ class Problem:
     stored: StoredGroups | None = None
 
 
-def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job, model_dir: Path) -> list[dict[str, Any]]:
+def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job) -> list[dict[str, Any]]:
     """Train a policy and save it; return the log. Raises ConfigError if the prompts do not fill one batch."""
-    return fit_and_save(on_policy_trainer(problem, solver, job), problem.tokenizer, job, model_dir)
+    return run_training(on_policy_trainer(problem, solver, job), job).save(problem.tokenizer)
 
 
 def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
@@ -69,7 +69,7 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
             "lower fit.batch_size or raise rollout.prompts"
         )
     order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
-    settings = arguments(fit, job) | UNTRUNCATED | dict(solver.options)
+    settings = trainer_arguments(fit, job) | UNTRUNCATED | dict(solver.trl_options)
     settings |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
     settings |= {"shuffle_dataset": False, "chat_template_kwargs": AS_TEXT}
     settings |= {"model_init_kwargs": {"use_safetensors": True}}
@@ -78,20 +78,20 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
         "model": problem.reference,
         "train_dataset": Dataset.from_list(problem.rows).select(order),
         "processing_class": problem.tokenizer,
-        "peft_config": lora(fit, TaskType.CAUSAL_LM, AutoConfig.from_pretrained(problem.reference)),
+        "peft_config": lora_config(fit, TaskType.CAUSAL_LM, AutoConfig.from_pretrained(problem.reference)),
         "reward_funcs": _shaped(problem, solver),
     }
-    if solver.carrier == "rloo":
-        return RLOOTrainer(args=on_one_device(RLOOConfig(**settings, normalize_advantages=False)), **parts)
-    config = on_one_device(GRPOConfig(**settings, **(AS_DERIVED if solver.keeps_shaping else {})))
+    if solver.trl_trainer == "rloo":
+        return RLOOTrainer(args=use_one_device(RLOOConfig(**settings, normalize_advantages=False)), **parts)
+    config = use_one_device(GRPOConfig(**settings, **(UNNORMALIZED if solver.keeps_shaping else {})))
     if problem.stored is not None:
         shaped = problem.stored.shaped(solver.shaping)
         return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
     if advantages is None:
         return GRPOTrainer(args=config, **parts)
-    trainer = OurLoop(advantages, args=config, **parts)
-    if solver.stops_at is not None:
-        trainer.add_callback(_StopAt(solver.stops_at))
+    trainer = AdvantageLoop(advantages, args=config, **parts)
+    if solver.stop_kl is not None:
+        trainer.add_callback(_StopAtKL(solver.stop_kl))
     return trainer
 
 
@@ -105,7 +105,7 @@ def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedR
     return CalibratedReward(problem.reward, shaping)
 
 
-class OurLoop(GRPOTrainer):
+class AdvantageLoop(GRPOTrainer):
     """GRPO's loop with the given advantages, which contain the whole KL term, and with their companion model."""
 
     beta: float
@@ -113,7 +113,7 @@ class OurLoop(GRPOTrainer):
 
     def __init__(self, advantages: Advantages, **settings: Any) -> None:
         super().__init__(**settings)
-        self._ours = advantages
+        self._advantages = advantages
         advantages.start(self)
 
     # The interface that advantages use (`training.advantages.Loop`)
@@ -124,12 +124,12 @@ class OurLoop(GRPOTrainer):
         return self.beta
 
     @property
-    def group(self) -> int:
+    def group_size(self) -> int:
         """Responses per prompt."""
         return int(self.num_generations)
 
     @property
-    def rows_at_once(self) -> int:
+    def rows_per_pass(self) -> int:
         """Rows per forward pass."""
         return int(self.args.per_device_train_batch_size)
 
@@ -147,21 +147,21 @@ class OurLoop(GRPOTrainer):
         """Return the model that log-ratios are taken to."""
         return cast(torch.nn.Module, self.ref_model)
 
-    def prepared(self, model: torch.nn.Module) -> torch.nn.Module:
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model on this process's device, wrapped for distributed training if needed."""
         return cast(torch.nn.Module, self.accelerator.prepare_model(model.to(self.accelerator.device)))
 
-    def local(self, values: torch.Tensor) -> torch.Tensor:
+    def local_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return this process's rows of values that were gathered from all processes."""
         return values.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
 
-    def less_others(self, values_B: torch.Tensor) -> torch.Tensor:
+    def subtract_others_mean(self, values_B: torch.Tensor) -> torch.Tensor:
         """Return each local value minus the mean of the other values in its group."""
         grouped = self.accelerator.gather(values_B).view(-1, self.num_generations)
-        centred = (grouped - grouped.mean(1, keepdim=True)) * self.num_generations / (self.num_generations - 1)
-        return self.local(centred.flatten())
+        centered = (grouped - grouped.mean(1, keepdim=True)) * self.num_generations / (self.num_generations - 1)
+        return self.local_rows(centered.flatten())
 
-    def drawn_from(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
+    def draw_responses(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
         """Return one response of ``model`` to each prompt, as token ids, and their rewards."""
         asked = [row["prompt"] for row in prompts]
         wrapped, self.model_wrapped = self.model_wrapped, model
@@ -169,7 +169,7 @@ class OurLoop(GRPOTrainer):
             _, ids, _, completions, *_ = self._generate(asked)
         finally:
             self.model_wrapped = wrapped
-        return ids, self.local(self._calculate_rewards(prompts, asked, completions, ids)[:, 0])
+        return ids, self.local_rows(self._calculate_rewards(prompts, asked, completions, ids)[:, 0])
 
     # Overrides of TRL's loop
 
@@ -179,26 +179,27 @@ class OurLoop(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._ours.before(self, inputs)
+        self._advantages.before_drawing(self, inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        local_B = self.local(self._rewards)
+        local_B = self.local_rows(self._rewards)
         log_ratio_BT = (self._logprobs(self.model, output) - output["ref_per_token_logps"]) * output["completion_mask"]
         batch = Batch(inputs, output, local_B, self._rewards, log_ratio_BT)
-        self._metrics["train"]["kl"].append(self.accelerator.gather(self._ours.spent(self, batch)).mean().item())
-        output["advantages"] = self._ours.of(self, batch)
-        return self._ours.trained_on(self, output)
+        log_ratios = self.accelerator.gather(self._advantages.log_ratios_to_start(self, batch))
+        self._metrics["train"]["kl"].append(log_ratios.mean().item())
+        output["advantages"] = self._advantages.compute(self, batch)
+        return self._advantages.training_batch(self, output)
 
     def _logprobs(self, model: Any, output: dict[str, Any]) -> torch.Tensor:
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         with torch.no_grad():
             found: torch.Tensor = self._get_per_token_logps_and_entropies(
-                model, ids, mask, output["completion_ids"].size(1), self.rows_at_once
+                model, ids, mask, output["completion_ids"].size(1), self.rows_per_pass
             )[0]
         return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        extra = self._ours.extra_loss(inputs)
+        extra = self._advantages.extra_loss(inputs)
         beta, self.beta = self.beta, 0.0  # the KL term is in the advantages
         try:
             loss = super()._compute_loss(model, inputs)
@@ -210,23 +211,23 @@ class OurLoop(GRPOTrainer):
         """Return the optimizer, with the companion's weights if it is trained."""
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        companion = self._ours.companion
-        if fresh and companion is not None and self._ours.trains_companion:
+        companion = self._advantages.companion
+        if fresh and companion is not None and self._advantages.trains_companion:
             optimizer.add_param_group({"params": [w for w in companion.parameters() if w.requires_grad]})
             optimizer.register_step_post_hook(lambda *_: companion.zero_grad())  # Trainer zeroes only its own model
         return optimizer
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self._ours.companion is not None and self.is_world_process_zero():
+        if self._advantages.companion is not None and self.is_world_process_zero():
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            save_model(self.accelerator.unwrap_model(self._ours.companion), str(folder / COMPANION))
+            save_model(self.accelerator.unwrap_model(self._advantages.companion), str(folder / COMPANION))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self._ours.companion is not None:
+        if self._advantages.companion is not None:
             file = str(Path(resume_from_checkpoint) / COMPANION)
-            load_model(self.accelerator.unwrap_model(self._ours.companion), file)
+            load_model(self.accelerator.unwrap_model(self._advantages.companion), file)
 
 
 class _FirstIteration(GRPOTrainer):
@@ -270,7 +271,7 @@ class StoredGroups:
         return reward
 
 
-class _StopAt(TrainerCallback):
+class _StopAtKL(TrainerCallback):
     """Ends training when the logged KL, a mean over the last steps, reaches the budget."""
 
     def __init__(self, budget: float) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN
-from infalign.training.solvers.base import Examples, Offline, ToBestOfN, singles, weighted_likelihood
+from infalign.training.solvers.base import ToBestOfN
+from infalign.training.solvers.offline import Examples, Offline, single_examples, weighted_likelihood
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ class BestOfNTuning:
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return every rollout with its weight; the weights have mean 1."""
-        return singles(rewards_K), BestOfN(self.n).weights(rewards_K[None])[0] * rewards_K.size
+        return single_examples(rewards_K), BestOfN(self.n).weights(rewards_K[None])[0] * rewards_K.size
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the weighted negative log-likelihood, relative to the reference's."""

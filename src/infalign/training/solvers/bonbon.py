@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from infalign.method.calibration import Array
-from infalign.training.solvers.base import Examples, Offline, ToBestOfN, random_sets
+from infalign.training.solvers.base import ToBestOfN
+from infalign.training.solvers.offline import Examples, Offline, random_sets
 
 if TYPE_CHECKING:
     import torch

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
 
-from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked, Raw, Shaping
 from infalign.method.transforms import Log
-from infalign.theory.law import Law
 from infalign.training.advantages import Advantages, Batch, Loop
-from infalign.training.solvers.base import OnPolicy
+from infalign.training.solvers.on_policy import OnPolicy
+from infalign.training.solvers.theory import MethodTheory, NoTheory
 
 if TYPE_CHECKING:
     import torch
 
-REGULARISER = 1.0  # γ, the weight of the KL to the moving anchor
+REGULARIZER = 1.0  # γ, the weight of the KL to the moving anchor
 ANCHOR_RATE = 0.02  # update rate of the anchor's moving average, as in the paper
 JEFFREYS = 0.5  # weight of the backward KL, as in the paper
 WORSE_THAN_BOTH = -float(np.log(16.0))  # the reward of a response that is worse than both anchor responses
@@ -28,36 +27,36 @@ TRAINED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", 
 
 
 class JBOND(Advantages):
-    """J-BOND (algorithm 2, with the sign of its regulariser corrected); the loop's reference model is the anchor.
+    """J-BOND (algorithm 2, with the sign of its regularizer corrected); the loop's reference model is the anchor.
 
     For each response y of the policy, two are drawn from the anchor. The policy is fine-tuned on the better one (the
     forward KL). The reward of y is −log 16 if y is worse than both and else 0, minus log π/π_anchor (the backward KL),
-    minus γ·log π/π_anchor (the regulariser).
+    minus γ·log π/π_anchor (the regularizer).
     """
 
     def __init__(self, start: torch.nn.Module) -> None:
         self._start = start.eval().requires_grad_(False)
-        self._drawn: list[tuple[list[list[int]], torch.Tensor]] = []
+        self._anchor_responses: list[tuple[list[list[int]], torch.Tensor]] = []
 
     def start(self, loop: Loop) -> None:
         """Use the loop's reference model as the anchor."""
         self._start.to(loop.device)
         self.companion = loop.reference_model()
 
-    def before(self, loop: Loop, prompts: list[Any]) -> None:
+    def before_drawing(self, loop: Loop, prompts: list[Any]) -> None:
         """Draw two anchor responses to each prompt."""
-        self._drawn = [loop.drawn_from(loop.reference_model(), prompts) for _ in range(2)]
+        self._anchor_responses = [loop.draw_responses(loop.reference_model(), prompts) for _ in range(2)]
 
-    def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the advantages of the policy's own responses."""
         import torch
 
-        worst = torch.minimum(*(rewards for _, rewards in self._drawn))
+        worst = torch.minimum(*(rewards for _, rewards in self._anchor_responses))
         reward = WORSE_THAN_BOTH * (batch.rewards_B < worst)
         spent = batch.log_ratio_BT.sum(1)
-        return loop.less_others(JEFFREYS * (reward - spent) - loop.kl_weight * spent)
+        return loop.subtract_others_mean(JEFFREYS * (reward - spent) - loop.kl_weight * spent)
 
-    def spent(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def log_ratios_to_start(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return log π/π_start of each response; the batch has log-ratios to the anchor, which moves."""
         import torch
 
@@ -72,11 +71,11 @@ class JBOND(Advantages):
         start_B = token_logprobs(self._start, *texts, batch_tokens=BATCH_TOKENS)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
-    def trained_on(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
+    def training_batch(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with the better anchor responses appended to the policy's own."""
         import torch
 
-        (first, first_rewards), (second, second_rewards) = self._drawn
+        (first, first_rewards), (second, second_rewards) = self._anchor_responses
         better = [a if x >= y else b for a, b, x, y in zip(first, second, first_rewards, second_rewards, strict=True)]
         length = max(output["completion_ids"].size(1), *map(len, better))
         ids = torch.tensor([row + [loop.pad_id] * (length - len(row)) for row in better], device=loop.device)
@@ -95,8 +94,8 @@ class JBOND(Advantages):
 class Settings(OnPolicy):
     """Settings of bond, which has no β: it trains until it has spent the KL budget."""
 
-    own: ClassVar[Shaping] = Ranked(Log())
-    draws: ClassVar[int] = 3  # each response comes with two anchor responses
+    fixed_shaping: ClassVar[Shaping] = Ranked(Log())
+    draws_per_response: ClassVar[int] = 3  # each response comes with two anchor responses
 
     solver: Literal["bond"]
 
@@ -108,25 +107,18 @@ class Settings(OnPolicy):
             raise ValueError("bond moves a whole model as its anchor, not an adapter: leave fit.lora out")
         return self
 
-    def law(self, procedure: Served) -> Law | None:
-        """Return None: bond has no objective but its next step."""
-        return None
-
-    def law_at(self, procedure: Served, kl: float) -> Law | None:
-        """Return None: bond has no objective but its next step."""
-        return None
-
-    def raw_beta(self, procedure: Served, references: Callable[[], Array]) -> float:
-        """Return γ of J-BOND, the weight of the KL to its moving anchor."""
-        return REGULARISER
+    @property
+    def theory(self) -> MethodTheory:
+        """Nothing but γ of J-BOND, the weight of the KL to its moving anchor."""
+        return NoTheory(self.kl_budget, self.shaping, REGULARIZER)
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def trl_options(self) -> Mapping[str, Any]:
         """Options that make the reference follow the policy as a moving average."""
         return {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
 
     @property
-    def stops_at(self) -> float | None:
+    def stop_kl(self) -> float | None:
         """The KL in nats at which training stops: the budget."""
         return self.kl_budget
 

@@ -1,17 +1,15 @@
 """GRPO with TRL's own trainer: KL as a loss term and, if ``shipped``, TRL's default group statistics."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from infalign.core.display import COLOURS
-from infalign.training.solvers.base import OnRanks, Surroundings
+from infalign.training.solvers.base import RecipeFacts
+from infalign.training.solvers.on_policy import OnRanks
 
 
 class Settings(OnRanks):
     """GRPO; its KL(π‖π_ref) is a separate loss term, whose gradient differs from that of KL in the reward."""
-
-    colour: ClassVar[str] = COLOURS[3]
 
     solver: Literal["grpo"]
     shipped: bool = Field(False, description="TRL's default settings, which replace Φ by another")
@@ -27,10 +25,10 @@ class Settings(OnRanks):
         """Whether the statistics of the TRL trainer that would change the shape of Φ are off."""
         return not self.shipped
 
-    def check(self, around: Surroundings) -> None:
+    def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError as `OnRanks` does, and if a batch is not a whole number of stored groups."""
-        super().check(around)
-        if self.stored and self.fit.batch_size % around.rollouts:
+        super().check(recipe)
+        if self.stored and self.fit.batch_size % recipe.rollouts:
             raise ValueError(
-                f"fit.batch_size {self.fit.batch_size} is no multiple of rollout.k {around.rollouts}, its group"
+                f"fit.batch_size {self.fit.batch_size} is no multiple of rollout.k {recipe.rollouts}, its group"
             )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from infalign.core.display import COLOURS
 from infalign.method.calibration import Array, win
 from infalign.method.shapings import Ranked, Shaping
 from infalign.method.transforms import Identity
-from infalign.training.solvers.base import Examples, Offline, ToBudget, random_sets
+from infalign.training.solvers.base import ToBudget
+from infalign.training.solvers.offline import Examples, Offline, random_sets
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +43,9 @@ class IPO:
 
 
 class Settings(ToBudget, Offline):
-    """IPO optimises the identity transformation, and τ is its β."""
+    """IPO optimizes the identity transformation, and τ is its β."""
 
-    own: ClassVar[Shaping] = Ranked(Identity())
-    colour: ClassVar[str] = COLOURS[4]
+    fixed_shaping: ClassVar[Shaping] = Ranked(Identity())
 
     solver: Literal["ipo"]
     length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them")

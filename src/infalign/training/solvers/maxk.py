@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from infalign.core.display import COLOURS
 from infalign.core.errors import ConfigError
 from infalign.method.credit import credit, served_win_rate
 from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import Ranked, Shaping
 from infalign.method.transforms import Identity
-from infalign.theory.law import Law
 from infalign.theory.optimum import optimal
 from infalign.training.advantages import Advantages, Batch, Loop
-from infalign.training.solvers.base import OnPolicy, Surroundings
+from infalign.training.solvers.base import RecipeFacts
+from infalign.training.solvers.on_policy import OnPolicy
+from infalign.training.solvers.theory import MethodTheory, ProcedureTheory
 
 if TYPE_CHECKING:
     import torch
@@ -43,49 +43,37 @@ class OrderStatisticCredit(Advantages):
     def __init__(self, procedure: Extreme) -> None:
         self._procedure = procedure
 
-    def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        """Return the credit of each response minus β times its centred log-ratio."""
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
+        """Return the credit of each response minus β times its centered log-ratio."""
         import torch
 
-        groups = batch.every_reward.view(-1, loop.group).double().cpu().numpy()
+        groups = batch.every_reward.view(-1, loop.group_size).double().cpu().numpy()
         found = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
-        return loop.local(found).float() - loop.kl_weight * loop.less_others(batch.log_ratio_BT.sum(1))
+        return loop.local_rows(found).float() - loop.kl_weight * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
 
 
 class Settings(OnPolicy):
-    """maxk maximises W − β·KL, where W is the win rate under the recipe's procedure, best-of-N or worst-of-N."""
+    """maxk maximizes W − β·KL, where W is the win rate under the recipe's procedure, best-of-N or worst-of-N."""
 
-    own: ClassVar[Shaping] = Ranked(Identity())
-    depends_on: ClassVar[tuple[str, ...]] = ("procedure",)
-    colour: ClassVar[str] = COLOURS[5]
+    fixed_shaping: ClassVar[Shaping] = Ranked(Identity())
+    recipe_dependencies: ClassVar[tuple[str, ...]] = ("procedure",)
 
     solver: Literal["maxk"]
 
     @property
-    def aim(self) -> str:
-        """The name of theory's curve for it."""
-        return "optimum"
+    def theory(self) -> MethodTheory:
+        """The optimum for the procedure."""
+        return ProcedureTheory(self.kl_budget, self.beta)
 
-    def law(self, procedure: Served) -> Law:
-        """Return the law of the procedure's optimum at the budget or β."""
-        return optimal(procedure, kl=self.kl_budget, beta=self.beta).law
-
-    def law_at(self, procedure: Served, kl: float) -> Law | None:
-        """Return the law of the procedure's optimum; None for a KL that it cannot spend."""
-        try:
-            return optimal(procedure, kl=kl).law
-        except ConfigError:
-            return None
-
-    def check(self, around: Surroundings) -> None:
+    def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
-        procedure = around.procedure
+        procedure = recipe.procedure
         if not is_extreme(procedure):
             raise ValueError(f"maxk climbs best-of-N and worst-of-N, and the procedure is {procedure.name}")
-        if min(self.generations, around.rollouts) < procedure.n:
+        if min(self.generations, recipe.rollouts) < procedure.n:
             raise ValueError(
                 f"{procedure.name} needs generations and rollout.k of at least {procedure.n}, found "
-                f"{self.generations} and {around.rollouts}"
+                f"{self.generations} and {recipe.rollouts}"
             )
         if self.kl_budget is not None:
             try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from infalign.core.display import COLOURS
 from infalign.method.procedures import Served
 from infalign.training.advantages import Advantages, Batch, Loop
-from infalign.training.solvers.base import OnRanks
+from infalign.training.solvers.on_policy import OnRanks
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +27,8 @@ def gae(rewards_BT: torch.Tensor, values_BT: torch.Tensor, lam: float) -> torch.
     return advantages
 
 
-class GeneralisedAdvantage(Advantages):
-    """Generalised advantage estimation on reward − β·log π/π_ref, with γ = 1 and a separate critic."""
+class GeneralizedAdvantage(Advantages):
+    """Generalized advantage estimation on reward − β·log π/π_ref, with γ = 1 and a separate critic."""
 
     trains_companion = True
 
@@ -38,16 +37,16 @@ class GeneralisedAdvantage(Advantages):
 
     def start(self, loop: Loop) -> None:
         """Prepare the critic on the device of the policy."""
-        self.companion = loop.prepared(self._critic)
+        self.companion = loop.prepare(self._critic)
 
-    def of(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the advantages of the tokens; the returns are kept for the critic's loss."""
         import torch
 
         mask_BT = batch.mask
         rewards_BT = -loop.kl_weight * batch.log_ratio_BT
         rewards_BT[torch.arange(len(mask_BT)), mask_BT.sum(1) - 1] += batch.rewards_B.to(rewards_BT.dtype)
-        size = loop.rows_at_once
+        size = loop.rows_per_pass
         rows = [{k: batch.tensors[k][i : i + size] for k in TOKENS} for i in range(0, len(mask_BT), size)]
         with torch.no_grad():
             values_BT = torch.cat([self._values(chunk) for chunk in rows])
@@ -76,12 +75,10 @@ class GeneralisedAdvantage(Advantages):
 class Settings(OnRanks):
     """PPO with a critic that starts from the reference policy."""
 
-    colour: ClassVar[str] = COLOURS[2]
-
     solver: Literal["ppo"]
 
     def advantages(self, reference: str, procedure: Served) -> Advantages:
         """Return advantages from a critic that starts as a copy of the reference."""
         from infalign.training.critic import critic_from
 
-        return GeneralisedAdvantage(critic_from(reference, self.fit))
+        return GeneralizedAdvantage(critic_from(reference, self.fit))

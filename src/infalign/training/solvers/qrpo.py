@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from infalign.core.display import COLOURS
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.training.solvers.base import Examples, Offline, Shaped
+from infalign.training.solvers.base import Shaped
+from infalign.training.solvers.offline import Examples, Offline
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return 2.0 * (h.exp() - target.exp() * (1.0 + h - target)) / (1.0 + target.exp())
 
 
-LOSSES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep}
+DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class QRPO:
     With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression. Any
     :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
 
-    Each loss is a Bregman divergence of T from h: h = T is its minimiser, response by response, whatever responses are
+    Each loss is a Bregman divergence of T from h: h = T is its minimizer, response by response, whatever responses are
     drawn from. They differ in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout
     comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*.
     """
@@ -66,7 +66,7 @@ class QRPO:
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return K rollouts with their targets."""
         targets_K = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
-        rows_K = systematic(0.5 + 0.5 * np.exp(targets_K), rng)
+        rows_K = sample_systematically(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class QRPO:
         return self.divergence(h_BM[:, 0], number_B).mean()
 
 
-def systematic(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
+def sample_systematically(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
     """Return rows that come ``expected_K`` times on average, each rounded up or down: systematic sampling.
 
     If the numbers add up to a whole one, that is how many rows there are.
@@ -100,18 +100,17 @@ def regression_targets(rewards_PK: Array, shaping: Transformation | Shaping, bet
 class Settings(Shaped, Offline):
     """QRPO for any shaping of the reward."""
 
-    colour: ClassVar[str] = COLOURS[1]
-
     solver: Literal["qrpo"] = "qrpo"
     loss: Literal["squared", "logistic", "kliep"] = Field(
         "logistic", description="how log π/π_ref is fitted; all have the same optimum"
     )
 
     @property
-    def _said(self) -> str:
+    def label(self) -> str:
+        """The solver with its form and its loss, unless that is the default."""
         usual = self.loss == type(self).model_fields["loss"].default
-        return super()._said if usual else f"{super()._said} {self.loss}"
+        return super().label if usual else f"{super().label} {self.loss}"
 
     def objective(self, beta: float) -> QRPO:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
-        return QRPO(self.shaping, beta, LOSSES[self.loss])
+        return QRPO(self.shaping, beta, DIVERGENCES[self.loss])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from infalign.core.display import QUIET
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.training.solvers.base import Examples, Offline, Shaped, singles, weighted_likelihood
+from infalign.training.solvers.base import Shaped
+from infalign.training.solvers.offline import Examples, Offline, single_examples, weighted_likelihood
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resample:
-    """Fine-tuning on rollouts weighted by e^{Φ(Ĉ)/β}, normalised within the prompt; β for the paper's raw Φ.
+    """Fine-tuning on rollouts weighted by e^{Φ(Ĉ)/β}, normalized within the prompt; β for the paper's raw Φ.
 
     In expectation the loss −h·e^{Φ(Ĉ)/β}/Z is KL(π* ‖ π) up to a constant: the forward-KL projection of
     π* = π_ref·e^{Φ/β}/Z. Any :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
@@ -30,7 +30,7 @@ class Resample:
 
     def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
         """Return every rollout with its weight; the weights have mean 1."""
-        return singles(rewards_K), np.exp(optimal_log_ratios(self.shaping, rewards_K[None], self.beta)[0])
+        return single_examples(rewards_K), np.exp(optimal_log_ratios(self.shaping, rewards_K[None], self.beta)[0])
 
     def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
         """Return the weighted negative log-likelihood, relative to the reference's."""
@@ -39,8 +39,6 @@ class Resample:
 
 class Settings(Shaped, Offline):
     """Weighted fine-tuning for any shaping of the reward."""
-
-    colour: ClassVar[str] = QUIET
 
     solver: Literal["resample"]
 

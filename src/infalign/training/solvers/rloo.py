@@ -2,14 +2,12 @@
 
 from typing import ClassVar, Literal
 
-from infalign.core.display import COLOURS
-from infalign.training.solvers.base import OnRanks
+from infalign.training.solvers.on_policy import OnRanks
 
 
 class Settings(OnRanks):
     """RLOO, with the KL term in the reward."""
 
-    carrier: ClassVar[Literal["rloo"]] = "rloo"
-    colour: ClassVar[str] = COLOURS[0]
+    trl_trainer: ClassVar[Literal["rloo"]] = "rloo"
 
     solver: Literal["rloo"]

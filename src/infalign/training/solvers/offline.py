@@ -1,0 +1,152 @@
+"""Offline solvers: an objective on the stored K rollouts of a prompt, for a language model or a guide."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from infalign.core.settings import Count, Settings
+from infalign.method.calibration import Array
+from infalign.models.gguf import is_gguf
+from infalign.models.settings import Adapter, Fit
+from infalign.training.solvers.base import DataNeeds, RecipeFacts, Solver, States
+
+if TYPE_CHECKING:
+    import torch
+
+Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
+
+
+class Objective(Protocol):
+    """The training examples and the loss of an offline solver.
+
+    ``examples`` turns the K rewards of one prompt into training examples: the rollouts of each example, (E, M), and one
+    number per example, (E,): a target, a weight or a label. ``loss`` compares those numbers with h = log π/π_ref of the
+    rollouts, (B, M), summed over tokens.
+    """
+
+    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
+        """Return the rollouts (E, M) and the number (E,) of each example in one pass over a prompt's rollouts."""
+
+    def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
+
+
+TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
+
+
+class Side(Settings):
+    """A small network on the frozen reference's states, which are computed once for all policies that read them."""
+
+    hidden: Count = Field(192, description="its width")
+    layers: Count = Field(2, description="its layers")
+    heads: Count = Field(4, description="its attention heads")
+    reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
+    stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Side:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden {self.hidden} is no multiple of twice the {self.heads} heads")
+        return self
+
+
+class Guide(Settings):
+    """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
+
+    trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
+    lora: Adapter | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
+    side: Side | None = Field(None, description="Q is a small network that reads the reference's states")
+    top_tokens: Count | None = Field(
+        None,
+        description="tokens that Q tells apart at each place, the reference's likeliest, which are computed once; all "
+        "others share one Q, so that training does not pay for a large vocabulary. none: all tokens",
+    )
+
+    @model_validator(mode="after")
+    def _on_the_reference(self) -> Guide:
+        if self.lora is not None and self.top_tokens is not None:
+            raise ValueError("a guide with lora tells all tokens apart: leave top_tokens out")
+        if self.lora is not None and self.side is not None:
+            raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
+        if self.lora is not None and self.trunk != "reference":
+            raise ValueError(f"a guide with lora is an adapter on the reference, found the trunk {self.trunk}")
+        if self.side is not None and self.trunk != "reference":
+            raise ValueError(f"a guide with side reads the reference's states, found the trunk {self.trunk}")
+        if is_gguf(self.trunk):
+            raise ValueError(f"a guide starts from a model folder, and {self.trunk} is a GGUF; convert it before")
+        return self
+
+    @property
+    def states(self) -> States | None:
+        """What it reads of the reference from the disk; a network that reads tokens reads the last layer's."""
+        if self.side is None:
+            return States(evenly=1, top_tokens=self.top_tokens) if self.top_tokens is not None else None
+        return States(evenly=self.side.reads, top_tokens=self.top_tokens or 0) if self.side.stored else None
+
+
+class Offline(Solver):
+    """A solver that learns from the stored K rollouts per prompt and generates nothing."""
+
+    guide: Guide | None = Field(None, description="train a guide beside the frozen reference, not the reference itself")
+
+    @model_validator(mode="after")
+    def _whole_guide(self) -> Offline:
+        if self.guide is not None and self.fit.lora is not None:
+            raise ValueError("a guide takes guide.lora: leave fit.lora out")
+        if self.guide is not None and self.fit.gradient_checkpointing:
+            raise ValueError(
+                "a guide keeps its activations: leave fit.gradient_checkpointing out; to save memory, lower "
+                "fit.device_batch_size"
+            )
+        return self
+
+    def check(self, recipe: RecipeFacts) -> None:
+        """Raise ValueError if a guide has no trunk to start from, or no engine could draw from it."""
+        super().check(recipe)
+        if self.guide is None:
+            return
+        if self.guide.trunk == "reward" and not recipe.has_reward_model:
+            raise ValueError("guide.trunk is reward, and the reward is no model; set it to reference or to a folder")
+        if not recipe.own_models:
+            raise ValueError(
+                "a server cannot load a policy with a guide; set rollout.engine.kind to shared-prefix or transformers"
+            )
+
+    @property
+    def label(self) -> str:
+        """The solver with its options and form."""
+        return super().label if self.guide is None else f"{super().label} guided"
+
+    @property
+    def data_needs(self) -> DataNeeds:
+        """The states that its guide reads, or those below the layers that it trains."""
+        return DataNeeds(states=states_below(self.fit) if self.guide is None else self.guide.states)
+
+    @abstractmethod
+    def objective(self, beta: float) -> Objective:
+        """Return its objective, with ``beta`` for the paper's raw Φ."""
+
+
+def states_below(fit: Fit) -> States | None:
+    """Return the states that a training of the last layers starts from; None for that of the whole model."""
+    return None if fit.lora is None or fit.lora.layers is None else States(last=fit.lora.layers)
+
+
+def single_examples(rewards_K: Array) -> NDArray[np.intp]:
+    """Return every rollout as a separate example, (K, 1)."""
+    return np.arange(rewards_K.size)[:, None]
+
+
+def random_sets(k: int, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return disjoint random sets, (k // size, size), of the indices below ``k``."""
+    return rng.permutation(k)[: k // size * size].reshape(-1, size)
+
+
+def weighted_likelihood(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
+    """Return the weighted negative log-likelihood of single rollouts, relative to the reference's."""
+    return -(weight_B * h_BM[:, 0]).mean()

@@ -1,0 +1,95 @@
+"""On-policy solvers: the shaping and the advantages of responses that are drawn while a policy is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from infalign.core.settings import Draws
+from infalign.method.procedures import Served
+from infalign.method.shapings import Shaping, rank_transform
+from infalign.training.solvers.base import DataNeeds, RecipeFacts, Shaped, ToBudget
+
+if TYPE_CHECKING:
+    from infalign.training.advantages import Advantages
+
+
+class OnPolicy(ToBudget):
+    """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
+
+    trl_trainer: ClassVar[Literal["rloo", "grpo"]] = "grpo"
+
+    generations: Draws = Field(8, description="completions a prompt and step")
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> OnPolicy:
+        if self.generates and self.fit.batch_size % self.generations:
+            raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
+        return self
+
+    @property
+    def generates(self) -> bool:
+        """Whether it draws responses while it trains."""
+        return True
+
+    @property
+    def responses_per_prompt(self) -> float:
+        """How many responses are generated per training prompt, over the whole training."""
+        return self.fit.epochs * self.generations * self.draws_per_response if self.generates else 0.0
+
+    @property
+    def keeps_shaping(self) -> bool:
+        """Whether the statistics of the TRL trainer that would change the shape of Φ are off."""
+        return True
+
+    @property
+    def trl_options(self) -> Mapping[str, Any]:
+        """Settings of the TRL trainer that it needs besides those of every solver."""
+        return {}
+
+    @property
+    def stop_kl(self) -> float | None:
+        """The KL in nats at which training ends before its last step; None if it does not."""
+        return None
+
+    def reward_shaping(self, procedure: Served) -> Shaping:
+        """Return the shaping that is applied to rewards before advantages are computed."""
+        return self.shaping
+
+    def advantages(self, reference: str, procedure: Served) -> Advantages | None:
+        """Return the advantages that replace the TRL trainer's, or None to keep those. ``reference`` is a model."""
+        return None
+
+
+class OnRanks(Shaped, OnPolicy):
+    """An on-policy solver of the RLHF objective: it uses one reward per response, whose rank may be predicted."""
+
+    ranks: Literal["rollouts", "model"] = Field(
+        "rollouts", description="model: as `rank_model` predicts them, on all training prompts"
+    )
+
+    @model_validator(mode="after")
+    def _can_predict_ranks(self) -> OnRanks:
+        if self.predicts_ranks:
+            if not self.generates:
+                raise ValueError(f"ranks: model is for fresh responses, found stored rollouts ({self.solver})")
+            if rank_transform(self.transform) is None:
+                raise ValueError(f"ranks: model needs a transformation of the rank, and {self.transform.name} is none")
+        return self
+
+    @property
+    def predicts_ranks(self) -> bool:
+        """Whether a rank model predicts the ranks."""
+        return self.ranks == "model"
+
+    @property
+    def data_needs(self) -> DataNeeds:
+        """The rank model, if it predicts the ranks."""
+        return DataNeeds(models=("rank",) if self.predicts_ranks else ())
+
+    def check(self, recipe: RecipeFacts) -> None:
+        """Raise ValueError if there is no model to predict ranks."""
+        if self.predicts_ranks and not recipe.has_rank_model:
+            raise ValueError("ranks: model needs the recipe's `rank_model`; add it, with `fit`")
