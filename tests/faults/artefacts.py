@@ -148,7 +148,7 @@ def with_evil_checkpoint(lab: Lab, file: str) -> tuple[Path, Path]:
     return root, checkpoint
 
 
-@fault(2, {name: name for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")})
+@fault(1, {name: name for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")})
 def forged(lab: Lab, file: str) -> Seen:
     """A checkpoint has a pickle that runs code and a forged seal → The checkpoint to delete; the pickle is not run."""
     root, checkpoint = with_evil_checkpoint(lab, file)

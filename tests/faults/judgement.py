@@ -9,7 +9,7 @@ from infalign.report.findings import sentences
 from infalign.steps.status import recorded_recipe, status
 
 
-@fault(3)
+@fault(1)
 def wild(lab: Lab) -> Seen:
     """A training keeps the reference, at learning rate 1e5 → Nothing was learned; `allow_worthless` continues."""
     root, rate, strict = lab.copy(), "policies.aware.fit.learning_rate=1e5", "allow_worthless=false"

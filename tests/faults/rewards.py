@@ -272,7 +272,7 @@ def changes(lab: Lab) -> Seen:
     return seen
 
 
-@fault(3)
+@fault(1)
 def constant(lab: Lab) -> Seen:
     """A reward function gives all responses one reward → There is nothing to learn; `allow_worthless` continues."""
     root = lab.copy()

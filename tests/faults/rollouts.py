@@ -129,22 +129,22 @@ def cannot_be_used(lab: Lab, *fault: Any) -> Seen:
     return seen
 
 
-@fault(
-    2,
-    {
-        "no such program": "absent-program {model}",
-        "ends at once": f"{sys.executable} -S -c 'import os; os._exit(7)'",
-    },
-    brief=("no such program",),
-)
-def no_server(lab: Lab, command: str) -> Seen:
-    """The command that starts the inference server fails → At once: the missing program, or the exit code."""
+def start(command: str) -> None:
+    """Start an inference server."""
+    with serving(command, "a model", "unused"):
+        pass
 
-    def start() -> None:
-        with serving(command, "a model", "unused"):
-            pass
 
-    return told(start)
+@fault(2, brief=True)
+def no_program(lab: Lab) -> Seen:
+    """The command that starts the inference server names no program → The missing program."""
+    return told(lambda: start("absent-program {model}"))
+
+
+@fault(4)
+def ends_at_once(lab: Lab) -> Seen:
+    """The inference server ends before it answers → At once: its exit code."""
+    return told(lambda: start(f"{sys.executable} -S -c 'import os; os._exit(7)'"))
 
 
 # Engines
@@ -164,7 +164,7 @@ def little_memory(lab: Lab) -> None:
         assert one == other
 
 
-@fault(1)
+@fault(4)
 def no_memory(lab: Lab) -> Seen:
     """Memory does not even suffice for one response → Memory ran out; what was drawn is kept."""
     model, tokenizer = load_policy(lab.finished / "models" / "reference")
@@ -233,7 +233,7 @@ def diverges(lab: Lab) -> Seen:
 
 @fault(0)
 def overflow(lab: Lab) -> None:
-    """Β is so small that e^(Φ/β) exceeds every float → Nothing; targets are computed on the log scale."""
+    """A tiny β makes e^(Φ/β) exceed every float → Nothing; targets are computed on the log scale."""
     root = lab.copy()
     policies = "{aware: {transform: 'exp:10', beta: 0.01, fit: {batch_size: 32, max_length: 192}}}"
     again(root, f"policies={policies}", until="train")
