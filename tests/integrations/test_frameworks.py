@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_serve_reward import serving
+from listening import listening
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
 from infalign.integrations import environment, openrlhf
 from infalign.integrations.export import export
+from infalign.integrations.server import app
 from infalign.integrations.verl import compute_score
 from infalign.method.calibration import calibrate
 from infalign.method.transforms import Exponential
@@ -290,7 +291,8 @@ def test_one_server_serves_openrlhf_and_slime_at_once(tokenizer: Any) -> None:
                 answer.raise_for_status()
                 return float((await answer.json())["score"])
 
-    with serving("infalign.world:gold") as url, ThreadPoolExecutor(16) as threads:
+    reward = app(environment.calibrated("infalign.world:gold", "exp:10"), tokenizer)
+    with listening(reward) as url, ThreadPoolExecutor(16) as threads:
         asked = [(place, text) for place in range(2) for text in SAID]
         ours = threads.map(lambda one: asyncio.run(slime(f"{url}/get_reward", *one)), asked)
         theirs = threads.map(

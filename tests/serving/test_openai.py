@@ -500,27 +500,14 @@ def test_help_and_page_say_that_one_temperature_is_served(main: Any) -> None:
 
 
 def test_the_command_serves_with_a_token(evaluated_run: Path) -> None:
-    """The client's API key is the token; without one nothing but this machine's own address is listened at."""
-    refused = micro.infalign("serve", evaluated_run, "--host", "0.0.0.0")
-    assert refused.returncode == 2
-    assert "INFALIGN_SERVE_TOKEN" in refused.stderr
+    """The client's API key is the token."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    words = ("serve", evaluated_run, "--policy", "reference", "--procedure", "standard", "--port", port)
     path = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
-    command = [
-        micro.COMMAND,
-        "serve",
-        evaluated_run,
-        "--policy",
-        "reference",
-        "--procedure",
-        "standard",
-        "--port",
-        port,
-    ]
     process = subprocess.Popen(
-        [*map(str, command)],
+        [micro.COMMAND, *map(str, words)],
         env=os.environ | {"INFALIGN_SERVE_TOKEN": "secret", "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
