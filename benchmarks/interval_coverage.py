@@ -20,7 +20,7 @@ from scipy.stats import bootstrap
 from infalign.evaluation.intervals import estimate, estimate_share
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates
+from infalign.evaluation.win_rates import prompt_win_rates
 from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 
 POPULATION, SAMPLES = 40_000, 12
@@ -45,7 +45,7 @@ def population(procedure: Procedure, strength: float, spread: float) -> np.ndarr
     rng = np.random.default_rng(0)
     strengths = strength * np.exp(spread * rng.normal(size=(POPULATION, 1)))
     u, v = rng.random((POPULATION, SAMPLES)) ** (1 / strengths), rng.random((POPULATION, SAMPLES))
-    return win_rates(Samples(u, u), Samples(v, v), procedure)
+    return prompt_win_rates(Samples(u, u), Samples(v, v), procedure)
 
 
 def swayed(prompts: int, rng: np.random.Generator) -> np.ndarray:

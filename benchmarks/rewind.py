@@ -8,7 +8,7 @@ estimated. Some twenty seconds.
 import numpy as np
 
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import rewind_draws, win_rates
+from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws
 from infalign.method.procedures import RewindAndRepeat
 from infalign.method.transforms import parse_transform
 from infalign.theory.law import law_at_kl
@@ -40,7 +40,7 @@ def main() -> None:
         wins = np.array([a[p] @ (u[p][:, None] > rest[p]) @ b[p] for p in range(prompts)])
         naive = wins, procedure.draws(u, at), procedure.draws(rest, at)
         found = (
-            win_rates(policy, base, procedure),
+            prompt_win_rates(policy, base, procedure),
             rewind_draws(policy, base, procedure),
             rewind_draws(base, base, procedure),
         )

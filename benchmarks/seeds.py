@@ -18,7 +18,7 @@ from infalign.core.errors import DataError
 from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.matched import MIN_KL, Matched, widen
-from infalign.evaluation.win_rates import win_rates
+from infalign.evaluation.win_rates import prompt_win_rates
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
 from infalign.recipe.layout import Layout
@@ -154,7 +154,7 @@ class WinRate(Quantity):
         if name in seed.best_of_n:
             return seed.serve_best_of_n(name, self.procedure)[1][self.judge][self.procedure.name]
         ours, base = (evaluated.judged_by(self.judge, model) for model in (name, "reference"))
-        return win_rates(ours, base, self.procedure)
+        return prompt_win_rates(ours, base, self.procedure)
 
     def gain(self, at: AtOneKL, method: str) -> Callable[[float], float]:
         """Return theory's gain of the method's transformation."""

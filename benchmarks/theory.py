@@ -27,10 +27,10 @@ from mpmath import mp
 from scipy.integrate import quad, quad_vec, solve_bvp
 from scipy.optimize import brentq
 
-from infalign import BestOfN, Exponential, Identity, Log, Standard, WorstOfN, law_at_kl, optimal
+from infalign import BestOfN, Exponential, WorstOfN, law_at_kl, optimal
 from infalign.method.calibration import Array
-from infalign.method.procedures import RankProcedure
-from infalign.method.transforms import Transformation
+from infalign.method.procedures import RankProcedure, Standard
+from infalign.method.transforms import Identity, Log, Transformation
 
 PROCEDURES = Standard(), BestOfN(2), BestOfN(4), WorstOfN(2), WorstOfN(4)
 TRANSFORMS = Identity(), Log(), Exponential(5), Exponential(10), Exponential(-5), Exponential(-10)

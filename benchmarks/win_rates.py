@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates, win_rates_of
+from infalign.evaluation.win_rates import prompt_win_rates, win_rates_of
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Exponential
@@ -57,7 +57,7 @@ def samples_needed() -> bool:
         ]
         for m in (2 * n, 4 * n, 16 * n):
             few = [Samples(side[:, :m], side[:, :m]) for side in (u, v)]
-            rows += [("ours", m, needed(win_rates(*few, BestOfN(n))))]
+            rows += [("ours", m, needed(prompt_win_rates(*few, BestOfN(n))))]
         for way, m, prompts in rows:
             print(f"{way:<35}{m:>16}{prompts:>10,.0f}{2 * m * prompts:>10,.0f}")
         totals = [m * prompts for _, m, prompts in rows]

@@ -14,7 +14,7 @@ import infalign
 from infalign import cli
 from infalign.method.procedures import parse_procedure
 from infalign.recipe.reading import load_recipe
-from infalign.theory.choose import rank
+from infalign.theory.choose import choose
 
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md")}
@@ -41,7 +41,7 @@ def computed(served: str, kl: str, rollouts: int) -> list[str]:
     """Return the cells for K = ``rollouts``: the recommendation, exp:±10 and identity."""
     (unknown,) = re.findall(r"`(0\.25\*.*?)`", PAGE)
     procedure = parse_procedure(unknown if served == "unknown N" else served.strip("`"))
-    ranking = rank(procedure, kl=float(kl), rollouts=rollouts)
+    ranking = choose(procedure, kl=float(kl), rollouts=rollouts)
     shown = {}
     for found in ranking.candidates:
         limits = [found.generalising] if found.memorising is None else [found.memorising, found.generalising]

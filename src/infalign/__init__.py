@@ -10,26 +10,24 @@ Axis letters in array names: ``P`` prompts, ``K`` reference rollouts of a prompt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infalign.method.calibration import calibrate, win
+    from infalign.evaluation.win_rates import win_rates
+    from infalign.method.calibration import calibrate
     from infalign.method.procedures import (
         BestOfN,
         Mixture,
         OrderStatistics,
         RankDensity,
         RewindAndRepeat,
-        Standard,
         WorstOfN,
-        kth_best,
         parse_procedure,
-        top_k,
     )
     from infalign.method.reward import CalibratedReward
-    from infalign.method.transforms import Exponential, Function, Identity, Log, Power, Tabulated, parse_transform
+    from infalign.method.transforms import Exponential, Function, Tabulated, parse_transform
     from infalign.rewards.classifier import ClassifierReward
+    from infalign.sampling.calibrated_prompts import calibrate_prompts
     from infalign.steps.whole_run import run
-    from infalign.theory.finite_model import FiniteModel
-    from infalign.theory.finite_rollouts import finite_rollouts
-    from infalign.theory.law import aligned_law, law_at_kl, training_beta
+    from infalign.theory.choose import choose
+    from infalign.theory.law import law_at_kl, training_beta
     from infalign.theory.optimum import optimal
 
 __all__ = [
@@ -37,30 +35,23 @@ __all__ = [
     "CalibratedReward",
     "ClassifierReward",
     "Exponential",
-    "FiniteModel",
     "Function",
-    "Identity",
-    "Log",
     "Mixture",
     "OrderStatistics",
-    "Power",
     "RankDensity",
     "RewindAndRepeat",
-    "Standard",
     "Tabulated",
     "WorstOfN",
-    "aligned_law",
     "calibrate",
-    "finite_rollouts",
-    "kth_best",
+    "calibrate_prompts",
+    "choose",
     "law_at_kl",
     "optimal",
     "parse_procedure",
     "parse_transform",
     "run",
-    "top_k",
     "training_beta",
-    "win",
+    "win_rates",
 ]
 
 PUBLIC = (  # the modules that these are looked for in, the light ones first
@@ -70,9 +61,10 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "method.reward",
     "theory.law",
     "theory.optimum",
-    "theory.finite_model",
-    "theory.finite_rollouts",
+    "theory.choose",
+    "evaluation.win_rates",
     "rewards.classifier",
+    "sampling.calibrated_prompts",
     "steps.whole_run",
 )
 

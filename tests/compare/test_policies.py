@@ -17,7 +17,7 @@ from infalign.method.transforms import parse_transform
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.theory.choose import rank
+from infalign.theory.choose import choose
 from infalign.theory.law import law_at_kl
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.offline import Guide
@@ -39,7 +39,7 @@ def test_strengths_are_those_of_the_budget() -> None:
 def test_the_aware_transformation_is_the_best_that_has_a_name() -> None:
     """It is the first of `theory.choose` that a recipe can spell: steeper for larger N, negative for the worst."""
     for procedure in (BestOfN(4), WorstOfN(4), BestOfN(32)):
-        first = [c.transform.name for c in rank(procedure, kl=0.5, rollouts=100).candidates]
+        first = [c.transform.name for c in choose(procedure, kl=0.5, rollouts=100).candidates]
         assert aware_transform(procedure, 0.5, 100) == next(name for name in first if not name.startswith("optimal"))
     rates = [parse_transform(aware_transform(BestOfN(n), 0.5, 100)).t for n in (2, 4, 32)]
     assert rates == sorted(rates)

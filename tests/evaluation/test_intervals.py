@@ -7,7 +7,7 @@ from scipy.stats import binom
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Estimate, estimate, estimate_share
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates
+from infalign.evaluation.win_rates import prompt_win_rates
 from infalign.method.procedures import (
     BestOfN,
     WorstOfN,
@@ -19,7 +19,7 @@ def test_intervals_cover(prompts: int) -> None:
     """95 % intervals of Best-of-4 win rates, a skewed law, cover the mean in 93–97 % of 600 simulations."""
     rng = np.random.default_rng(9)
     u, v = rng.random((20000, 12)) ** (1 / rng.gamma(4, 0.6, size=(20000, 1))), rng.random((20000, 12))
-    population = win_rates(Samples(u, u), Samples(v, v), BestOfN(4))
+    population = prompt_win_rates(Samples(u, u), Samples(v, v), BestOfN(4))
     covered = []
     for seed in range(600):
         interval = estimate(rng.choice(population, prompts), seed=seed)
@@ -47,7 +47,7 @@ def test_intervals_of_a_procedure_that_nearly_always_wins_cover() -> None:
     rng = np.random.default_rng(11)
     strength = 15 * np.exp(0.9 * rng.normal(size=(20000, 1)))
     u, v = rng.random((20000, 12)) ** (1 / strength), rng.random((20000, 12))
-    population = win_rates(Samples(u, u), Samples(v, v), WorstOfN(4))
+    population = prompt_win_rates(Samples(u, u), Samples(v, v), WorstOfN(4))
     found = [estimate_share(rng.choice(population, 50), seed=seed) for seed in range(400)]
     assert np.mean([e.low <= population.mean() <= e.high for e in found]) > 0.94
 

@@ -8,7 +8,7 @@ from scipy.special import expit
 from infalign.core.errors import DataError
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import threshold_weights, win_rates
+from infalign.evaluation.win_rates import prompt_win_rates, threshold_weights
 from infalign.method.procedures import (
     BestOfN,
     Procedure,
@@ -31,7 +31,7 @@ def test_length_control_removes_what_length_adds() -> None:
     policy, base = swayed(1500, 6, np.random.default_rng(10))
     values = length_controlled([(policy, base)], Standard())
     assert abs(values.mean() - expit(0.5)) < 3 * values.std() / np.sqrt(1500)
-    assert win_rates(policy, base, Standard()).mean() > expit(0.5) + 0.04
+    assert prompt_win_rates(policy, base, Standard()).mean() > expit(0.5) + 0.04
 
 
 @pytest.mark.parametrize("procedure", [BestOfN(3), RewindAndRepeat(0.5, 2)], ids=lambda p: p.name)
@@ -86,7 +86,9 @@ def test_length_control_without_length_differences_is_the_win_rate() -> None:
     """Where all lengths are equal there is nothing to control."""
     rng = np.random.default_rng(13)
     policy, base = (Samples(r, r, np.full((5, 4), 37)) for r in rng.normal(size=(2, 5, 4)))
-    assert length_controlled([(policy, base)], BestOfN(2)).tolist() == win_rates(policy, base, BestOfN(2)).tolist()
+    assert (
+        length_controlled([(policy, base)], BestOfN(2)).tolist() == prompt_win_rates(policy, base, BestOfN(2)).tolist()
+    )
 
 
 def test_length_control_says_where_it_cannot_know() -> None:

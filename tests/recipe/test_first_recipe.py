@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import load_recipe
-from infalign.theory.choose import rank
+from infalign.theory.choose import choose
 from infalign.world import dialogues, preferences
 
 
@@ -102,7 +102,7 @@ def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_
     recipe = load_recipe("recipe.yaml")
     assert recipe.procedure.name == procedure
     aware = recipe.policies["aware"]
-    found = rank(recipe.procedure, kl=0.4, rollouts=recipe.rollout.k).candidates
+    found = choose(recipe.procedure, kl=0.4, rollouts=recipe.rollout.k).candidates
     named = {one.transform.name: one.behind for one in found if not one.transform.name.startswith("optimal")}
     assert aware.shaping.name == min(named, key=lambda name: named[name])
     assert {policy.theory.kl_budget for policy in recipe.policies.values()} == {0.4}

@@ -10,7 +10,7 @@ from scipy.stats import binom
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, parse_transform
-from infalign.theory.choose import rank
+from infalign.theory.choose import choose
 from infalign.theory.curve import analyse, parse_transform_or_optimum, sweep
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import aligned_law, law_at_kl
@@ -128,7 +128,7 @@ def test_smoothing_is_what_regression_on_many_prompts_finds() -> None:
 
 def test_finite_rollouts_turn_the_ranking_around() -> None:
     """For Best-of-32 the exact optimum is best with exact ranks and for who generalises, an exponential under both."""
-    ranking = rank(BestOfN(32), kl=0.5, rollouts=100)
+    ranking = choose(BestOfN(32), kl=0.5, rollouts=100)
     optimum = next(c for c in ranking.candidates if c.transform.name.startswith("optimal"))
     assert optimum.limit == max(c.limit for c in ranking.candidates)
     assert optimum.limit == pytest.approx(optimal(BestOfN(32), kl=0.5).win_rate, abs=1e-9)
@@ -140,7 +140,7 @@ def test_finite_rollouts_turn_the_ranking_around() -> None:
 
 def test_the_recommendation_is_good_under_both_limits() -> None:
     """No candidate is nearer to the best under both limits at once, and each limit alone prefers another one."""
-    ranking = rank(BestOfN(4), kl=0.5, rollouts=16)
+    ranking = choose(BestOfN(4), kl=0.5, rollouts=16)
     wins = {c.transform.name: np.array([c.memorising, c.generalising]) for c in ranking.candidates}
     most = np.max(list(wins.values()), axis=0)
     behind = {name: float((most - won).max()) for name, won in wins.items()}
@@ -154,7 +154,7 @@ def test_the_recommendation_is_good_under_both_limits() -> None:
 
 def test_a_candidate_is_what_the_simulation_says() -> None:
     """Win rate and errors are those of ``finite_rollouts`` on the same prompts, differences pair by pair."""
-    ranking = rank(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
+    ranking = choose(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
     best, other = max(ranking.candidates, key=lambda c: c.memorising or 0.0), ranking.candidates[-1]
     same = [
         finite_rollouts(c.transform, WorstOfN(4), simulated_gaps(50, prompts=ranking.prompts, seed=3), kl=0.5)
@@ -172,7 +172,7 @@ def test_a_candidate_is_what_the_simulation_says() -> None:
 def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> None:
     """Trying every t of a grid finds none better than the one searched, by more than half a thousandth."""
     procedure = parse_procedure(name)
-    ranking = rank(procedure, kl=0.7, rollouts=40)
+    ranking = choose(procedure, kl=0.7, rollouts=40)
     found = max(c.memorising or 0.0 for c in ranking.candidates if isinstance(c.transform, Exponential))
     tried = [
         finite_rollouts(
@@ -186,25 +186,25 @@ def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> Non
 
 def test_what_ties_gives_way_to_the_simplest() -> None:
     """Where two transformations do the same, as with a single rollout, the simpler is recommended."""
-    ranking = rank(BestOfN(4), kl=0.1, rollouts=1)
+    ranking = choose(BestOfN(4), kl=0.1, rollouts=1)
     assert sum(candidate.ties for candidate in ranking.candidates) > 1
     assert ranking.recommended.transform.name == "identity"
 
 
 def test_nearly_certain_wins_still_differ() -> None:
     """Worst-of-32 at half a nat: exp:-10 loses 20 times as often as the best, so it does not tie with it."""
-    ranking = rank(WorstOfN(32), kl=0.5, rollouts=100)
+    ranking = choose(WorstOfN(32), kl=0.5, rollouts=100)
     wins = {c.transform.name: c for c in ranking.candidates}
     assert 1 - wins["exp:-10"].limit == pytest.approx(9.9e-7, rel=0.01)
     assert 1 - wins["optimal:worst-of-32"].limit == pytest.approx(4.4e-8, rel=0.01)
     assert not wins["exp:-10"].ties
     assert 1 - ranking.recommended.limit < 5e-8
-    assert "found at 2 nats" in rank(WorstOfN(32), kl=2.0, rollouts=100).left_out["optimal"]
+    assert "found at 2 nats" in choose(WorstOfN(32), kl=2.0, rollouts=100).left_out["optimal"]
 
 
 def test_rewind_is_ranked_by_what_generalises() -> None:
     """What memorising costs Rewind-and-Repeat is not made up: nothing is simulated, and the optimum is first."""
-    ranking = rank(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=100)
+    ranking = choose(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=100)
     assert ranking.prompts == 0
     assert all(c.memorising is None and c.standard_error == c.behind_error == 0 for c in ranking.candidates)
     best = ranking.recommended
@@ -216,9 +216,9 @@ def test_rewind_is_ranked_by_what_generalises() -> None:
 def test_a_budget_that_rollouts_cannot_spend_is_refused() -> None:
     """K rollouts tell the best response from K others, which bounds the KL."""
     with pytest.raises(ConfigError, match="cannot spend a KL of 6"):
-        rank(BestOfN(4), kl=6.0, rollouts=100)
+        choose(BestOfN(4), kl=6.0, rollouts=100)
     with pytest.raises(ConfigError, match="at least 1 rollout"):
-        rank(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=0)
+        choose(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=0)
 
 
 @pytest.mark.parametrize(

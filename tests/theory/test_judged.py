@@ -12,7 +12,7 @@ from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge, Judge, ProbitSpline, normal_scores
 from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, Standard, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log
-from infalign.theory.choose import rank
+from infalign.theory.choose import choose
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import judged_win_rate, law_at_kl
 from infalign.theory.optimum import Optimum, optimal, optimal_by
@@ -142,7 +142,7 @@ def test_a_ranking_by_the_judge_puts_his_optimum_first() -> None:
     basis = ProbitSpline(knots, np.zeros(7)).basis(scores)
     line = ProbitSpline(knots, np.linalg.lstsq(basis.T, ndtri(TurningJudge(1.2).chance(scores)))[0])
     judge = EstimatedJudge(line, ProbitSpline(knots, line.coefficients[None]), (line, line), 100, 64, 0.0, 0.01)
-    found = rank(BestOfN(4), kl=0.5, rollouts=400, judge=judge)
+    found = choose(BestOfN(4), kl=0.5, rollouts=400, judge=judge)
     assert found.candidates[0].transform.name == found.recommended.transform.name == "judged:best-of-4"
     by_name = {one.transform.name: one for one in found.candidates}
     best, plain = by_name["judged:best-of-4"], by_name["optimal:best-of-4"]

@@ -163,14 +163,14 @@ def choose(
     """Rank transformations by what they achieve with K rollouts a prompt."""
     from infalign.core.storage import write_text
     from infalign.method.procedures import parse_procedure
-    from infalign.theory.choose import rank
+    from infalign.theory.choose import choose as choose_transform
     from infalign.theory.law import law_at_kl
     from infalign.theory.tabulation import tabulated
 
     file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     judge = _judge_of(judged, theirs or served) if judged else None
-    ranking = rank(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
+    ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
     if file:
         best = ranking.recommended.transform
         write_text(file, tabulated(best, beta=law_at_kl(best, kl=kl).beta).to_json())

@@ -155,9 +155,9 @@ def aware_transform(procedure: Extreme, kl: float, rollouts: int) -> str:
     >>> aware_transform(BestOfN(4), 0.5, 100)
     'exp:13'
     """
-    from infalign.theory.choose import rank  # with SciPy's solvers, which the help does not need
+    from infalign.theory.choose import choose  # with SciPy's solvers, which the help does not need
 
-    candidates = rank(procedure, kl=kl, rollouts=rollouts).candidates  # the best first
+    candidates = choose(procedure, kl=kl, rollouts=rollouts).candidates  # the best first
     return next(one.transform.name for one in candidates if not isinstance(one.transform, Tabulated))
 
 

@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples, chunks
-from infalign.evaluation.win_rates import alike, ways_to_serve, win_rates
+from infalign.evaluation.win_rates import alike, prompt_win_rates, ways_to_serve
 from infalign.method.calibration import Array, win
 from infalign.method.procedures import Procedure
 
@@ -46,7 +46,7 @@ def length_controlled(
         mean += float((weight * delta).sum()) / prompts
         square += float((weight * delta**2).sum()) / prompts
     if square == 0.0:
-        return np.concatenate([win_rates(*block, procedure, base_procedure) for block in blocks])
+        return np.concatenate([prompt_win_rates(*block, procedure, base_procedure) for block in blocks])
     deviation = np.sqrt(max(square - mean**2, 0.0))
     if deviation <= SAME_LENGTH_TOLERANCE * abs(mean):
         raise _never_equal(mean)

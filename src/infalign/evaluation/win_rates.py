@@ -11,19 +11,48 @@ from functools import cache
 
 import numpy as np
 from numpy.polynomial.polynomial import polymul, polypow, polyval
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from infalign.core.errors import DataError
+from infalign.evaluation.intervals import Estimate, estimate_share
 from infalign.evaluation.samples import Samples, chunks
 from infalign.method.calibration import Array, places
-from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, rewinds
+from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, parse_procedure, rewinds
 
 KINDS_OF_BEND = 4  # powers of the threshold's error that do not move an estimate
 SPREAD = 9.0  # standard deviations of its rank from which thresholds are taken; from fewer the noise is larger
 THRESHOLDS = 30  # about how many that are
 
 
-def win_rates(policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None) -> Array:
+def win_rates(
+    policy_rewards_PM: ArrayLike,
+    reference_rewards_PK: ArrayLike,
+    procedure: Procedure | str,
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
+    """Return the win rate of a policy over the reference, both served by ``procedure``, with its interval over prompts.
+
+    ``policy_rewards_PM`` has M rewards of policy responses to each of P prompts, ``reference_rewards_PK`` K of
+    reference responses to the same prompts, in any order. ``procedure`` may be a spelling. Every pair and every subset
+    that the procedure could draw is used, and ties count one half: see `win_rates_of`. ``seed`` is that of the
+    bootstrap. Raises DataError for different numbers of prompts, fewer than 2 prompts, too few samples for the
+    procedure and rewards that are not finite, ConfigError for a procedure that does not exist.
+
+    >>> policy, reference = [[0.7, 0.9, 0.4], [1.2, 0.1, 0.8]], [[0.5, 0.3, 0.6], [0.9, 0.2, 0.4]]
+    >>> round(win_rates(policy, reference, "best-of-2").mean, 3)
+    0.889
+    """
+    ours, theirs = np.asarray(policy_rewards_PM), np.asarray(reference_rewards_PK)
+    served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
+    wins_P = prompt_win_rates(Samples(ours, ours), Samples(theirs, theirs), served)
+    return estimate_share(wins_P, confidence=confidence, seed=seed)
+
+
+def prompt_win_rates(
+    policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None
+) -> Array:
     """Return each prompt's unbiased inference-time win rate, shape (P,): `win_rates_of` one procedure."""
     base_procedures = None if base_procedure is None else [base_procedure]
     wins_P: Array = win_rates_of(policy, base, [procedure], base_procedures)[0]

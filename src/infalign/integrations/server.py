@@ -83,7 +83,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         return JSONResponse(answer)
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "transform": reward.shaping.name})
+        return JSONResponse({"status": "ok", "transform": reward.__name__})
 
     async def metrics(request: Request) -> Response:
         if not allowed(request, token):

@@ -12,18 +12,22 @@ from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
 from infalign.method.calibration import Array, calibrate
-from infalign.method.shapings import Shaping, as_shaping
+from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
 
 # Files of the code that calls or imports a function of the user.
 BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, importlib.__file__, "<frozen importlib")
+
+
+Reward = Callable[[list[Any], list[str]], Sequence[float]]
+"""A reward function: prompts and response texts in, a number for each response out."""
 
 
 class Score(NamedTuple):
@@ -42,15 +46,24 @@ class CalibratedReward:
     responses are text. The dataset carries the column ``reference_rewards``: for each prompt the sorted rewards of its
     K reference rollouts under the same reward function.
 
-    Raises DataError if the column is missing, or a reward is not finite (TRL would train on it in silence).
+    ``shaping`` may be a spelling, such as ``"exp:10"``. Raises DataError if the column is missing, or a reward is not
+    finite (TRL would train on it in silence), and ConfigError for a shaping that does not exist.
+
+    >>> reward = CalibratedReward(lambda prompts, responses: [len(text) for text in responses], "exp:10")
+    >>> [round(score, 4) for score in reward(["Hi!"] * 2, ["Hello.", "Yo."], [[2, 3, 5, 9]] * 2)]
+    [0.0821, 0.0019]
     """
 
-    reward: Callable[[list[Any], list[str]], Sequence[float]]
-    shaping: Transformation | Shaping
+    reward: Reward
+    shaping: Transformation | Shaping | str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shaping, str):
+            object.__setattr__(self, "shaping", parse_shaping(self.shaping))
 
     @property
     def __name__(self) -> str:  # TRL logs the reward under this name
-        return self.shaping.name
+        return cast(Shaping, self.shaping).name
 
     def __call__(
         self,
@@ -84,7 +97,7 @@ class CalibratedReward:
         numbers in ascending order.
         """
         references = [_references(row, values) for row, values in enumerate(reference_rewards)]
-        rewards, shaping = _rewards(self.reward, prompts, responses), as_shaping(self.shaping)
+        rewards, shaping = rewards_of(self.reward, prompts, responses), as_shaping(cast(Shaping, self.shaping))
         return [
             Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))
             for reward, row in zip(rewards, references, strict=True)
@@ -102,7 +115,7 @@ class PredictedRankReward:
     Raises DataError if an output or its Φ(u) is not finite (TRL would train on it in silence).
     """
 
-    reward: Callable[[list[Any], list[str]], Sequence[float]]
+    reward: Reward
     transform: Transformation
 
     @property
@@ -117,7 +130,7 @@ class PredictedRankReward:
         **columns: object,
     ) -> list[float]:
         """Return each completion's normalised Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
-        outputs = _rewards(self.reward, prompts, completions)
+        outputs = rewards_of(self.reward, prompts, completions)
         ranks = expit(outputs)
         values = np.asarray(self.transform(ranks), float)
         if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
@@ -144,9 +157,7 @@ def _references(row: int, values: object) -> Array:
     return references.astype(float)
 
 
-def _rewards(
-    reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], completions: list[Any]
-) -> Array:
+def rewards_of(reward: Reward, prompts: list[Any], completions: list[Any]) -> Array:
     """Return the reward of each completion, which is text or messages; DataError unless all are numbers."""
     responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     values = listed(ask(reward, prompts, responses, name="the reward function"))
@@ -161,9 +172,7 @@ def _rewards(
     return np.asarray(values, float)
 
 
-def ask(
-    reward: Callable[[list[Any], list[str]], Sequence[float]], prompts: list[Any], responses: list[str], *, name: str
-) -> object:
+def ask(reward: Reward, prompts: list[Any], responses: list[str], *, name: str) -> object:
     """Return what ``reward``, called ``name``, gives for copies of prompts and responses. Raises as `user_code`."""
     with user_code(f"{name} raised"):
         return reward(deepcopy(prompts), list(responses))

@@ -104,7 +104,11 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Φ_t(u) = sign(t)·e^{tu}, normalised to a maximum modulus of 1; t > 0 favours the top, t < 0 spares the bottom."""
+    """Φ_t(u) = sign(t)·e^{tu}, normalised to a maximum modulus of 1; t > 0 favours the top, t < 0 spares the bottom.
+
+    >>> Exponential(10)([0.5, 1.0]).round(4)
+    array([0.0067, 1.    ])
+    """
 
     t: float
 
@@ -174,7 +178,11 @@ class Tabulated:
 
     ``v`` = 1 − u ascends from 0 to 1 (ranks counted from the top, where an optimum has its fine structure), ``phi`` is
     the paper's raw Φ there, ``slope`` its derivative by v; between the knots it is the cubic that agrees with both.
-    Two neighbouring knots make a jump. Raises ConfigError for an invalid table.
+    Two neighboring knots make a jump. Raises ConfigError for an invalid table.
+
+    >>> line = Tabulated("line", np.array([0.0, 1.0]), np.array([0.0, -2.0]), np.array([-2.0, -2.0]))
+    >>> line([0.0, 0.5, 1.0]), line.scale
+    (array([-1. , -0.5,  0. ]), 2.0)
     """
 
     name: str
@@ -230,6 +238,9 @@ class Function:
 
     ``phi`` works on arrays in [0, 1]; it is taken as it is (``scale`` 1). Close to u = 1 its values are rounded, so
     theory certifies laws with it only up to a KL of some 15 nats.
+
+    >>> Function("sqrt", np.sqrt)([0.25, 1.0])
+    array([0.5, 1. ])
     """
 
     name: str
@@ -251,7 +262,11 @@ class Function:
 def parse_transform(name: str) -> Transformation:
     """Return the transformation that ``name`` spells, or that the JSON file of that name holds.
 
-    ``identity``, ``log``, ``exp:10``, ``exp:-10``, ``power:7``, ``power:-7``, ``some/table.json``.
+    ``identity``, ``log``, ``exp:10``, ``exp:-10``, ``power:7``, ``power:-7``, ``some/table.json``. Raises ConfigError
+    for another name and for a file that is no table.
+
+    >>> parse_transform("exp:10")
+    Exponential(t=10.0)
     """
     if name.endswith(".json"):
         return _read_table(Path(name))

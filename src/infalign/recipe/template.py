@@ -22,7 +22,7 @@ from infalign.models.gguf import is_gguf
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
 from infalign.rewards.function import function_reward, is_file
-from infalign.theory.choose import rank
+from infalign.theory.choose import choose
 
 LOOKED_AT = 1000  # rows of a file
 ROLLOUTS = {True: 64, False: 32}  # K for a policy from scratch, and for a pretrained one
@@ -125,7 +125,7 @@ def first_recipe(answers: Answers, path: Path) -> str:
 @cache
 def _best_transform(procedure: str, kl: float, k: int) -> str:
     """Return the transformation that `infalign choose` finds best of those that a recipe can spell."""
-    found = rank(read_procedure(procedure), kl=kl, rollouts=k).candidates
+    found = choose(read_procedure(procedure), kl=kl, rollouts=k).candidates
     spelled = [candidate for candidate in found if not candidate.transform.name.startswith("optimal")]
     if not spelled:
         raise ConfigError(f"no transformation that has a name can spend {kl} nats; give a smaller --kl-budget")

@@ -56,6 +56,10 @@ class ClassifierReward:
     the classifier reads its output at the last token that is not padding.
     A model of several ``outputs`` has them all in `outputs`; the first is the reward. Raises ConfigError if it has
     another number, or the tokenizer no chat template, padding or EOS token.
+
+    >>> reward = ClassifierReward.load(REWARD_MODEL)
+    >>> len(reward([[{"role": "user", "content": "How are you?"}]] * 2, ["Fine.", "Where?"]))
+    2
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
-from infalign.method.procedures import Served, is_extreme, rewinds
+from infalign.method.procedures import Served, is_extreme, parse_procedure, rewinds
 from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
@@ -177,11 +177,11 @@ class _Setting:
         return [nearby(aim) for aim in (aims if self.judge is None else aims[:1])]  # its chances are less exact
 
 
-def rank(
-    procedure: Served,
+def choose(
+    procedure: Served | str,
     *,
     kl: float,
-    rollouts: int,
+    rollouts: int = 32,
     base: Served | None = None,
     judge: EstimatedJudge | None = None,
     seed: int = 0,
@@ -194,7 +194,11 @@ def rank(
     ranking is that of the other limit. Raises ConfigError for a budget that the rollouts cannot spend.
 
     With a ``judge``, estimated for the same ``base``, all win rates are by it, and the optimum by it is a candidate.
+
+    >>> choose("best-of-4", kl=0.5).recommended.transform.name
+    'exp:11'
     """
+    procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     if rollouts < 1:
         raise ConfigError(f"at least 1 rollout a prompt is needed, found {rollouts}")
     base = base or procedure

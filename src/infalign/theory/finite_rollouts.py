@@ -143,7 +143,7 @@ def _opponent(procedure: RankProcedure, against: RankProcedure | Judge | None) -
     """Return the procedure that serves the base and the judge, if there is one."""
     if against is None or hasattr(against, "slope"):
         return procedure, cast(Judge | None, against)
-    return cast(RankProcedure, against), None
+    return against, None
 
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:

@@ -92,6 +92,10 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
 
     Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
+
+    >>> law = law_at_kl(Exponential(10), kl=1.0)
+    >>> round(law.win_rate(BestOfN(4)), 4)
+    0.9351
     """
     if not (kl > 0 and np.isfinite(kl)):
         raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
@@ -123,7 +127,13 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
 
 
 def training_beta(transform: Transformation, *, kl: float) -> float:
-    """Return the KL weight of a trainer whose reward is the normalised Φ and whose optimum spends ``kl`` nats."""
+    """Return the KL weight of a trainer whose reward is the normalised Φ and whose optimum spends ``kl`` nats.
+
+    Raises as `law_at_kl`.
+
+    >>> round(training_beta(Exponential(10), kl=1.0), 4)
+    0.2413
+    """
     return normalised_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 

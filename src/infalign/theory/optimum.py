@@ -48,6 +48,9 @@ def optimal(
 
     ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/theory.md, optimum of a
     rank procedure). Raises ConfigError unless one of both is given, positive and finite, and for a budget out of reach.
+
+    >>> round(optimal(BestOfN(4), kl=1.0).win_rate, 4)
+    0.9411
     """
     if (beta is None) == (kl is None):
         raise ConfigError("an optimum needs either beta or a KL budget")

@@ -61,7 +61,10 @@ def parse_procedure(name: str) -> Served:
     """Return the procedure that ``name`` spells.
 
     ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``rewind:0.85:32``,
-    ``rewind:0.85:32:best``, and mixtures like ``0.5*best-of-2+0.5*standard``.
+    ``rewind:0.85:32:best``, and mixtures like ``0.5*best-of-2+0.5*standard``. Raises ConfigError for another name.
+
+    >>> parse_procedure("best-of-4")
+    BestOfN(n=4)
     """
     try:
         if "*" in name:

@@ -24,7 +24,11 @@ SPELLINGS = ("best-of-N", "worst-of-N")
 
 @dataclass(frozen=True, slots=True)
 class BestOfN:
-    """Serve the best of N draws: h(p) = p^N."""
+    """Serve the best of N draws: h(p) = p^N.
+
+    >>> BestOfN(2).weights([[0.1, 0.5, 0.3]]).round(3)  # how often each of three samples is the better one of two
+    array([[0.   , 0.667, 0.333]])
+    """
 
     n: int
     sign: ClassVar[float] = 1.0  # the reward that is served has the largest sign · reward
@@ -58,7 +62,11 @@ class BestOfN:
 
 @dataclass(frozen=True, slots=True)
 class WorstOfN:
-    """Serve the worst of N draws, the choice of an attacker who retries: h(p) = 1 − (1 − p)^N."""
+    """Serve the worst of N draws, the choice of an attacker who retries: h(p) = 1 − (1 − p)^N.
+
+    >>> WorstOfN(2).distortion([0.0, 0.5, 1.0])
+    array([0.  , 0.75, 1.  ])
+    """
 
     n: int
     sign: ClassVar[float] = -1.0

@@ -18,6 +18,9 @@ class Mixture:
     ``parts`` are (probability, procedure) pairs; every answer, of the policy and of the base, draws anew. Mixtures
     among the parts are unfolded. Raises ConfigError unless the probabilities are non-negative and sum to 1, and for
     Rewind-and-Repeat.
+
+    >>> Mixture(((0.5, BestOfN(2)), (0.5, BestOfN(4)))).name
+    '0.5*best-of-2+0.5*best-of-4'
     """
 
     parts: tuple[tuple[float, RankProcedure], ...]

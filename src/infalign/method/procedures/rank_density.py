@@ -17,8 +17,11 @@ from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 class RankDensity:
     """Any procedure that serves base rank u with density ``g(u)`` where a plain draw has 1: h(p) = ∫_0^p g/∫_0^1 g.
 
-    ``g`` is a function on arrays in (0, 1), normalised here. Raises ConfigError if it is negative, not finite or not
+    ``g`` is a function on arrays in (0, 1), normalized here. Raises ConfigError if it is negative, not finite or not
     integrable.
+
+    >>> RankDensity("like best-of-2", lambda u: u).distortion([0.5, 1.0]).round(6)
+    array([0.25, 1.  ])
     """
 
     name: str

@@ -1,0 +1,40 @@
+"""What `from infalign import …` gives: each name says what it is for, and its example runs."""
+
+import doctest
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+import infalign
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the public names, and MODEL and REWARD_MODEL, the folders of tiny models."""
+    folder, scratch = tmp_path_factory.mktemp("model"), Scratch(**micro.SCRATCH)
+    tokenizer = train_tokenizer(["How are you?", "Where is Oslo?"] * 9, scratch)
+    policy = new_policy(scratch, tokenizer, seed=0)
+    one_output = type(policy.config)(**policy.config.to_dict() | {"num_labels": 1})
+    reward = AutoModelForSequenceClassification.from_config(one_output)
+    for name, model in (("policy", policy), ("reward", reward)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    models = {"MODEL": folder / "policy", "REWARD_MODEL": folder / "reward"}
+    return {name: getattr(infalign, name) for name in infalign.__all__} | models
+
+
+@pytest.mark.parametrize("name", [name for name in infalign.__all__ if name != "run"])  # steps/test_whole_run.py has it
+def test_the_example_of_a_public_name_runs(
+    name: str, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each docstring has an example, which needs nothing but the public names, NumPy and a model."""
+    monkeypatch.chdir(tmp_path)
+    (found,) = doctest.DocTestFinder(recurse=False).find(names[name], name, globs=names | {"np": np})
+    assert found.examples
+    assert doctest.DocTestRunner().run(found).failed == 0
