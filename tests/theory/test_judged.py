@@ -104,6 +104,13 @@ def test_no_optimiser_on_a_grid_finds_a_better_policy(judge: Judge, name: str) -
     assert own == pytest.approx(best, abs=2e-6)
 
 
+@pytest.mark.parametrize("kl", [0.003, 0.02, 0.09])
+def test_a_judge_with_kinks_has_an_optimum_at_a_small_budget(kl: float) -> None:
+    """Panels are refined at the knots of a spline, and the policy on the last of them spends the budget."""
+    judge = ProbitSpline(np.array([-0.84, 0.0, 0.84]), np.array([0.27, 0.02, -0.11]))
+    assert optimal_by(judge, BestOfN(4), kl=kl).law.kl == pytest.approx(kl, abs=1e-9)
+
+
 def test_where_the_judge_turns_the_transformation_falls() -> None:
     """For a judge who likes normal score 1.2 best, the optimum's Φ rises up to there and falls above."""
     found = optimal_by(TurningJudge(1.2), BestOfN(4), kl=0.5)

@@ -106,11 +106,11 @@ class Contest:
             for values in (density, self.gradient(panels, policy.cdf, policy.below)[1]):
                 rough |= self._tails(panels, values) > ACCURACY * np.sum(panels.weight * np.abs(values))
             if not rough.any() or len(rough) > MAX_PANELS:
-                break
+                return policy
             finer = panels.split(rough)
             cdf = np.clip(panels.integral_to(density, finer.u), 0.0, 1.0)
-            policy = Policy(finer, cdf, cdf, policy.below, policy.beta)
-        return policy
+            policy = Policy(finer, cdf, cdf, policy.below, policy.beta)  # its density is settled next
+        return self._settled(policy, kl)
 
     def _tails(self, panels: Panels, values: Array) -> Array:
         """Return what each panel's integral misses; a jump at one of the edges is none of it."""
