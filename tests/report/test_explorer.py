@@ -11,7 +11,7 @@ from pages import show
 from infalign.method.procedures import BestOfN, Standard, WorstOfN
 from infalign.method.transforms import parse_transform
 from infalign.report import explorer
-from infalign.theory.curve import analyse, parse_transform_or_optimum
+from infalign.theory.curve import curve_point, parse_transform_or_optimum
 from infalign.theory.rank_correlation import law_at_rank_correlation
 from infalign.theory.tabulation import smoothed
 
@@ -60,7 +60,7 @@ def test_exact_ranks_win_what_curve_says(curves, kind, served, names, kl):
     """For exact ranks every number is that of `infalign curve`, against the base served alike and one plain draw."""
     i = SETTINGS["KLS"].index(kl)
     for name in names:
-        found, point = find(curves, kind, name, 4), analyse(served, parse_transform_or_optimum(name), kl=kl)
+        found, point = find(curves, kind, name, 4), curve_point(served, parse_transform_or_optimum(name), kl=kl)
         assert found["won"][4][i][0][0] == pytest.approx(point.win_rate, abs=1e-5)
         assert found["from_plain"][4][i][0][0] == pytest.approx(point.law.win_rate(served, Standard()), abs=1e-5)
 

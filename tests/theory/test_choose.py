@@ -11,7 +11,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, parse_transform
 from infalign.theory.choose import choose
-from infalign.theory.curve import analyse, parse_transform_or_optimum, sweep
+from infalign.theory.curve import curve_point, parse_transform_or_optimum, sweep
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
@@ -21,7 +21,7 @@ from infalign.theory.tabulation import smoothed, tabulated
 @pytest.mark.parametrize("n", [2, 4, 16])
 def test_a_point_of_log_is_best_of_n_itself(n: int) -> None:
     """Φ = log at β = 1/(n−1) wins n/(n+1), with standard sampling too, and its KL is log n − (n−1)/n."""
-    point = analyse(BestOfN(8), Log(), beta=1 / (n - 1))
+    point = curve_point(BestOfN(8), Log(), beta=1 / (n - 1))
     assert point.win_rate == pytest.approx(n / (n + 1), abs=1e-12)
     assert point.standard_win_rate == pytest.approx(n / (n + 1), abs=1e-12)
     assert point.kl == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-12)
@@ -30,7 +30,7 @@ def test_a_point_of_log_is_best_of_n_itself(n: int) -> None:
 
 def test_a_point_has_both_betas() -> None:
     """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's."""
-    point = analyse(BestOfN(4), Exponential(10.0), kl=1.0)
+    point = curve_point(BestOfN(4), Exponential(10.0), kl=1.0)
     assert point.normalised_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
 
 
@@ -38,29 +38,29 @@ def test_a_point_has_both_betas() -> None:
 def test_the_optimum_is_above_every_transformation_at_its_kl(name: str) -> None:
     """No transformation wins more than ``optimal`` at the same KL, and the point says how well that was solved."""
     procedure = parse_procedure(name)
-    best = analyse(procedure, "optimal", kl=0.5)
+    best = curve_point(procedure, "optimal", kl=0.5)
     assert best.transform == "optimal"
     assert best.kl == pytest.approx(0.5, abs=1e-9)
     assert best.error < 1e-8
     assert best.residual is not None
     assert best.residual < 1e-6
     for other in ("identity", "log", "exp:10", "exp:-10"):
-        assert analyse(procedure, parse_transform(other), kl=0.5).win_rate < best.win_rate
+        assert curve_point(procedure, parse_transform(other), kl=0.5).win_rate < best.win_rate
 
 
 def test_rewind_tells_its_draws() -> None:
     """The base draws (1 − φ^N)/(1 − φ) times; a policy that is the base in all but 1e-6 nats draws as often."""
     procedure = RewindAndRepeat(0.85, 32)
-    point = analyse(procedure, parse_transform("identity"), kl=1e-6)
+    point = curve_point(procedure, parse_transform("identity"), kl=1e-6)
     assert point.base_draws == pytest.approx((1 - 0.85**32) / 0.15, rel=1e-12)
     assert point.draws == pytest.approx(point.base_draws, rel=0.01)
-    assert analyse(procedure, parse_transform("identity"), kl=1.0).draws < 3.0  # type: ignore[operator]
-    assert "draws" not in analyse(BestOfN(2), Log(), kl=1.0).as_dict()
+    assert curve_point(procedure, parse_transform("identity"), kl=1.0).draws < 3.0  # type: ignore[operator]
+    assert "draws" not in curve_point(BestOfN(2), Log(), kl=1.0).as_dict()
 
 
 def test_a_base_served_otherwise_is_another_opponent() -> None:
     """The base policy under Best-of-4 beats its plain samples with 4/5, in the limit of no KL."""
-    assert analyse(BestOfN(4), Log(), kl=1e-9, base=Standard()).win_rate == pytest.approx(0.8, abs=1e-4)
+    assert curve_point(BestOfN(4), Log(), kl=1e-9, base=Standard()).win_rate == pytest.approx(0.8, abs=1e-4)
 
 
 def test_a_point_needs_exactly_one_budget() -> None:
@@ -68,7 +68,7 @@ def test_a_point_needs_exactly_one_budget() -> None:
     for budget in ({}, {"beta": 1.0, "kl": 1.0}, {"beta": 0.0}, {"kl": -1.0}):
         for aim in ("identity", "optimal"):
             with pytest.raises(ConfigError):
-                analyse(BestOfN(2), parse_transform_or_optimum(aim), **budget)
+                curve_point(BestOfN(2), parse_transform_or_optimum(aim), **budget)
 
 
 def test_a_sweep_rises() -> None:

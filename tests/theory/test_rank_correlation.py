@@ -10,7 +10,7 @@ from scipy.special import log_softmax, ndtr, ndtri, softmax
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
-from infalign.theory.curve import analyse, parse_transform_or_optimum, sweep
+from infalign.theory.curve import curve_point, parse_transform_or_optimum, sweep
 from infalign.theory.finite_model import FiniteModel
 from infalign.theory.law import law_at_kl
 from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
@@ -89,8 +89,8 @@ def test_what_a_policy_knows_is_found_again() -> None:
 
 
 def test_a_curve_of_knowledge_lies_below_that_of_exact_ranks() -> None:
-    """`analyse` and `sweep` name ρ, keep the KL that is spent, and refuse a β and a ρ that is no correlation."""
-    point = analyse(BestOfN(4), parse_transform_or_optimum("optimal"), kl=0.5, rho=0.7)
+    """`curve_point` and `sweep` name ρ, keep the KL that is spent, and refuse a β and a ρ that is no correlation."""
+    point = curve_point(BestOfN(4), parse_transform_or_optimum("optimal"), kl=0.5, rho=0.7)
     assert point.transform == "optimal, ρ = 0.7"
     assert point.kl == 0.5
     assert point.win_rate == pytest.approx(0.777, abs=5e-4)
@@ -99,6 +99,6 @@ def test_a_curve_of_knowledge_lies_below_that_of_exact_ranks() -> None:
     assert not ended
     assert all(one.win_rate < other.win_rate for one, other in zip(found, ideal, strict=True))
     with pytest.raises(ConfigError, match="over KL budgets only"):
-        analyse(BestOfN(4), Identity(), beta=0.1, rho=0.7)
+        curve_point(BestOfN(4), Identity(), beta=0.1, rho=0.7)
     with pytest.raises(ConfigError, match=r"between 0\.02 and 0\.99, found 1\.2"):
-        analyse(BestOfN(4), Identity(), kl=0.1, rho=1.2)
+        curve_point(BestOfN(4), Identity(), kl=0.1, rho=1.2)

@@ -120,7 +120,7 @@ def curve(
                 if ended:
                     print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
             for budget in budgets:
-                points.append(theory.analyse(served, aim, **budget, base=theirs, rho=knows))
+                points.append(theory.curve_point(served, aim, **budget, base=theirs, rho=knows))
         except InfalignError as error:  # the other transformations are shown first
             failures.append(error)
     for failure in failures[:-1]:

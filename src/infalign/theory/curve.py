@@ -58,7 +58,7 @@ def parse_transform_or_optimum(name: str) -> Aim:
     return parse_transform(name)
 
 
-def analyse(
+def curve_point(
     procedure: Served,
     transform: Aim,
     *,
@@ -128,7 +128,7 @@ def sweep(
     points: list[Point] = []
     for kl in SWEEP:
         try:
-            points.append(analyse(procedure, transform, kl=float(kl), base=base, rho=rho))
+            points.append(curve_point(procedure, transform, kl=float(kl), base=base, rho=rho))
         except InfalignError as error:
             if not points:
                 raise

@@ -36,15 +36,6 @@ class FiniteOptimum:
     stationary_points: int
 
 
-@dataclass(frozen=True, slots=True)
-class Iterates:
-    """What the paper's iteration did: entry i belongs to the policy after i steps; entry 0 is the reference policy."""
-
-    win_rates: Array
-    kls: Array
-    period: int  # 1: it converged; 2: it jumps between two policies forever; 0: neither so far
-
-
 @dataclass(frozen=True, eq=False)
 class FiniteModel:
     """One prompt with finitely many responses: the ``reference`` probability and the reward of each, both (Y,).
@@ -132,27 +123,6 @@ class FiniteModel:
         if not (beta > 0 and np.isfinite(beta)):
             raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
         return self._optimum(procedure, ranks_G, beta)
-
-    def em(self, procedure: Served, *, beta: float, iterations: int, base: Served | None = None) -> Iterates:
-        """Return what the paper's iteration π ← π_ref e^{R(π)/β}/Z does from the reference policy.
-
-        It is kept to show where it fails: below some β it jumps between two policies under Best-of-N. Use
-        :meth:`optimum`. Raises ConfigError unless beta is positive and finite and there are at least two iterations.
-        """
-        if not (beta > 0 and np.isfinite(beta) and iterations >= 2):
-            raise ConfigError(f"the iteration needs a positive beta and 2 steps, found {beta} and {iterations}")
-        ranks_G = self._ranks(base or procedure)
-        log_ratios = [np.zeros_like(ranks_G)]
-        for _ in range(iterations):
-            log_ratios.append(self._step(log_ratios[-1], procedure, beta, ranks_G))
-        masses = [self._mass * np.exp(log_ratio) for log_ratio in log_ratios]
-        moved = [0.5 * np.abs(masses[-1] - masses[-1 - period]).sum() for period in (1, 2)]
-        period = next((period for period in (1, 2) if moved[period - 1] < ROUNDING), 0)
-        return Iterates(
-            np.array([self._win_rate(_edges(mass_G), procedure, ranks_G) for mass_G in masses]),
-            np.array([mass_G @ log_ratio for mass_G, log_ratio in zip(masses, log_ratios, strict=True)]),
-            period,
-        )
 
     @cached_property
     def _groups(self) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

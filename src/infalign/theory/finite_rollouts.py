@@ -21,7 +21,7 @@ ROUGH = 1e-6  # share of the loss that an interval may be uncertain by without n
 QUADRATURE = 1e-6  # change of the mean loss, as a share of it, at which there are enough nodes: far below Monte Carlo's
 JUDGED = 1e-4  # both by a judge, whose chances are known to a per cent at best
 SCORES = np.linspace(-8.0, 8.0, 4001)  # between which a judge's chances are interpolated
-MOST_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
+MAX_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
 PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
 Places = NDArray[np.intp]
@@ -124,7 +124,7 @@ def finite_rollouts(
     pilot, nodes = lengths_PC[:PILOT], 2
     now, finer = win_rates(pilot, log_beta, nodes), win_rates(pilot, log_beta, 2 * nodes)
     enough = QUADRATURE if judge is None else JUDGED
-    while abs((now - finer).mean()) > enough * (1.0 - finer).mean() and nodes < MOST_NODES:
+    while abs((now - finer).mean()) > enough * (1.0 - finer).mean() and nodes < MAX_NODES:
         nodes *= 2
         now, finer = finer, win_rates(pilot, log_beta, 2 * nodes)
     nearby = log_beta + 1e-4

@@ -22,8 +22,8 @@ from infalign.theory.tabulation import table_of_knots
 
 SCORES = np.linspace(-8.0, 8.0, 401)
 KNOTS = slice(50, 351, 3)  # of the table of log f, between normal scores of −6 and 6
-LEAST, MOST = 0.02, 0.99  # ρ: below it nothing is known, and above it the signal's noise is finer than SCORES
-RHOS = np.array([LEAST, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, MOST])
+MIN_CORRELATION, MAX_CORRELATION = 0.02, 0.99  # ρ; above, the signal's noise is finer than SCORES
+TABLE_CORRELATIONS = np.array([MIN_CORRELATION, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, MAX_CORRELATION])
 NEARBY = 1.1  # times the KL at which win rates are known besides
 
 
@@ -48,8 +48,10 @@ def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float)
     if rho == 1.0:
         law = law_at_kl(transform, kl=kl)
         return CorrelatedLaw(rho, kl, law.beta, law)
-    if not LEAST <= rho <= MOST:
-        raise ConfigError(f"a policy's knowledge ρ is 1 or between {LEAST} and {MOST}, found {rho:g}")
+    if not MIN_CORRELATION <= rho <= MAX_CORRELATION:
+        raise ConfigError(
+            f"a policy's knowledge ρ is 1 or between {MIN_CORRELATION} and {MAX_CORRELATION}, found {rho:g}"
+        )
     if not (kl > 0 and np.isfinite(kl)):
         raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
     spread = np.sqrt(1.0 - rho**2)
@@ -99,15 +101,15 @@ def fitted_rank_correlations(
     nothing = 0.5  # what the base wins against itself
     known = [
         [law_at_rank_correlation(transform, rho=float(rho), kl=float(one)).law.win_rate(procedure) for one in near]
-        for rho in (*RHOS, 1.0)
+        for rho in (*TABLE_CORRELATIONS, 1.0)
     ]
     table = np.array([[nothing, nothing], *known])
     slopes = (table[:, 1] - table[:, 0]) / np.log(NEARBY)
     rising = np.maximum.accumulate(table[:, :1] + slopes[:, None] * np.log(np.asarray(kls) / kl), axis=0)
-    rhos = np.array([0.0, *RHOS, 1.0])
+    rhos = np.array([0.0, *TABLE_CORRELATIONS, 1.0])
     return np.array([np.interp(wins, rising[:, i], rhos) for i, wins in enumerate(win_rates)])
 
 
 def supported_correlation(rho: float) -> float:
     """Return the ρ nearest to a fitted one for which `law_at_rank_correlation` has a policy."""
-    return 1.0 if rho > (1.0 + MOST) / 2.0 else float(np.clip(rho, LEAST, MOST))
+    return 1.0 if rho > (1.0 + MAX_CORRELATION) / 2.0 else float(np.clip(rho, MIN_CORRELATION, MAX_CORRELATION))
