@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from seeds import mean_over_seeds, read_words, recipe_of_seed
 
-from infalign.compare.comparison import measure, train_methods
+from infalign.compare.comparison import Comparison, train_methods
 from infalign.compare.policies import MethodPolicies
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
@@ -33,7 +33,7 @@ def comparison(folder: Path, seed: str, changes: list[str]) -> dict[str, Any]:
         recipe = recipe_of_seed("demo", folder, seed, [*FEW, *changes])
         budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
         policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
-        found.write_text(json.dumps(measure(policies)))
+        found.write_text(json.dumps(Comparison(policies).measure()))
     return dict(json.loads(found.read_text()))
 
 

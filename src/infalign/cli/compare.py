@@ -48,14 +48,16 @@ def compare(
 ) -> None:
     """Train several methods on the same rollouts, compare them at one KL."""
     budgets = read_budgets(kl_budgets)
-    from infalign.compare.comparison import choose_policies, compare_methods, print_comparison_plan
+    from infalign.compare.comparison import choose_policies, compare_methods, comparison_units
     from infalign.compare.tables import print_comparison
     from infalign.pipeline.lock import held
 
     settings, console = read_recipe(recipe, set_), open_console()
     chosen = methods.split(",") if methods is not None else None
     if dry_run:
-        print_comparison_plan(choose_policies(settings, chosen, budgets, console), console)
+        from infalign.steps.dry_run import print_plan
+
+        print_plan(choose_policies(settings, chosen, budgets, console).recipe, console, comparison_units)
         return
     with held(Path(settings.run_dir)):
         results = compare_methods(settings, methods=chosen, budgets=budgets, console=console)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from infalign.compare.methods import BEST_OF_N, extreme_procedure, read_method
 from infalign.compare.policies import MethodPolicies, check_budgets, possible_methods
-from infalign.compare.tables import draw_win_rates, make_sheets, write_csv
+from infalign.compare.tables import draw_win_rates, make_sheets
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
@@ -32,7 +31,6 @@ from infalign.report.one_kl import AtOneKL
 from infalign.sampling.prompts import Prompts
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
-from infalign.steps.dry_run import print_plan
 from infalign.steps.evaluate import evaluations_on
 from infalign.steps.run import Run, rollout_parts
 from infalign.theory.law import law_at_kl
@@ -58,17 +56,17 @@ def compare_methods(
     Without ``budgets`` they are `policies.BUDGETS`, and a method all of whose policies spend more, or less, than half
     of the methods do for a budget gets a further budget of its own on the other side, in up to `ROUNDS` rounds.
 
-    The numbers are stored in the folder ``compare`` of the run directory: comparison.json, .csv and .md, and the win
-    rates against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
+    The numbers are stored in the folder ``compare`` of the run directory: comparison.json and .md, and the win rates
+    against KL by each judge as .svg and .png. Raises ConfigError for an unknown method, a budget that is not
     positive, a procedure other than best-of-N or worst-of-N, and settings that a method cannot have.
     """
     policies = choose_policies(recipe, methods, budgets, console)
-    results = measure(train_methods(policies, rounds=ROUNDS if budgets is None else 0, console=console))
+    policies = train_methods(policies, rounds=ROUNDS if budgets is None else 0, console=console)
+    results = Comparison(policies).measure()
     folder = Path(recipe.run_dir) / "compare"
-    figures = [folder / f"win-rate-by-kl-{judge}{ending}" for judge in results["judges"] for ending in (".svg", ".png")]
-    claim(folder, ("comparison.json", "comparison.csv", "comparison.md", *(path.name for path in figures)))
+    figures = [f"win-rate-by-kl-{judge}{ending}" for judge in results["judges"] for ending in (".svg", ".png")]
+    claim(folder, ("comparison.json", "comparison.md", *figures))
     write_text(folder / "comparison.json", json.dumps(results, indent=1))
-    write_text(folder / "comparison.csv", write_csv(results))
     write_text(folder / "comparison.md", "\n".join(sheet.to_markdown() for sheet in make_sheets(results)))
     for judge in results["judges"]:
         draw_win_rates(results, judge, folder)
@@ -89,11 +87,6 @@ def choose_policies(
     return MethodPolicies(recipe, list(dict.fromkeys(methods)), budgets)
 
 
-def print_comparison_plan(policies: MethodPolicies, console: Console) -> None:
-    """Print what a comparison would do and cost, but for further budgets, which depend on the KL that is spent."""
-    print_plan(policies.recipe, console, comparison_units)
-
-
 def comparison_units(run: Run) -> list[Unit]:
     """Return the units of a comparison: all up to the policies, and their evaluation."""
     return [*whole_run.units(run, until="train"), *evaluations_on(run, "test")]
@@ -104,20 +97,14 @@ def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Co
 
     In up to ``rounds`` rounds a method that has policies on one side only of the median KL for a budget gets another.
     """
-    _train_and_evaluate(policies.recipe, console)
-    for _ in range(rounds):
-        wider = policies.bracketed(_mean_kl(policies))
+    while True:
+        with whole_run.open_run(policies.recipe) as run:
+            # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
+            whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
+        wider = policies.bracketed(_mean_kl(policies)) if rounds else policies
         if wider.recipe.policies.keys() == policies.recipe.policies.keys():
-            break
-        policies = wider
-        _train_and_evaluate(policies.recipe, console)
-    return policies
-
-
-def _train_and_evaluate(recipe: Recipe, console: Console) -> None:
-    with whole_run.open_run(recipe) as run:
-        # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
-        whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
+            return policies
+        policies, rounds = wider, rounds - 1
 
 
 def _mean_kl(policies: MethodPolicies) -> dict[str, float]:
@@ -127,34 +114,24 @@ def _mean_kl(policies: MethodPolicies) -> dict[str, float]:
     return kls | {name: best_of_n_kl_bound(n) for name, n in policies.best_of_n.items()}
 
 
-def measure(policies: MethodPolicies) -> Numbers:
-    """Return win rates, KL and cost of every policy, and the comparison of the methods at the KL of each budget.
+class Comparison:
+    """The evaluated policies of some methods.
 
     All intervals are over test prompts. Responses are selected by ``reward`` and judged by each reward source in turn.
     """
-    return Comparison(policies).measure()
-
-
-class Comparison:
-    """The evaluated policies of some methods."""
 
     def __init__(self, policies: MethodPolicies) -> None:
         recipe, n = policies.recipe, extreme_procedure(policies.recipe).n
         self.policies, self.recipe, self.layout = policies, recipe, Layout(Path(recipe.run_dir))
-        self.evaluated = Evaluated.of(recipe, self.layout)
+        self.evaluated, self.records = Evaluated.of(recipe, self.layout), records(self.layout.root)
         self.served: list[Served] = [Standard(), BestOfN(n), WorstOfN(n)]
         self.kls = {name: self.evaluated.kl(name) for name in recipe.policies}
         self.wins: dict[str, Wins] = {name: self.evaluated.wins(name, self.served) for name in recipe.policies}
         for name, n in policies.best_of_n.items():
             self.kls[name], self.wins[name] = serve_best_of_n(recipe, self.evaluated, n, self.served)
 
-    @cached_property
-    def records(self) -> Mapping[str, Numbers]:
-        """The records of all finished units, by name."""
-        return records(self.layout.root)
-
     def measure(self) -> Numbers:
-        """Return all numbers of the comparison."""
+        """Return win rates, KL and cost of every policy, and the comparison of the methods at the KL of each budget."""
         recipe, methods = self.recipe, self.policies.by_method
         return {
             "procedure": recipe.procedure.name,
@@ -218,24 +195,21 @@ class Comparison:
             return found
         laws = {method: law for method in at.methods if (law := at.law(method, at.kl)) is not None}
         for procedure in self.served:
-            found["theory"][procedure.name] = {method: law.win_rate(procedure) for method, law in laws.items()}
-        for judge in self.evaluated.sources:
-            values = {
-                p.name: {method: self._matched(at, method, judge, p) for method in at.methods} for p in self.served
-            }
-            found["gains"][judge] = {procedure: self._gains(of_method) for procedure, of_method in values.items()}
-            found["win_rates"][judge] = {
-                procedure: {
-                    method: widen(self.evaluated.estimated_share(m.values), m.shift, least=0.0)
-                    for method, m in of_method.items()
+            name = procedure.name
+            found["theory"][name] = {method: law.win_rate(procedure) for method, law in laws.items()}
+            for judge in self.evaluated.sources:
+                matched = {
+                    method: at.matched(
+                        method, {own: self.wins[own][judge][name] for own in names}, at.gain(method, procedure)
+                    )
+                    for method, names in at.methods.items()
                 }
-                for procedure, of_method in values.items()
-            }
+                found["gains"].setdefault(judge, {})[name] = self._gains(matched)
+                found["win_rates"].setdefault(judge, {})[name] = {
+                    method: widen(self.evaluated.estimated_share(m.values), m.shift, least=0.0)
+                    for method, m in matched.items()
+                }
         return found
-
-    def _matched(self, at: AtOneKL, method: str, judge: str, procedure: Served) -> Matched:
-        wins = {name: self.wins[name][judge][procedure.name] for name in at.methods[method]}
-        return at.matched(method, wins, at.gain(method, procedure))
 
     def _gains(self, found: Mapping[str, Matched]) -> Numbers:
         """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
@@ -285,18 +259,10 @@ def place_in_theory(won: Mapping[str, float], won_plain: Mapping[str, float], pr
     except ConfigError as error:
         return dict.fromkeys(("identity", "optimum", "share", "efficiency")) | {"none": str(error)}
     identity = best.win_rate(procedure)
-    gap = optimum - identity
-    return {
-        "identity": identity,
-        "optimum": optimum,
-        "share": _rescaled(won, identity, gap) if gap > MIN_GAP else None,
-        "efficiency": _rescaled(won_plain, 0.5, best.win_rate(Standard()) - 0.5),
-    }
-
-
-def _rescaled(e: Mapping[str, float], start: float, length: float) -> Numbers:
-    """Return an estimate with its interval, rescaled to 0 at ``start`` and 1 at ``start + length``."""
-    return {end: (e[end] - start) / length for end in ("mean", "low", "high")}
+    gap, gain = optimum - identity, best.win_rate(Standard()) - 0.5
+    share = {end: (value - identity) / gap for end, value in won.items()} if gap > MIN_GAP else None
+    efficiency = {end: (value - 0.5) / gain for end, value in won_plain.items()}
+    return {"identity": identity, "optimum": optimum, "share": share, "efficiency": efficiency}
 
 
 def training_cost(record: Numbers, policy: Solver) -> Numbers:

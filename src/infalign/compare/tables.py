@@ -1,7 +1,5 @@
 """Tables and figures of a comparison."""
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,24 +11,9 @@ import numpy as np
 from rich.console import Console
 
 from infalign.compare.methods import read_method
-from infalign.core.display import (
-    INK,
-    MARKERS,
-    PAPER,
-    QUIET,
-    Estimate,
-    gain,
-    heading,
-    panels,
-    plain_table,
-    plus_minus,
-    ratio,
-    save,
-    say,
-    share,
-    style,
-)
-from infalign.evaluation.matched import MAX_EXTRAPOLATION, MAX_KL_RATIO
+from infalign.core import display
+from infalign.core.display import Estimate
+from infalign.evaluation.matched import MAX_KL_RATIO, MAX_EXTRAPOLATION
 from infalign.method.procedures import parse_procedure
 from infalign.report.curve_figures import plot_line
 from infalign.report.words import SPOKEN
@@ -50,16 +33,16 @@ class Sheet:
 
     def print_to(self, console: Console) -> None:
         """Print the sheet."""
-        table = plain_table(*self.columns)
+        table = display.plain_table(*self.columns)
         for before, row in pairwise([[""], *self.rows]):
             if row[0] and not before[0]:
                 table.add_section()
             table.add_row(*row)
-        heading(console, self.title)
+        display.heading(console, self.title)
         if self.rows:
             console.print(table)
         for note in self.notes:
-            say(console, note, wrap=True)
+            display.say(console, note, wrap=True)
 
     def to_markdown(self) -> str:
         """Return the sheet as Markdown."""
@@ -85,7 +68,11 @@ def print_comparison(results: Numbers, console: Console) -> None:
 def _policies(results: Numbers, judge: str) -> Sheet:
     policies, procedures = results["policies"], results["procedures"]
     rows = [
-        [name, plus_minus(policy["kl"]), *(share(policy["win_rates"][judge][procedure]) for procedure in procedures)]
+        [
+            name,
+            display.plus_minus(policy["kl"]),
+            *(display.share(policy["win_rates"][judge][procedure]) for procedure in procedures),
+        ]
         for name, policy in policies.items()
     ]
     notes = [
@@ -104,7 +91,7 @@ def _policies(results: Numbers, judge: str) -> Sheet:
 def _shares(results: Numbers) -> Sheet:
     captured = {name: policy["captured"] for name, policy in results["policies"].items() if "captured" in policy}
     rows = [
-        [name, *("–" if found[key] is None else ratio(found[key]) for key in ("efficiency", "share"))]
+        [name, *("–" if found[key] is None else display.ratio(found[key]) for key in ("efficiency", "share"))]
         for name, found in captured.items()
     ]
     notes = [
@@ -152,19 +139,18 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
     if at["kl"] is None:
         return Sheet(f"Budget {at['budget']:g} nats", columns, [], notes)
     compared = at["win_rates"][first_judge][procedures[0]]
-    far = {method: kl for method, kl in at["not_bracketed"].items() if method not in compared}
-    near = [f"{method} (at least {kl:.2f} nats)" for method, kl in at["not_bracketed"].items() if method in compared]
+    rows, near = [], []
+    for method, kl in at["not_bracketed"].items():
+        if method in compared:
+            near.append(f"{method} (at least {kl:.2f} nats)")
+        else:
+            rows.append([method, f"not bracketed: spent at least {kl:.2f} nats", *["–"] * len(procedures)])
     if near:
-        notes.append(
-            f"Not bracketed, but compared by extrapolation over less than {MAX_EXTRAPOLATION:g}: {', '.join(near)}."
-        )
-    rows = [
-        [method, f"not bracketed: spent at least {kl:.2f} nats", *["–"] * len(procedures)] for method, kl in far.items()
-    ]
+        notes.append(f"Not bracketed, but compared by extrapolation over less than {MAX_EXTRAPOLATION:g}: {', '.join(near)}.")
     for method in compared:
         for judge, wins in at["win_rates"].items():
             first = method if judge == first_judge else ""
-            rows.append([first, judge, *(share(wins[procedure][method]) for procedure in procedures)])
+            rows.append([first, judge, *(display.share(wins[procedure][method]) for procedure in procedures)])
         if method in at["theory"][procedures[0]]:
             rows.append(["", "theory", *(f"{100 * at['theory'][procedure][method]:.1f}" for procedure in procedures)])
     return Sheet(f"Budget {at['budget']:g} nats: the methods at {at['kl']:.2f} nats", columns, rows, notes)
@@ -179,26 +165,14 @@ def _gains(results: Numbers, at: Numbers) -> list[Sheet]:
     sheets = []
     for judge, gains in at["gains"].items():
         by_procedure = [gains[procedure] for procedure in results["procedures"]]
-        rows = [[method, *(gain(one["gain"][method]) for one in by_procedure)] for method in by_procedure[0]["gain"]]
+        rows = [
+            [method, *(display.gain(one["gain"][method]) for one in by_procedure)] for method in by_procedure[0]["gain"]
+        ]
         if rows:
             rows.insert(0, ["baseline", *(one["baseline"] for one in by_procedure)])
             title = f"Points above the best baseline at {at['kl']:.2f} nats by {SPOKEN[judge]}"
             sheets.append(Sheet(title, ("method", *results["procedures"]), rows, notes))
     return sheets
-
-
-def write_csv(results: Numbers) -> str:
-    """Return KL, win rates and cost of every policy as CSV, a row for each judge and procedure."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    numbers = [f"{name}{end}" for name in ("kl", "win_rate") for end in ("", "_low", "_high")]
-    writer.writerow(["policy", "method", "judge", "procedure", *numbers, "generated_tokens", "seconds", "peak_memory"])
-    for name, policy in results["policies"].items():
-        for judge, wins in policy["win_rates"].items():
-            for procedure, e in wins.items():
-                row = [name, policy["method"], judge, procedure, *policy["kl"].values(), *e.values()]
-                writer.writerow([*row, *policy.get("cost", {}).values()])
-    return text.getvalue()
 
 
 def draw_win_rates(results: Numbers, judge: str, folder: Path) -> None:
@@ -210,8 +184,8 @@ def draw_win_rates(results: Numbers, judge: str, folder: Path) -> None:
     policies = results["policies"].values()
     end = MAX_KL_RATIO * float(np.median([policy["kl"]["mean"] for policy in policies]))
     max_kl = 1.06 * max(policy["kl"]["high"] for policy in policies if policy["kl"]["mean"] <= end)
-    with style():
-        figure, grid = panels(1, 3, (10.0, 4.2))
+    with display.style():
+        figure, grid = display.panels(1, 3, (10.0, 4.2))
         for axes, procedure in zip(grid, results["procedures"], strict=True):
             if judge == "reward":
                 draw_theory(axes, procedure)
@@ -224,15 +198,14 @@ def draw_win_rates(results: Numbers, judge: str, folder: Path) -> None:
         grid[0].set(ylabel=f"win rate by {SPOKEN[judge]}, %")
         figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center", labelspacing=0.2)
         for ending in (".svg", ".png"):
-            save(figure, folder / f"win-rate-by-kl-{judge}{ending}")
+            display.save(figure, folder / f"win-rate-by-kl-{judge}{ending}")
 
 
 def draw_theory(axes: Any, procedure: str) -> None:
     """Draw theory's win rates of the identity and the optimum under a procedure against KL, in per cent, dashed."""
-    for aim, color in {"identity": QUIET, "optimal": INK}.items():
-        plot_line(
-            axes, sweep(parse_procedure(procedure), parse_transform_or_optimum(aim))[0], color, label=f"theory, {aim}"
-        )
+    for name, color in {"identity": display.QUIET, "optimal": display.INK}.items():
+        points, _ = sweep(parse_procedure(procedure), parse_transform_or_optimum(name))
+        plot_line(axes, points, color, label=f"theory, {name}")
         axes.lines[-1].set(linestyle="--", linewidth=1)
 
 
@@ -248,7 +221,7 @@ def draw_methods(
     for name, policies in lines.items():
         method = read_method(name)
         color = method.color
-        marker = next(markers.setdefault(color, cycle(MARKERS)))
+        marker = next(markers.setdefault(color, cycle(display.MARKERS)))
         for kl, value in policies:
             axes.plot([kl["low"], kl["high"]], [scale * value["mean"]] * 2, color=color, linewidth=0.8)
             axes.plot([kl["mean"]] * 2, [scale * value["low"], scale * value["high"]], color=color, linewidth=0.8)
@@ -258,7 +231,7 @@ def draw_methods(
             color=color,
             marker=marker,
             markersize=4,
-            markerfacecolor=color if method.ours else PAPER,
+            markerfacecolor=color if method.ours else display.PAPER,
             linewidth=1,
             label=", ".join([name, *(f"{kl['mean']:.3g} nats" for kl, _ in policies if kl["mean"] > max_kl)]),
             zorder=3,
