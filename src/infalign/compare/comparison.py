@@ -31,7 +31,7 @@ from infalign.report.one_kl import AtOneKL
 from infalign.sampling.prompts import Prompts
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
-from infalign.steps.evaluate import evaluations_on
+from infalign.steps.evaluate import evaluations
 from infalign.steps.run import Run, rollout_parts
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
@@ -89,7 +89,7 @@ def choose_policies(
 
 def comparison_units(run: Run) -> list[Unit]:
     """Return the units of a comparison: all up to the policies, and their evaluation."""
-    return [*whole_run.units(run, until="train"), *evaluations_on(run, "test")]
+    return [*whole_run.units(run, until="train"), *evaluations(run)]
 
 
 def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Console) -> MethodPolicies:

@@ -71,9 +71,9 @@ class Layout:
         """Return the table of the prompts of a split: test or train."""
         return self.data / f"{split}_prompts.parquet"
 
-    def evaluation(self, name: str, split: str = "test") -> Path:
-        """Return the folder of a model's samples, scores and KL on the prompts of a split."""
-        return self.root / ("evaluation" if split == "test" else f"evaluation-{split}") / name
+    def evaluation(self, name: str) -> Path:
+        """Return the folder of a model's samples, scores and KL on the test prompts."""
+        return self.root / "evaluation" / name
 
     def held_out_likelihood(self, name: str) -> Path:
         """Return the table of a model's log-probabilities of the preferred responses of test pairs."""

@@ -43,15 +43,15 @@ class Evaluated:
             evaluate.held_out_likelihood,
         )
 
-    def column(self, model: str, column: str, split: str = "test") -> Array:
+    def column(self, model: str, column: str) -> Array:
         """Return a column of a model's evaluation scores as an array of shape (P, M)."""
-        table = read_table(self.layout.evaluation(model, split) / "scores.parquet", columns=[column])
+        table = read_table(self.layout.evaluation(model) / "scores.parquet", columns=[column])
         values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, self.samples)
         return values
 
-    def kl(self, model: str, split: str = "test") -> Array:
+    def kl(self, model: str) -> Array:
         """Return a model's KL to the reference on each prompt, (P,): the mean over those samples that have one."""
-        return np.asarray(np.nanmean(self.column(model, "kl", split), axis=1))
+        return np.asarray(np.nanmean(self.column(model, "kl"), axis=1))
 
     def judged_by(self, source: str, model: str) -> Samples:
         """Return a model's samples on test prompts: selected by ``reward``, judged by ``source``."""

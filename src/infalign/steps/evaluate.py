@@ -39,8 +39,7 @@ KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times a
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the evaluation of the reference and of each policy, and all numbers."""
-    evaluations = list(evaluations_on(run, "test"))
-    asked = [*evaluations, *likelihood.units(run)]
+    asked = [*evaluations(run), *likelihood.units(run)]
     yield from asked
     yield Unit(
         "evaluate",
@@ -62,40 +61,33 @@ def units(run: Run) -> Iterator[Unit]:
         )
 
 
-def evaluations_on(run: Run, split: str) -> Iterator[Unit]:
-    """Yield the evaluation of the reference and of each policy on the prompts of a split.
-
-    On training prompts (those with rollouts) only the reward scores: this shows how well the policy optimized it on the
-    prompts it was trained on.
-    """
-    yield from _evaluation(run, "reference", split, run.reference, run.reference_inputs)
+def evaluations(run: Run) -> Iterator[Unit]:
+    """Yield the evaluation of the reference and of each policy on the test prompts."""
+    yield from _evaluation(run, "reference", run.reference, run.reference_inputs)
     for name in run.recipe.policies:
         folder = run.layout.model(name)
-        yield from _evaluation(run, name, split, str(folder), (folder,))
+        yield from _evaluation(run, name, str(folder), (folder,))
 
 
 def external_evaluation(run: Run, name: str, model: str) -> list[Unit]:
     """Return the evaluation of a policy that was trained elsewhere, the folder or hub id ``model``, as ``name``."""
-    return [*_evaluation(run, name, "test", model, ())]
+    return [*_evaluation(run, name, model, ())]
 
 
-def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path, ...]) -> Iterator[Unit]:
+def _evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Iterator[Unit]:
     """Yield the samples of a model, their KL unless it is the reference, and their scores, which may change alone."""
-    evaluate, test = run.recipe.evaluate, split == "test"
-    first = evaluate.prompts if test else min(evaluate.prompts, run.recipe.rollout.prompts)
-    prompts, sources = PromptTable(run.layout.prompts(split), first), [*run.recipe.rewards] if test else ["reward"]
-    folder, on = run.layout.evaluation(name, split), "" if test else f".{split}"
+    evaluate, sources = run.recipe.evaluate, [*run.recipe.rewards]
+    prompts, folder = PromptTable(run.layout.prompts("test"), evaluate.prompts), run.layout.evaluation(name)
     samples, scores = folder / "samples", folder / "scores"
     kl = None if name == "reference" else folder / "kl.parquet"
     extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
     # Each model has its own random stream: common random numbers would make policy and base samples dependent.
-    stream = f"{run.recipe.seed} {name}" if test else f"{run.recipe.seed} {name} {split}"
-    seed = int.from_bytes(blake2b(stream.encode(), digest_size=4).digest(), "little")
+    seed = int.from_bytes(blake2b(f"{run.recipe.seed} {name}".encode(), digest_size=4).digest(), "little")
     drawn = FreshSamples(prompts, evaluate.samples, samples)
     measured = replace(drawn, each=min(KL_SAMPLES, evaluate.samples))
     yield Unit(
         "evaluate",
-        f"samples{on}",
+        "samples",
         name,
         inputs=inputs,
         settings=run.sampling_key,
@@ -104,23 +96,23 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         work=partial(draw_samples, run.sampler(model), drawn, seed),
         workspace=scores,  # scores of other samples
         so_far=partial(drawn_so_far_of, drawn),
-        cost=partial(draw_cost, run, name, first, split),
+        cost=partial(draw_cost, run, name),
     )
     if kl is not None:
         yield Unit(
             "evaluate",
-            f"kl{on}",
+            "kl",
             name,
             inputs=(samples, *inputs, *run.reference_inputs),
             settings=run.key("policy") | run.precision,
             extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
             output=kl,
             work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
-            cost=partial(kl_cost, run, name, first, split),
+            cost=partial(kl_cost, run, name),
         )
     yield Unit(
         "evaluate",
-        f"evaluate{on}",
+        "evaluate",
         name,
         inputs=(samples, *([] if kl is None else [kl]), *run.reward_inputs(*sources)),
         settings=run.key(*sources) | run.precision,
@@ -129,7 +121,7 @@ def _evaluation(run: Run, name: str, split: str, model: str, inputs: tuple[Path,
         work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
         so_far=partial(count_scored_samples, drawn, sources, scores),
         clears=True,  # scores of a source that is as before are kept
-        cost=partial(score_cost, run, sources, first, split),
+        cost=partial(score_cost, run, sources),
     )
 
 
@@ -209,24 +201,24 @@ def score_samples(
     return summary
 
 
-def draw_cost(run: Run, name: str, first: int, split: str, counts: Counts) -> Cost:
+def draw_cost(run: Run, name: str, counts: Counts) -> Cost:
     """Return the cost of a model's samples."""
-    parameters, prompts = counts.parameters(run.networks(name)), counts.prompts(first, split)
+    parameters, prompts = counts.parameters(run.networks(name)), counts.prompts(run.recipe.evaluate.prompts, "test")
     return counts.drawing(parameters, prompts, run.recipe.evaluate.samples, run.recipe.rollout.max_new_tokens)
 
 
-def kl_cost(run: Run, name: str, first: int, split: str, counts: Counts) -> Cost:
+def kl_cost(run: Run, name: str, counts: Counts) -> Cost:
     """Return the cost of the passes of a policy and of the reference over its samples; a guide shares the latter."""
     policy, networks = run.recipe.policies.get(name), run.networks(name)
     if not isinstance(policy, Offline) or policy.guide is None:
         networks = [*networks, run.architecture("policy")]
-    prompts = counts.prompts(first, split)
+    prompts = counts.prompts(run.recipe.evaluate.prompts, "test")
     return counts.reading(counts.parameters(networks), prompts, min(KL_SAMPLES, run.recipe.evaluate.samples))
 
 
-def score_cost(run: Run, sources: Sequence[str], first: int, split: str, counts: Counts) -> Cost:
+def score_cost(run: Run, sources: Sequence[str], counts: Counts) -> Cost:
     """Return the cost of the rewards that are models of the run; heads on one model share its pass."""
-    rewards, prompts = run.recipe.rewards, counts.prompts(first, split)
+    rewards, prompts = run.recipe.rewards, counts.prompts(run.recipe.evaluate.prompts, "test")
     alone = [
         source
         for place, source in enumerate(sources)
