@@ -13,7 +13,7 @@ from rich.console import Console
 from infalign.compare.methods import read_method
 from infalign.core import display
 from infalign.core.display import Estimate
-from infalign.evaluation.matched import MAX_KL_RATIO, MAX_EXTRAPOLATION
+from infalign.evaluation.matched import MAX_EXTRAPOLATION, MAX_KL_RATIO
 from infalign.method.procedures import parse_procedure
 from infalign.report.curve_figures import plot_line
 from infalign.report.words import SPOKEN
@@ -146,7 +146,9 @@ def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
         else:
             rows.append([method, f"not bracketed: spent at least {kl:.2f} nats", *["–"] * len(procedures)])
     if near:
-        notes.append(f"Not bracketed, but compared by extrapolation over less than {MAX_EXTRAPOLATION:g}: {', '.join(near)}.")
+        notes.append(
+            f"Not bracketed, but compared by extrapolation over less than {MAX_EXTRAPOLATION:g}: {', '.join(near)}."
+        )
     for method in compared:
         for judge, wins in at["win_rates"].items():
             first = method if judge == first_judge else ""
