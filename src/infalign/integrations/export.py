@@ -19,7 +19,7 @@ FRAMEWORKS = "trl", "verl", "openrlhf"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a trainer is started with: the reference, the data, the KL weight β of the normalised Φ, and lengths."""
+    """What a trainer is started with: the reference, the data, the KL weight β of the normalized Φ, and lengths."""
 
     model: str
     data: str
