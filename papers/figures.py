@@ -158,7 +158,7 @@ def plainly(recipe: Recipe) -> Served:
 
 def rewinding(recipe: Recipe) -> Served:
     """Return the recipe's Rewind-and-Repeat."""
-    return recipe.evaluate.rewind
+    return recipe.rewind
 
 
 def win_rates(*served: Procedure) -> Callable[[Recipe], list[Quantity]]:

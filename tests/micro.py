@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import warm
-import yaml
+
+from infalign.recipe.reading import write_yaml
 
 COMMAND = Path(sys.executable).with_name("infalign")
 SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "heads": 2, "context": 192}
@@ -50,7 +51,7 @@ def given(root: Path, policy: str) -> dict[str, Any]:
 
 def write(path: Path, recipe: Mapping[str, Any]) -> str:
     """Write a recipe and return its path."""
-    path.write_text(yaml.safe_dump(dict(recipe)), encoding="utf-8")
+    path.write_text(write_yaml(dict(recipe)), encoding="utf-8")
     return str(path)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from infalign.method.transforms import Exponential
+from infalign.recipe.reading import read_yaml, write_yaml
 from infalign.theory.law import training_beta
 
 
@@ -38,9 +38,9 @@ def test_a_transformation_without_theory_is_refused(main: Any, calibrated_run: P
 
 def test_a_template_that_only_the_recipe_has_would_be_lost(main: Any, calibrated_run: Path, tmp_path: Path) -> None:
     """Trainers read the reference's own folder, so its prompts would be others than those that were ranked."""
-    settings = yaml.safe_load((calibrated_run / "recipe.yaml").read_text())
+    settings = read_yaml((calibrated_run / "recipe.yaml").read_text())
     settings |= {"policy": {"model": str(calibrated_run / "models" / "reference"), "chat_template": "plain"}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings | {"run_dir": str(tmp_path)}))
+    (tmp_path / "recipe.yaml").write_text(write_yaml(settings | {"run_dir": str(tmp_path)}))
     code, _, err = main("export", tmp_path, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
     assert code == 2
     assert "without the recipe's policy.chat_template" in err

@@ -31,7 +31,7 @@ def recipes_and_runs(typed: CompletionContext) -> dict[str, str]:
 
 def keys(_: CompletionContext) -> dict[str, str]:
     """Return every key of a recipe, and what it means."""
-    from infalign.recipe.keys import all_keys
+    from infalign.recipe.schema import all_keys
 
     return {key.name: key.meaning for key in all_keys()}
 

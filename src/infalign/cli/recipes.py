@@ -38,7 +38,7 @@ def recipes(
 ) -> None:
     """List the built-in recipes, print one, or explain a key."""
     if explain is not None:
-        from infalign.recipe.keys import explained
+        from infalign.recipe.schema import explained
 
         for key in explained(explain):
             print(f"{key.name}\n  {key.facts}\n  {key.meaning}")

@@ -83,6 +83,7 @@ class Method:
         fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
         if not self.generates:
             return {"fit": fit.model_dump()}
+        assert fit.learning_rate is not None  # a recipe has one for every training
         longer = {"epochs": EPOCHS_FACTOR * fit.epochs, "learning_rate": LEARNING_RATE_FACTOR * fit.learning_rate}
         return {"fit": fit.model_dump() | longer}
 

@@ -13,7 +13,6 @@ from infalign.core.errors import ConfigError
 from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.transforms import Log
 from infalign.recipe.layout import Layout
-from infalign.recipe.reading import untagged
 from infalign.recipe.resolved import reference_rewards
 from infalign.recipe.settings import Recipe
 from infalign.theory.law import Law, law_at_kl
@@ -139,8 +138,7 @@ def _policies_at(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[
         return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies if settings else {}
     except ValidationError as error:
         reasons = (
-            f"{'.'.join(map(str, untagged(e['loc'])))} {e['msg'].removeprefix('Value error, ')}".lstrip()
-            for e in error.errors()
+            f"{'.'.join(map(str, e['loc']))} {e['msg'].removeprefix('Value error, ')}".lstrip() for e in error.errors()
         )
         raise ConfigError(f"at {budget:g} nats: {'; '.join(reasons)}") from error
 

@@ -60,7 +60,9 @@ def checked_url(url: str) -> str:
 def url_list(check: Callable[[str], str]) -> tuple[BeforeValidator, AfterValidator, PlainSerializer]:
     """Return how a setting reads one URL or a list of them, each checked by ``check``, and writes what was given."""
     return (
-        BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given]),
+        BeforeValidator(
+            lambda given: given if isinstance(given, list | tuple) else [given], json_schema_input_type=str | list[str]
+        ),
         AfterValidator(lambda found: tuple(check(url) for url in found)),
         PlainSerializer(lambda found: found[0] if len(found) == 1 else list(found)),
     )

@@ -2,25 +2,25 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Protocol, Union
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     PlainSerializer,
     PlainValidator,
-    Tag,
+    ValidationError,
     ValidationInfo,
+    WrapValidator,
     field_validator,
+    model_validator,
 )
-from pydantic_core import PydanticKnownError
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean, nearest
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -28,6 +28,7 @@ MAX_DRAWS = 10_000  # of one prompt; what compares them grows with their square
 Draws = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
+NOW_CALLED: dict[str, str] = {}  # keys that were renamed
 
 
 class Settings(BaseModel):
@@ -35,26 +36,49 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_keys(cls, given: Any) -> Any:
+        """Raise an error of type ``no_settings`` or, for each unknown key, ``unknown_key``, with what is known."""
+        if not isinstance(given, (Mapping, cls)):
+            raise PydanticCustomError("no_settings", "takes settings: {known}", {"known": ", ".join(cls.model_fields)})
+        unknown = [key for key in given if key not in cls.model_fields] if isinstance(given, Mapping) else []
+        if unknown:
+            raise errors_at({str(key): ("unknown_key", _hint(str(key), cls.model_fields)) for key in unknown})
+        return given
+
     @field_validator("*", mode="before")
     @classmethod
     def _means_itself(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError(f"it is no switch, found {value} (YAML reads yes and on as true, no and off as false)")
+            raise ValueError(f"it is no switch, found {value}")
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ValueError("a whole number of more than 64 bits")
         if isinstance(value, str) and NOT_IN_TEXT.search(value):
             raise ValueError(f"text with NUL or half a surrogate pair cannot be stored, found {shown(value)}")
         return value
 
 
+def errors_at(found: Mapping[str, tuple[str, str]]) -> ValidationError:
+    """Return pydantic's error for several keys of a section, from the type and the message of each."""
+    lines = []
+    for key, (kind, message) in found.items():
+        literals: Any = kind, message
+        lines.append(InitErrorDetails(type=PydanticCustomError(*literals), loc=(key,), input=None))
+    return ValidationError.from_exception_data("settings", lines)
+
+
+def _hint(key: str, known: Collection[str]) -> str:
+    if NOW_CALLED.get(key) in known:
+        return f"it is now called `{NOW_CALLED[key]}`"
+    near = nearest(key, known)
+    return f"did you mean `{near}`?" if near else f"known here: {', '.join(known)}"
+
+
 class Kind(Settings):
     """Base of settings that are one of several kinds, told apart by one key (`one_of`)."""
 
-    ignored: ClassVar[Collection[str] | None] = ()  # keys of other kinds that do no harm; None: all
     discriminator: ClassVar[str] = "kind"  # what messages call such a kind
-
-    @classmethod
-    def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what was given without what says nothing. Raises ValueError for what this kind refuses by name."""
-        return given
 
 
 class Named(Protocol):
@@ -78,50 +102,39 @@ def spelled(parse: Callable[[str], Named]) -> tuple[PlainValidator, PlainSeriali
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
-    return PlainValidator(read), PlainSerializer(lambda value: value.name, return_type=str)
+    return PlainValidator(read, json_schema_input_type=str), PlainSerializer(lambda value: value.name, return_type=str)
 
 
 def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
     """Return the type of settings of one of ``kinds``, told apart by ``key``, which may be left out for ``default``.
 
-    A key of another kind is refused with the kinds that take it, unless it is `ignored`, off, or has their default.
+    A key of other kinds is refused with their names.
     """
 
-    def kind_of(value: Any) -> Any:
-        found = value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, None)
-        return found if isinstance(found, str) else None
-
-    def cleaned(value: Any) -> Any:
-        own = kinds.get(kind_of(value) or "")
-        if own is None or not isinstance(value, Mapping):
+    def read(value: Any, _: Any) -> Any:
+        given = value if isinstance(value, Mapping) else {}
+        name = given.get(key, default)
+        if not isinstance(name, str) or name not in kinds:
+            *others, last = map(repr, kinds)
+            asked = did_you_mean(str(name), kinds, after="; ")
+            raise errors_at(
+                {key: ("no_kind", f"Input should be {', '.join(others)} or {last}, found {shown(name)}{asked}")}
+            )
+        for other in given:
+            takes = [kind for kind, settings in kinds.items() if other in settings.model_fields]
+            if takes and name not in takes:
+                raise ValueError(f"{other} is for the {kinds[name].discriminator} {' or '.join(takes)}, found {name}")
+        if isinstance(value, tuple(kinds.values())):
             return value
-        kept = {}
-        for name, given in own.check_keys(value).items():
-            others = [kind for kind, other in kinds.items() if name in other.model_fields]
-            if name in own.model_fields or not others:
-                kept[name] = given
-            elif own.ignored is None or name in own.ignored:
-                continue
-            elif given not in (None, False) and given != kinds[others[0]].model_fields[name].default:
-                raise ValueError(f"{name} is for the {own.discriminator} {' or '.join(others)}, found {kind_of(value)}")
-        return kept
+        return kinds[name].model_validate({key: default, **value} if isinstance(value, Mapping) else value)
 
-    union = Union[tuple(Annotated[kind, Tag(name)] for name, kind in kinds.items())]  # type: ignore[valid-type] # noqa: UP007
-    return Annotated[union, Discriminator(kind_of), BeforeValidator(cleaned), OneOf(key, default, kinds)]
+    union = Union[tuple(kinds.values())]  # type: ignore[valid-type] # noqa: UP007
+    return Annotated[union, WrapValidator(read)]
 
 
 def kinds_in(package: str, modules: Sequence[str]) -> dict[str, Any]:
     """Return the class ``Settings`` of each module of a package, by the module's name with hyphens."""
     return {module.replace("_", "-"): import_module(f"{package}.{module}").Settings for module in modules}
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Says of an annotated type which kinds of settings it takes, and which key tells them apart."""
-
-    key: str
-    default: str
-    kinds: Mapping[str, type[Kind]]
 
 
 def shown(value: object) -> str:

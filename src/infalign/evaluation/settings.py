@@ -1,7 +1,7 @@
 """How policies are served and evaluated."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -62,8 +62,8 @@ class Evaluate(Settings):
         64, description="responses of each model to a prompt; half of the base's are ranked among its others"
     )
     max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
-    rewind: RewindSetting = Field(
-        RewindAndRepeat(0.85, 32),
+    rewind: RewindSetting | None = Field(
+        None,
         description="default: the procedure if it rewinds, or what the samples are enough for",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -73,21 +73,22 @@ class Evaluate(Settings):
         False, description="measure how likely the preferred responses of test pairs are to each model"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _affordable(cls, given: Any) -> Any:
-        """Take fewer draws, and the median of very few samples, where the recipe has no ``rewind`` of its own."""
-        samples = given.get("samples") if isinstance(given, dict) and "rewind" not in given else None
-        if not isinstance(samples, int) or samples < 2:
-            return given
-        half = samples // 2
-        return given | {"rewind": f"rewind:{0.85 if half >= 6 else 0.5}:{min(32, half)}"}
+    def with_rewind(self, procedure: Served) -> "Evaluate":
+        """Return this with a rewinding procedure: its own, or ``procedure`` if it rewinds, or what samples allow."""
+        if self.rewind is not None:
+            return self
+        half = self.samples // 2
+        allowed = RewindAndRepeat(0.85 if half >= 6 else 0.5, min(32, half))
+        return self.model_copy(update={"rewind": procedure if rewinds(procedure) else allowed})
 
     @model_validator(mode="after")
     def _enough_samples(self) -> "Evaluate":
         if self.max_n > self.samples:
             raise ValueError(f"Best-of-{self.max_n} cannot be estimated from {self.samples} samples")
-        needed = rewind_samples(self.rewind)
-        if needed > self.samples:
-            raise ValueError(f"{self.rewind.name} needs {needed} samples, found {self.samples}")
+        self.check_rewind()
         return self
+
+    def check_rewind(self) -> None:
+        """Raise ValueError if the samples are not enough for the rewinding procedure."""
+        if self.rewind is not None and (needed := rewind_samples(self.rewind)) > self.samples:
+            raise ValueError(f"{self.rewind.name} needs {needed} samples, found {self.samples}")

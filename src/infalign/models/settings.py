@@ -10,7 +10,7 @@ from infalign.core.distributed import processes
 from infalign.core.errors import ConfigError
 from infalign.core.settings import Count, Positive, Settings
 
-SAFE, SAFE_ADAPTER = 2e-5, 2e-4  # learning rates that do not undo what a pretrained model knows
+NEW_WEIGHTS_RATE, PRETRAINED_RATE, ADAPTER_RATE = 1e-3, 2e-5, 2e-4  # the last two keep what a pretrained model knows
 
 
 def is_hub_id(model: str) -> bool:
@@ -58,9 +58,10 @@ class Fit(Settings):
     epochs: Positive = Field(1.0, description="passes over the rows; a part of one is allowed")
     batch_size: Count = Field(32, description="sequences (or pairs) an optimiser step")
     device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
-    learning_rate: Positive = Field(
-        1e-3,
-        description=f"after warm-up, falling to 0; on pretrained weights {SAFE:g}, of an adapter {SAFE_ADAPTER}",
+    learning_rate: Positive | None = Field(
+        None,
+        description=f"after warm-up, falling to 0; default {NEW_WEIGHTS_RATE:g} for new weights, {PRETRAINED_RATE:g} "
+        f"for pretrained ones, {ADAPTER_RATE:g} for an adapter on them",
     )
     max_length: Count = Field(512, description="longer rows are dropped and counted")
     bf16: bool = Field(False, description="mixed precision, on a GPU or CPU that has it")
@@ -68,6 +69,13 @@ class Fit(Settings):
     lora: Lora | None = Field(
         None, description="train an adapter instead of all weights, merged when the model is saved"
     )
+
+    def with_learning_rate(self, *, pretrained: bool, adapter: bool = False) -> "Fit":
+        """Return this fit with a learning rate: its own, or the default for the weights that are trained."""
+        if self.learning_rate is not None:
+            return self
+        rate = (ADAPTER_RATE if adapter else PRETRAINED_RATE) if pretrained else NEW_WEIGHTS_RATE
+        return self.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
     def _whole_accumulation(self) -> "Fit":

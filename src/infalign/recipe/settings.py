@@ -9,9 +9,9 @@ from infalign.core.errors import DataError
 from infalign.core.settings import Name, Settings
 from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
-from infalign.method.procedures import BestOfN, is_extreme, rewinds
+from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
 from infalign.models.gguf import place
-from infalign.models.settings import SAFE, SAFE_ADAPTER, Compute, Model, PolicyModel, RankModel
+from infalign.models.settings import Compute, Fit, Model, PolicyModel, RankModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
@@ -53,38 +53,35 @@ class Recipe(Settings):
         ["tensorboard"], description="where training metrics go besides the console"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _spares_what_is_known(cls, given: Any) -> Any:
-        """Train pretrained weights at a rate that is safe for them, where the recipe has none of its own."""
-        if not isinstance(given, dict):
-            return given
-        pretrained = _starts_from_weights(given.get("policy"), otherwise=False)
-        filled = {
-            name: _at_safe_rate(given[name])
-            for name in ("policy", "reward", "judge", "gold", "rank_model")
-            if isinstance(given.get(name), dict) and _starts_from_weights(given[name], otherwise=pretrained)
+    @model_validator(mode="after")
+    def _fill_in_choices(self) -> "Recipe":
+        """Give every training a learning rate, and evaluation a rewinding procedure, where the recipe has none."""
+        pretrained = self.policy.model is not None
+        filled: dict[str, Any] = {"evaluate": self.evaluate.with_rewind(self.procedure)}
+        for name, section in {**self.models, "rank_model": self.rank_model}.items():
+            if section is not None and section.fit is not None:
+                begins_new = section.model is None and (not pretrained or getattr(section, "scratch", None) is not None)
+                fit = section.fit.with_learning_rate(pretrained=not begins_new, adapter=section.fit.lora is not None)
+                filled[name] = section.model_copy(update={"fit": fit})
+        filled["policies"] = {
+            name: policy.model_copy(update={"fit": self._fit_with_rate(policy, pretrained)})
+            for name, policy in self.policies.items()
         }
-        if pretrained and isinstance(policies := given.get("policies"), dict):
-            small = not _starts_from_weights(given.get("reward"), otherwise=True)
-            filled["policies"] = {
-                name: policy
-                if not isinstance(policy, dict) or _begins_anew(policy.get("guide"), small_reward=small)
-                else _at_safe_rate({"fit": {}} | policy)
-                for name, policy in policies.items()
-            }
-        return given | filled
+        return self.model_copy(update=filled)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rewinds_as_served(cls, given: Any) -> Any:
-        """Evaluate the rewinding procedure that the policy will be served by, unless the recipe names another."""
-        if not isinstance(given, dict) or not isinstance(procedure := given.get("procedure"), str):
-            return given
-        evaluate = given.get("evaluate", {})
-        if procedure.startswith("rewind:") and isinstance(evaluate, dict) and "rewind" not in evaluate:
-            return given | {"evaluate": evaluate | {"rewind": procedure}}
-        return given
+    def _fit_with_rate(self, policy: AnySolver, pretrained: bool) -> Fit:
+        guide = policy.guide if isinstance(policy, Offline) else None
+        begins_new = guide is not None and (
+            guide.side is not None or (guide.trunk == "reward" and self.reward.scratch is not None)
+        )
+        adapter = policy.fit.lora is not None or (guide is not None and guide.lora is not None)
+        return policy.fit.with_learning_rate(pretrained=pretrained and not begins_new, adapter=adapter)
+
+    @property
+    def rewind(self) -> RewindAndRepeat:
+        """The rewinding procedure that evaluation measures."""
+        assert self.evaluate.rewind is not None
+        return self.evaluate.rewind
 
     @property
     def rewards(self) -> dict[str, RewardSource]:
@@ -136,10 +133,9 @@ class Recipe(Settings):
         if is_extreme(procedure) and procedure.n > self.evaluate.max_n:
             raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {procedure.name}")
         if rewinds(procedure):
-            if procedure != self.evaluate.rewind:
-                raise ValueError(
-                    f"evaluate.rewind is {self.evaluate.rewind.name}; it must be the procedure, {procedure.name}"
-                )
+            if procedure != self.rewind:
+                raise ValueError(f"evaluate.rewind is {self.rewind.name}; it must be the procedure, {procedure.name}")
+            self.evaluate.check_rewind()
         else:
             try:
                 procedure.weights(np.arange(self.evaluate.samples)[None])
@@ -177,25 +173,3 @@ class Recipe(Settings):
         if taken := TAKEN & self.policies.keys():
             raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
         return self
-
-
-def _starts_from_weights(section: Any, *, otherwise: bool) -> bool:
-    """Return whether a section of a recipe names a model, ``otherwise`` if it starts from the policy."""
-    if not isinstance(section, dict) or section.get("scratch") is not None:
-        return False
-    return otherwise or section.get("model") is not None
-
-
-def _begins_anew(guide: Any, *, small_reward: bool) -> bool:
-    """Return whether a guide is a new network, or starts from a reward that was one."""
-    if not isinstance(guide, dict):
-        return False
-    return guide.get("side") is not None or (guide.get("trunk") == "reward" and small_reward)
-
-
-def _at_safe_rate(section: dict[str, Any]) -> dict[str, Any]:
-    fit, guide = section.get("fit"), section.get("guide")
-    if not isinstance(fit, dict) or "learning_rate" in fit:
-        return section
-    adapter = fit.get("lora") is not None or (isinstance(guide, dict) and guide.get("lora") is not None)
-    return section | {"fit": fit | {"learning_rate": SAFE_ADAPTER if adapter else SAFE}}

@@ -20,7 +20,7 @@ from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, rewinds
 from infalign.models.gguf import is_gguf
 from infalign.models.settings import is_hub_id
-from infalign.recipe.reading import recipe_of
+from infalign.recipe.reading import recipe_of, write_yaml
 from infalign.rewards.function import function_reward, is_file
 from infalign.theory.choose import choose
 
@@ -243,6 +243,4 @@ def _training(scratch: bool, reward_trunk: bool) -> list[str]:
 
 def _quoted(text: str) -> str:
     """Return text as YAML, in quotes where it needs some."""
-    import yaml
-
-    return yaml.safe_dump(text, allow_unicode=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+    return write_yaml(text).removesuffix("\n")

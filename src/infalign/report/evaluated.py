@@ -38,7 +38,7 @@ class Evaluated:
             evaluate.samples,
             Confidence(evaluate.confidence, recipe.seed),
             recipe.procedure,
-            evaluate.rewind,
+            recipe.rewind,
             evaluate.max_n,
             evaluate.held_out_likelihood,
         )

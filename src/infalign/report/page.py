@@ -71,7 +71,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     html = template("infalign.report", "report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
-        rewind=recipe.evaluate.rewind,
+        rewind=recipe.rewind,
         near=MAX_EXTRAPOLATION,
         results=results,
         spoken=SPOKEN,

@@ -110,7 +110,6 @@ class ConcurrentEngine(Engine, Protocol):
 class EngineSettings(Kind):
     """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
-    ignored: ClassVar[None] = None  # so that `--set rollout.engine.kind=…` is enough to try another engine
     discriminator: ClassVar[str] = "engine"
     parts: ClassVar[int] = 4  # number of parts in which rollouts are drawn, one unit of work each
     own_models: ClassVar[bool] = True  # whether it loads models of infalign's own kind, such as a guided policy

@@ -68,7 +68,7 @@ def trainer_arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "per_device_train_batch_size": per_device,
         "per_device_eval_batch_size": per_device,
         "gradient_accumulation_steps": fit.batch_size // (per_device * ranks),
-        "learning_rate": fit.learning_rate,
+        "learning_rate": fit.with_learning_rate(pretrained=False).learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,
         "bf16": fit.bf16,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
@@ -93,25 +93,12 @@ class Solver(Kind):
     """Base class of all solvers. A method is a solver with its objective; its strength is a KL budget, a β or an n."""
 
     discriminator: ClassVar[str] = "solver"
-    ignored: ClassVar[tuple[str, ...]] = ("generations",)  # so that policies may share all but their solver
     fixed_shaping: ClassVar[Shaping | None] = None  # the shaping it optimizes, if that cannot be chosen
     draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
     recipe_dependencies: ClassVar[tuple[str, ...]] = ()  # keys of the recipe, besides the policy's own
 
     solver: str
     fit: Fit = Field(Fit(), description="how it is trained")
-
-    @classmethod
-    def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the given keys without the solver's fixed transformation; raises ValueError for another one."""
-        if cls.fixed_shaping is None or "transform" not in given:
-            return given
-        if given["transform"] != cls.fixed_shaping.name:
-            raise ValueError(
-                f"{given['solver']} has the transformation {cls.fixed_shaping.name}, not {given['transform']}; "
-                "leave transform out"
-            )
-        return {key: value for key, value in given.items() if key != "transform"}
 
     @property
     def shaping(self) -> Shaping:
@@ -240,13 +227,6 @@ class ToBestOfN(Solver):
     fixed_shaping: ClassVar[Shaping] = Ranked(Log())
 
     n: Draws = Field(description="the n of Best-of-n")
-
-    @classmethod
-    def check_keys(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the given keys without the fixed transformation; raises ValueError unless n is the only strength."""
-        if given.get("n") is None or given.get("kl_budget") is not None or given.get("beta") is not None:
-            raise ValueError(f"the strength of {given['solver']} is n: give n, and neither kl_budget nor beta")
-        return super().check_keys(given)
 
     @property
     def theory(self) -> MethodTheory:

@@ -1,22 +1,23 @@
 """Every key of a recipe says what it means, on the command line and on a page that cannot go stale."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from infalign.recipe.built_in import BuiltIn, built_in
-from infalign.recipe.keys import all_keys, explained, reference
-from infalign.recipe.reading import dump_recipe, load_recipe
+from infalign.recipe.reading import dump_recipe, load_recipe, read_yaml
+from infalign.recipe.schema import all_keys, explained, json_schema, reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_page_is_what_the_settings_say() -> None:
-    """If this fails, run ``python -m infalign.recipe.keys > docs/recipe.md``."""
-    assert PAGE.read_text(encoding="utf-8") == reference()
+def test_page_and_schema_are_what_the_settings_say() -> None:
+    """If this fails, run ``python -m infalign.recipe.schema docs``."""
+    assert (DOCS / "recipe.md").read_text(encoding="utf-8") == reference()
+    assert json.loads((DOCS / "recipe.schema.json").read_text(encoding="utf-8")) == json_schema()
 
 
 def test_every_key_has_a_meaning_and_a_type_in_words() -> None:
@@ -29,7 +30,7 @@ def test_every_key_has_a_meaning_and_a_type_in_words() -> None:
 @pytest.mark.parametrize("recipe", built_in(), ids=lambda recipe: recipe.name)
 def test_every_key_of_a_recorded_recipe_is_explained(recipe: BuiltIn) -> None:
     """Whatever a run records once all defaults are spelled out, down to each value, has exactly one explanation."""
-    recorded = yaml.safe_load(dump_recipe(load_recipe(recipe.name)))
+    recorded = read_yaml(dump_recipe(load_recipe(recipe.name)))
     found = list(values(recorded))
     assert "policies.aware.fit.learning_rate" in found
     for key in found:
@@ -48,7 +49,7 @@ def values(settings: Any, path: str = "") -> Iterator[str]:
 
 
 def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: Any) -> None:
-    """One key is three lines; a section comes with the keys that it holds; without a key the sections are listed."""
+    """One key is three lines; a section comes with the keys that it holds."""
     code, out, _ = main("recipes", "--explain", "policies.aware.kl_budget")
     assert code == 0
     assert out == (

@@ -85,7 +85,7 @@ def test_a_model_that_knows_something_is_trained_at_a_tenth_of_the_rate_or_less(
     recipe = load_recipe("recipe.yaml")
     fits = [recipe.policy.fit, recipe.reward.fit, *(policy.fit for policy in recipe.policies.values())]
     assert {fit.learning_rate for fit in fits if fit is not None} == rates
-    assert all("learning_rate" in fit.model_fields_set for fit in fits if fit is not None)
+    assert all("learning_rate" in line for line in Path("recipe.yaml").read_text().splitlines() if " fit:" in line)
     assert recipe.judge is not None
     assert getattr(recipe.judge, learnt) is not None
 

@@ -1,0 +1,213 @@
+"""The JSON schema of a recipe, and its keys with type, default and meaning, as the schema has them.
+
+``python -m infalign.recipe.schema docs`` writes the page `recipe.md` and, for editors, `recipe.schema.json`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import nearest
+from infalign.core.storage import write_text
+from infalign.recipe.settings import Recipe
+
+Node = dict[str, Any]
+NAME, NUMBER = "NAME", "N"  # stand for the name of a policy, and for the place in a list
+WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+INTRODUCTION = """\
+# Keys of a recipe
+
+*Written by `python -m infalign.recipe.schema docs` from the settings; `infalign recipes --explain KEY` says the same.*
+
+A recipe is YAML; `--set KEY=VALUE` changes any key. NAME is the name of a policy, N a place in a list, counted from 0.
+Keys whose default is *none* may be left out. An editor with a YAML language server completes and checks keys by
+[recipe.schema.json](recipe.schema.json).
+"""
+
+
+class _Generator(GenerateJsonSchema):
+    """A generator that gives the default of a setting with a spelling as its spelling."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return dft.name if hasattr(dft, "name") else super().encode_default(dft)
+
+
+@cache
+def json_schema() -> Node:
+    """Return the JSON schema of a recipe."""
+    return Recipe.model_json_schema(schema_generator=_Generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key: its type, default and meaning; ``kinds`` are the solvers or engines that take it, () for all."""
+
+    path: tuple[str, ...]
+    type: str
+    default: str | None  # None: it has to be given
+    meaning: str
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The dotted key."""
+        return ".".join(self.path)
+
+    @property
+    def facts(self) -> str:
+        """Type, default and the kinds that take it, in words."""
+        default = "has to be given" if self.default is None else f"default {self.default}"
+        return "; ".join([self.type, default, *([f"of {', '.join(self.kinds)}"] if self.kinds else [])])
+
+
+def all_keys() -> list[Key]:
+    """Return all keys of a recipe, each section before the keys that it holds."""
+    return list(_keys(json_schema(), ()))
+
+
+def explained(key: str) -> list[Key]:
+    """Return what ``key`` means, and the keys that it holds.
+
+    A policy may have any name and a place in a list any number. Raises ConfigError for a key that no recipe has.
+    """
+    keys, wanted = all_keys(), tuple(key.split("."))
+    found = [known for known in keys if _matches(wanted, known.path)]
+    found += [known for known in keys if _matches(wanted, known.path[:-1])]
+    if not found:
+        *around, last = wanted
+        anywhere = {known.path[-1]: known.name for known in reversed(keys)}
+        beside = {known.path[-1]: known.name for known in keys if _matches(around, known.path[:-1])}
+        near = [names[word] for names in (beside, anywhere) if (word := nearest(last, list(names)))]
+        hint = next(iter([anywhere[last]] if last in anywhere else near), None)
+        said = f"did you mean {hint}?" if hint else f"a recipe has {', '.join(Recipe.model_fields)}"
+        raise ConfigError(f"no recipe has the key {key}; {said}")
+    return found
+
+
+def reference() -> str:
+    """Return the page of all keys, a table for each section."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for known in all_keys():
+        rows.setdefault(known.path[:-1], []).append(_row(known))
+    sections: dict[tuple[str, ...], list[str]] = {}  # those with the same keys share a table
+    for path, table in rows.items():
+        sections.setdefault(tuple(table), []).append(".".join(path))
+    lines = [INTRODUCTION]
+    for keys, names in sections.items():
+        title = ", ".join(f"`{name}`" for name in names if name) or "The recipe"
+        lines += [f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|", *keys, ""]
+    return "\n".join(lines)
+
+
+def _row(known: Key) -> str:
+    default = "**required**" if known.default is None else known.default
+    only = f" ({', '.join(known.kinds)})" if known.kinds else ""
+    cells = (f"`{known.path[-1]}`", known.type, default, known.meaning + only)
+    return f"| {' | '.join(cell.replace('|', '∣') for cell in cells)} |"
+
+
+def _matches(given: Sequence[str], path: Sequence[str]) -> bool:
+    return len(given) == len(path) and all(
+        ours in (theirs, NAME) or (ours == NUMBER and theirs.isdigit())
+        for theirs, ours in zip(given, path, strict=True)
+    )
+
+
+def _keys(section: Node, path: tuple[str, ...]) -> Iterator[Key]:
+    """Yield the keys of an object of the schema, each before those that it holds."""
+    for name, field in section["properties"].items():
+        inner, places = _inside(field)
+        kinds = _kinds(inner)
+        is_section = bool(kinds) or "properties" in inner
+        words = "settings" if is_section else _type(inner)
+        for place in places:
+            words = f"list of {words}" if place == NUMBER else f"{words} by name"
+        default = None if name in section.get("required", ()) else _default(field, is_section and not places)
+        yield Key((*path, name), words, default, field.get("description") or _about(inner))
+        if kinds:
+            yield from _keys_of_kinds(kinds, (*path, name, *places))
+        elif is_section:
+            yield from _keys(inner, (*path, name, *places))
+
+
+def _keys_of_kinds(kinds: dict[str, Node], path: tuple[str, ...]) -> Iterator[Key]:
+    """Yield the keys of all kinds of settings: one that differs between kinds comes once for each of its meanings."""
+    key = _discriminator([*kinds.values()])
+    default = next((kind for kind, node in kinds.items() if "default" in node["properties"][key]), None)
+    about = "; ".join(f"{kind}: {_about(node)}" for kind, node in kinds.items())
+    yield Key((*path, key), " | ".join(kinds), default, about)
+    found: dict[Key, list[str]] = {}
+    for kind, node in kinds.items():
+        for known in _keys(node, path):
+            if known.path != (*path, key):
+                found.setdefault(known, []).append(kind)
+    order = [known.path for known in found]
+    for known, of in sorted(found.items(), key=lambda item: order.index(item[0].path)):
+        everywhere = len(of) == len(kinds) or len(known.path) > len(path) + 1  # its section says where it is
+        yield replace(known, kinds=() if everywhere else tuple(of))
+
+
+def _inside(node: Node) -> tuple[Node, tuple[str, ...]]:
+    """Return what is inside of optional, list, mapping and reference, and the places around it."""
+    if "$ref" in node:
+        return _inside(json_schema()["$defs"][node["$ref"].rpartition("/")[2]])
+    options = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
+    if len(options) == 1:
+        return _inside(options[0])
+    by_name: Node = next(iter(node.get("patternProperties", {}).values()), {})
+    for place, held in ((NUMBER, node.get("items", {})), (NAME, by_name)):
+        if held:
+            inner, places = _inside(held)
+            return inner, (place, *places)
+    return node, ()
+
+
+def _kinds(node: Node) -> dict[str, Node]:
+    """Return the kinds of settings that a node allows, by what tells them apart; {} for another node."""
+    options = [_inside(option)[0] for option in node.get("anyOf", ()) if "$ref" in option]
+    key = _discriminator(options) if options else ""
+    return {option["properties"][key]["const"]: option for option in options}
+
+
+def _discriminator(kinds: list[Node]) -> str:
+    properties: Node = kinds[0]["properties"]
+    return next(name for name, field in properties.items() if "const" in field)
+
+
+def _type(node: Node) -> str:
+    if "anyOf" in node:  # one text, or several
+        return f"{_type(node['anyOf'][0])}, or list of it"
+    if "enum" in node:
+        return " | ".join(node["enum"])
+    limits = [f"{sign} {node[limit]:,}" for limit, sign in SIGNS.items() if limit in node]
+    return " ".join([WORDS[node["type"]], *([" and ".join(limits)] if limits else [])])
+
+
+def _default(field: Node, section: bool) -> str:
+    value = field.get("default")
+    if value is None:
+        return "none"
+    return "as below" if section else value if isinstance(value, str) else json.dumps(value)
+
+
+def _about(node: Node) -> str:
+    """Return the first paragraph of what a section is, without its full stop."""
+    return str(node.get("description", "")).partition("\n\n")[0].replace("\n", " ").rstrip(".")
+
+
+def main(folder: str) -> None:
+    """Write the page of all keys and the schema to a folder."""
+    write_text(Path(folder) / "recipe.md", reference())
+    write_text(Path(folder) / "recipe.schema.json", json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
