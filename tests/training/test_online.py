@@ -117,7 +117,7 @@ def test_advantages_of_gae_by_hand() -> None:
     ("override", "said"),
     [
         ("{solver: maxk, kl_budget: 1, generations: 2}", "best-of-4 needs generations and rollout.k of at least 4"),
-        ("{solver: maxk, kl_budget: 1, transform: log}", "maxk has the transformation identity, not log"),
+        ("{solver: maxk, kl_budget: 1, transform: log}", "transform is for the solver qrpo or "),
         ("{solver: bond, beta: 1}", "bond has no beta: give kl_budget, at which it stops"),
         ("{solver: ppo, beta: 1, generations: 5}", "fit.batch_size 32 is no multiple of generations 5"),
         ("{solver: grpo, beta: 1, stored: true}", "fit.batch_size 32 is no multiple of rollout.k 6, its group"),

@@ -1,7 +1,7 @@
 """How policies are served and evaluated."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
