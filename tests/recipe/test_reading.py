@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import NOW_CALLED
 from infalign.pipeline.units import keys
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import dump_recipe, load_recipe, read_yaml
@@ -65,10 +64,10 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
     assert problem(path, override).startswith(f"{path}: {said}")
 
 
-def test_a_renamed_key_says_what_it_is_called_now(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renamed_key_says_what_it_is_called_now(path: str) -> None:
     """One table has all renamed keys."""
-    monkeypatch.setitem(NOW_CALLED, "draws", "k")
-    assert problem(path, "rollout.draws=3") == f"{path}: unknown key `rollout.draws`; it is now called `k`"
+    said = "unknown key `policies.aware.guide.likely`; it is now called `top_tokens`"
+    assert problem(path, "policies.aware.guide={likely: 3}") == f"{path}: {said}"
 
 
 @pytest.mark.parametrize(

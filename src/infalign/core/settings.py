@@ -28,7 +28,7 @@ MAX_DRAWS = 10_000  # of one prompt; what compares them grows with their square
 Draws = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
-NOW_CALLED: dict[str, str] = {}  # keys that were renamed
+NOW_CALLED = {"likely": "top_tokens"}  # keys that were renamed
 
 
 class Settings(BaseModel):
