@@ -11,7 +11,7 @@ import torch
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.kl import rao_blackwell_kl
-from infalign.models.guided import GuidedForCausalLM, GuideProcessor
+from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import guided_by, load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
@@ -81,26 +81,6 @@ def test_only_the_guide_is_trained(folder: Path, form: str) -> None:
     own = {name for name in with_gradient if not name.startswith("reference.")}
     assert (len(own) > 2, all(".lora_" in name for name in with_gradient - own)) == (True, True)
     assert (form == "lora") == bool(with_gradient - own)
-
-
-@FORMS
-def test_the_reference_with_a_processor_generates_as_the_policy(folder: Path, form: str) -> None:
-    """The same tokens with the same seed, for prompts of two lengths, padded, with three responses each."""
-    model, reference, tokenizer = policy(folder, form, strength=0.5)
-    prompts = tokenizer.pad({"input_ids": [PROMPT, PROMPT[:2]]}, padding_side="left", return_tensors="pt")
-    settings = {**prompts, "do_sample": True, "top_k": 0, "max_new_tokens": 12, "num_return_sequences": 3}
-    torch.manual_seed(0)
-    expected = model.generate(**settings)
-    torch.manual_seed(0)
-    processor = GuideProcessor(model, prompts["attention_mask"])
-    assert torch.equal(reference.generate(**settings, logits_processor=[processor]), expected)
-    torch.manual_seed(0)
-    processor = GuideProcessor(model, prompts["attention_mask"])
-    assert torch.equal(model.reference.generate(**settings, logits_processor=[processor]), expected)
-    with pytest.raises(ValueError, match="one call of generate"):
-        reference.generate(**settings, logits_processor=[processor])
-    torch.manual_seed(0)
-    assert not torch.equal(reference.generate(**settings), expected)
 
 
 @FORMS

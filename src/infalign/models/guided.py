@@ -18,15 +18,15 @@ from transformers import (
     DynamicCache,
     GenerationMixin,
     LlamaConfig,
-    LogitsProcessor,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from infalign.models.guides import FORMS, TopTokenHead, new_model
+from infalign.models.guides import FORMS, TopTokenHead
 from infalign.models.logits import Logits
 from infalign.models.packed import PackedBatch
+from infalign.models.parts import SHARED, as_part
 
 
 class GuidedConfig(PreTrainedConfig):
@@ -53,10 +53,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: GuidedConfig, reference: PreTrainedModel | None = None, **parts: Any) -> None:
         super().__init__(config)
-        for given in (reference, *parts.values()):
-            for part in given.modules() if given is not None else ():
-                part._is_hf_initialized = True  # `post_init` would draw its weights anew
-        self.reference = reference or new_model(AutoModelForCausalLM, config.reference, config._attn_implementation)
+        self.reference = as_part(reference, AutoModelForCausalLM, config.reference, config._attn_implementation)
         self.guide = FORMS[config.guide["form"]](config.guide, self.reference, **parts)
         self.post_init()
 
@@ -107,20 +104,12 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> GuidedForCausalLM:
         """Return the reference with an untrained guide of so many decoder ``layers``; only the guide is trainable."""
         own = reference.config
-        shared = [
-            "vocab_size",
-            "max_position_embeddings",
-            "hidden_size",
-            "eos_token_id",
-            "pad_token_id",
-            "bos_token_id",
-        ]
         config = GuidedConfig(
             own.to_dict(),
             guide,
             num_hidden_layers=own.num_hidden_layers + layers,
             tie_word_embeddings=False,
-            **{name: getattr(own, name) for name in shared},
+            **{name: getattr(own, name) for name in (*SHARED, "hidden_size")},
         )
         model = cls(config, reference, **parts).to(reference.device, reference.dtype)
         for name, weight in reference.named_parameters():
@@ -157,7 +146,8 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         asked |= {"use_cache": use_cache}
         with torch.no_grad():
             last, states = self._read_reference(past_key_values, **asked)
-        hidden = self._guide_states(past_key_values, states, **asked)[:, kept]
+        own = _part_of_cache(past_key_values, slice(self.config.reference["num_hidden_layers"], None), asked)
+        hidden = self.guide.hidden_states(self.reference, states, **asked | own)[:, kept]
         head, output, packed = self.guide.head, self.reference.get_output_embeddings(), kwargs.get("packed")
         if packed is not None and packed.top_tokens is not None:
             assert isinstance(head, TopTokenHead)
@@ -178,11 +168,6 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         own = _part_of_cache(cache, slice(0, self.config.reference["num_hidden_layers"]), asked)
         found = self.reference.base_model(**asked | own, output_hidden_states=bool(reads))
         return found.last_hidden_state, states_after(found, reads) if reads else found.last_hidden_state
-
-    def _guide_states(self, cache: Any, states: Tensor | None, **asked: Any) -> Tensor:
-        """Return the last hidden states of the guide, from tokens or from the reference's ``states``."""
-        own = _part_of_cache(cache, slice(self.config.reference["num_hidden_layers"], None), asked)
-        return self.guide.hidden_states(self.reference, states, **asked | own)
 
     def reference_logits(self, batch: PackedBatch) -> Logits:
         """Return the reference's logits that predict each token of the responses; inside `packing`.
@@ -212,50 +197,9 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         plain = {name.replace(".base_layer", ""): weight for name, weight in own.items() if ".lora_" not in name}
         return plain.keys() == others.keys() and all(map(torch.equal, plain.values(), others.values()))
 
-    def add_q(self, logits: Tensor, cache: Any, **asked: Any) -> Tensor:
-        """Return logits (rows, V) of the reference + Q, from a pass through the guide; ``cache`` is of this policy."""
-        states = None
-        if self.guide.reads:
-            _, states = self._read_reference(cache, **asked)
-        hidden = self._guide_states(cache, states, **asked)
-        return self.guide.head.add_q(logits, hidden[:, -1], self.reference.get_output_embeddings())
-
     def get_output_embeddings(self) -> Any:
         """Return the reference's output embedding if its product gives the logits; None with one of the guide's own."""
         return self.reference.get_output_embeddings() if self.guide.head.shares_product else None
-
-
-class GuideProcessor(LogitsProcessor):
-    """Adds the Q of a guided policy to the logits of its reference, so that the reference samples as the policy.
-
-    ``reference.generate(ids, attention_mask=mask, logits_processor=[GuideProcessor(policy, mask)])``, with the mask
-    (B, prompt tokens) of left-padded prompts. The reference may be ``policy.reference``. It has a cache, so each call
-    of ``generate`` takes a new one; where rows change places or prompts, as in beam search, it raises ValueError.
-    """
-
-    def __init__(self, policy: GuidedForCausalLM, attention_mask: Tensor) -> None:
-        self._policy, self._mask, self._cache = policy, attention_mask, DynamicCache(config=policy.config)
-        self._seen: Tensor | None = None
-
-    @torch.no_grad()
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the reference's logits ``scores`` (rows, V) + Q after the tokens ``input_ids`` (rows, tokens)."""
-        rows, length = input_ids.shape
-        begin = 0 if self._seen is None else self._seen.shape[1]
-        if self._seen is None:
-            self._mask = self._mask.repeat_interleave(rows // len(self._mask), 0)  # `num_return_sequences`
-        elif length <= begin or not torch.equal(input_ids[:, :begin], self._seen):
-            raise ValueError("a GuideProcessor follows the rows of one call of generate, without beam search")
-        grown = self._mask.new_ones(rows, length - self._mask.shape[1])
-        self._mask, self._seen = torch.cat([self._mask, grown], dim=1), input_ids
-        return self._policy.add_q(
-            scores,
-            self._cache,
-            input_ids=input_ids[:, begin:],
-            attention_mask=self._mask,
-            position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, begin:],
-            use_cache=True,
-        )
 
 
 def states_after(found: Any, layers: Sequence[int]) -> Tensor:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from infalign.models.logits import Logits
+from infalign.models.parts import as_part
 from infalign.models.top_tokens import TopTokens, embedding_products
 
 Settings = Mapping[str, Any]
@@ -48,12 +49,8 @@ class Head(nn.Module, ABC):
         return embedded
 
     @abstractmethod
-    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return the reference's logits (…, V) + Q, from the guide's hidden states (…, hidden)."""
-
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return logits + Q (…, V), from the last hidden states of the reference (…, width) and of the guide."""
-        return self.add_q(output(last), hidden, output)
+        """Return the reference's logits + Q, (…, V), from its last hidden states (…, width) and the guide's."""
 
     def top_tokens(self, logits: Logits, targets: Tensor) -> TopTokens | None:
         """Return what is needed of the reference's `Logits` at T tokens if that is less than these, or None."""
@@ -64,11 +61,6 @@ class ReferenceVocabularyHead(Head):
     """E is the reference's output embedding: Q costs no product with the vocabulary of its own."""
 
     shares_product = True
-
-    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return logits + (A·h + b)·Eᵀ."""
-        guided: Tensor = logits + self.embed(hidden) @ output.weight.T
-        return guided
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return (last + A·h + b)·Eᵀ."""
@@ -105,10 +97,10 @@ class OwnVocabularyHead(Head):
         super().start(output)
         self.embedding.copy_(output.weight)
 
-    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return logits + (A·h + b)·Eᵀ."""
-        guided: Tensor = logits + self.embed(hidden) @ self.embedding.T
-        return guided
+    def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return the reference's logits + (A·h + b)·Eᵀ."""
+        logits: Tensor = output(last) + self.embed(hidden) @ self.embedding.T
+        return logits
 
 
 class TopTokenHead(Head):
@@ -123,8 +115,9 @@ class TopTokenHead(Head):
         """The layers that Q is linear in."""
         return [self.linear, self.others]
 
-    def add_q(self, logits: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return logits + Q, the same for all tokens but the likeliest."""
+    def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Return the reference's logits + Q, the same for all tokens but the likeliest."""
+        logits: Tensor = output(last)
         top, ids = logits.topk(min(self.count, logits.shape[-1]))
         q = embedding_products(self.embed(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)
         guided: Tensor = (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
@@ -163,7 +156,7 @@ class NetworkGuide(Guide):
 
     def __init__(self, settings: Settings, reference: PreTrainedModel, network: PreTrainedModel | None = None) -> None:
         super().__init__()
-        self.network = network or new_model(AutoModel, settings["network"], reference.config._attn_implementation)
+        self.network = as_part(network, AutoModel, settings["network"], reference.config._attn_implementation)
         self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
@@ -177,7 +170,7 @@ class SideGuide(Guide):
 
     def __init__(self, settings: Settings, reference: PreTrainedModel) -> None:
         super().__init__()
-        self.network = new_model(AutoModel, settings["network"], reference.config._attn_implementation)
+        self.network = as_part(None, AutoModel, settings["network"], reference.config._attn_implementation)
         self.reads = settings["reads"]
         hidden, width = self.network.config.hidden_size, reference.config.hidden_size
         self.read = nn.Sequential(
@@ -234,12 +227,6 @@ class LoraGuide(Guide):
 
 
 FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide, "lora": LoraGuide}
-
-
-def new_model(kind: Any, settings: Settings, attention: str) -> Any:
-    """Return a model of an Auto class from its configuration, in the precision of loading, not of its training."""
-    config = AutoConfig.for_model(**settings, attn_implementation=attention)
-    return kind.from_config(config, dtype=torch.get_default_dtype())
 
 
 def _head(settings: Settings, hidden_size: int, reference: PreTrainedModel, whole_vocabulary: type[Head]) -> Head:

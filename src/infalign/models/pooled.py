@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 from infalign.core.errors import ConfigError
 from infalign.data.examples import reply
 from infalign.models.packed import PackedBatch
+from infalign.models.parts import SHARED, as_part
 from infalign.models.pretrained import conversation_ids
 
 ANY = -1  # in an opening: a token that may be joined with the beginning of a response, as a line break with another
@@ -48,13 +49,7 @@ class PooledModel(PreTrainedModel):
 
     def __init__(self, config: PooledConfig, base: PreTrainedModel | None = None) -> None:
         super().__init__(config)
-        for part in base.modules() if base is not None else ():
-            part._is_hf_initialized = True  # `post_init` would draw its weights anew
-        if base is None:
-            attention = config._attn_implementation
-            own = AutoConfig.for_model(**config.base, attn_implementation=attention)
-            base = AutoModel.from_config(own, dtype=torch.get_default_dtype())  # as it is loaded, not as it was saved
-        self.base = base
+        self.base = as_part(base, AutoModel, config.base, config._attn_implementation)
         self.post_init()
 
     def forward(
@@ -171,8 +166,7 @@ class PooledForSequenceClassification(PreTrainedModel):
     ) -> PooledForSequenceClassification:
         """Return a classifier that reads these layers of ``base``, with zeros as its heads."""
         own = base.config
-        shared = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
-        copied = {name: getattr(own, name, None) for name in shared}
+        copied = {name: getattr(own, name, None) for name in SHARED}
         model = cls(PooledConfig(own.to_dict(), layers, opening, num_labels=outputs, **copied), base.eval())
         model.to(base.device).requires_grad_(False)
         model.score.weight.zero_()
