@@ -13,7 +13,7 @@ from typing import Any
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import fsync, hash_file, settle, writing
-from infalign.models.pretrained import why_unloadable
+from infalign.models.pretrained import loading
 
 PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
@@ -112,13 +112,11 @@ def _read(model: str, file: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
-    try:
+    with loading(f"{file} cannot be read as a GGUF"):
         policy = AutoModelForCausalLM.from_pretrained(
             file.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-    except Exception as error:  # the readers of transformers and gguf raise whatever a damaged file makes of them
-        raise ConfigError(f"{file} cannot be read as a GGUF: {why_unloadable(error)}") from error
     said = tokenizer.decode(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     if said.strip() != PROBE:
         raise ConfigError(f"the tokenizer in {file} does not return the text that it encodes; use the original model")

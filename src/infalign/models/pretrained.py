@@ -3,7 +3,8 @@
 Needs the ``train`` extra.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ ENCODER = (
     "{{ message['role'] + ': ' + message['content'] }}{% endfor %}{% if add_generation_prompt %}"
     "{{ sep_token + 'assistant: ' }}{% elif messages[-1]['role'] == 'assistant' %}{{ sep_token }}{% endif %}"
 )
+ADAPTER = "adapter"  # in a model's folder: its LoRA adapter, before it was merged
+TRANSFORMATION = "transformation.json"  # in a model's folder: the tabulated transformation that it was trained on
+MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
 HUB_SECONDS = 10.0
 PANIC = "PanicException"  # of tokenizers, on a text that a regular expression cannot decide; nothing exports its class
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls a warning
@@ -59,15 +63,13 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     Reads safetensors only and runs no code of the folder. A tokenizer without a padding token pads with EOS.
     Raises `ConfigError` if the path is missing, holds no (complete) causal language model, or has no EOS token.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from infalign.models import guided  # noqa: F401 - so that transformers knows it
 
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config = _config(path)
+    with loading(f"{path} is not a model that can be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
-        raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     check_causal(config, path)
     eos_token_id(tokenizer, path)
@@ -98,18 +100,22 @@ def load_states(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
 
     Raises ConfigError as `load_policy`, and for a model that reads one text and writes another.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # as in `load_policy`
-        raise ConfigError(f"{path} is not a model that can be loaded: {why_unloadable(error)}") from error
+    config = _config(path)
     if _is_causal(config):
         return load_policy(path, device=device, dtype=dtype)[0].base_model
     if config.is_encoder_decoder:
         raise ConfigError(f"{path} encodes one text and writes another; a head reads a language model or an encoder")
     model = _loaded(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
     return model.to(device).eval()
+
+
+def _config(path: str | Path) -> Any:
+    from transformers import AutoConfig
+
+    with loading(f"{path} is not a model that can be loaded"):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def _loaded(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False, **options: Any) -> Any:
@@ -119,10 +125,8 @@ def _loaded(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False,
     but for those of a head that may be new, and of an encoder's pooler, which is above the states and a part of a head.
     """
     options |= {"use_safetensors": True, "trust_remote_code": False}
-    try:
+    with loading(cannot):
         model, info = kind.from_pretrained(path, output_loading_info=True, **options)
-    except Exception as error:  # as in `load_policy`
-        raise ConfigError(f"{cannot}: {why_unloadable(error)}") from error
     below = f"{model.base_model_prefix}." if new_head else ""
     missing = [name for name in sorted(info["missing_keys"]) if name.startswith(below) and "pooler." not in name]
     if missing:
@@ -139,10 +143,8 @@ def adapted(model: Any, folder: str | Path) -> Any:
 
     if not (Path(folder) / "adapter_model.safetensors").is_file():
         raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
-    try:
+    with loading(f"{folder} is no adapter of {model.name_or_path}"):
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
-    except Exception as error:  # as in `load_policy`
-        raise ConfigError(f"{folder} is no adapter of {model.name_or_path}: {why_unloadable(error)}") from error
 
 
 def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: int = 0) -> Any:
@@ -158,10 +160,8 @@ def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: 
 
     cannot = f"{trunk} cannot be the trunk of a guide"
     model = _loaded(AutoModel, trunk, cannot, dtype="float32")
-    try:
+    with loading(cannot):
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
-    except Exception as error:  # as in `load_policy`
-        raise ConfigError(f"{cannot}: {why_unloadable(error)}") from error
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{cannot}: it has another tokenizer than the reference")
     model = padded(model, reference.config.vocab_size)
@@ -194,6 +194,15 @@ def classifier_from(start: str) -> Any:
     return _loaded(AutoModelForSequenceClassification, start, cannot, new_head=True, num_labels=1, dtype="float32")
 
 
+@contextmanager
+def loading(cannot: str) -> Iterator[None]:
+    """Raise a ConfigError that begins with ``cannot`` for whatever a library raises of a model inside the block."""
+    try:
+        yield
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
+        raise ConfigError(f"{cannot}: {why_unloadable(error)}") from error
+
+
 def why_unloadable(error: Exception) -> str:
     """Return in one line why transformers cannot load a model, and where it is clear, what to do about it."""
     said = " ".join(str(error).split())
@@ -202,11 +211,6 @@ def why_unloadable(error: Exception) -> str:
     if "named model.safetensors" in said:
         return "there is no file named model.safetensors, and weights in pickles, which can run code, are never read"
     return f"{type(error).__name__}: {said[:300]}"
-
-
-ADAPTER = "adapter"  # in a model's folder: its LoRA adapter, before it was merged
-TRANSFORMATION = "transformation.json"  # in a model's folder: the tabulated transformation that it was trained on
-MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
 
 
 def read_template(name: str) -> str:
@@ -231,10 +235,8 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
     from transformers import AutoTokenizer
 
     check_reach(str(path))
-    try:
+    with loading(f"{path} has no tokenizer that can be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
-        raise ConfigError(f"{path} has no tokenizer that can be loaded: {why_unloadable(error)}") from error
     if tokenizer.cls_token and tokenizer.sep_token and tokenizer.eos_token in (None, tokenizer.sep_token):
         tokenizer.eos_token = tokenizer.sep_token
         tokenizer.chat_template = tokenizer.chat_template or ENCODER
