@@ -53,17 +53,6 @@ class StateFolder:
         needed: int = (sum(map(len, prompts)) + responded) * of_token + 8 * responded * self.top_tokens
         return needed - sum(path.stat().st_size for path in self.path.glob("*.safetensors"))
 
-    def columns(self, layers: Sequence[int], first_prompt: int) -> dict[str, Tensor] | None:
-        """Return a shard's states after some of the layers, or None if they are not here."""
-        path = self.shard(first_prompt)
-        if not {*layers} <= {*self.layers} or not path.exists():
-            return None
-        places = [self.layers.index(layer) for layer in layers]
-        with safe_open(path, "pt") as shard:
-            found = {name: shard.get_tensor(name) for name in ("prompts", "responses")}
-        parts = {name: states.unflatten(-1, (len(self.layers), -1)) for name, states in found.items()}
-        return {name: states[:, places].flatten(1).contiguous() for name, states in parts.items()}
-
 
 def write_states(
     model: Any,
@@ -71,12 +60,10 @@ def write_states(
     prompts: TokenIds,
     responses: TokenIds,
     on_progress: OnProgress,
-    others: Sequence[StateFolder] = (),
 ) -> None:
     """Write the states of a causal language model for prompts and their responses, K each.
 
-    Shards that are there are kept, and without top tokens they are copied from ``others``, folders of the same texts.
-    Raises ConfigError for a model that cannot be packed, and for too small a disk.
+    Shards that are there are kept. Raises ConfigError for a model that cannot be packed, and for too small a disk.
     """
     if not can_pack(model):
         raise ConfigError("the reference has layers without full attention, so that no guide can read its states")
@@ -92,11 +79,8 @@ def write_states(
         for first in range(0, len(prompts), PROMPTS_PER_SHARD):
             path = folder.shard(first)
             if not path.exists():
-                copies = (other.columns(folder.layers, first) for other in others if not folder.top_tokens)
-                found = next((copy for copy in copies if copy is not None), None)
-                if found is None:
-                    asked = prompts[first : first + PROMPTS_PER_SHARD]
-                    found = _compute(model, folder, asked, responses[k * first : k * (first + len(asked))])
+                asked = prompts[first : first + PROMPTS_PER_SHARD]
+                found = _compute(model, folder, asked, responses[k * first : k * (first + len(asked))])
                 try:
                     with atomic_path(path) as unfinished:
                         save_file(found, unfinished)

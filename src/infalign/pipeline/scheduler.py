@@ -16,7 +16,7 @@ from infalign.core.storage import inventory, remove, write_record, write_text, w
 from infalign.pipeline.ownership import check_outputs_free
 from infalign.pipeline.pending import Pending, check_outputs, holds, pending, reasons
 from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path
-from infalign.pipeline.units import Summary, Unit, bases, follows, keys, needs
+from infalign.pipeline.units import Summary, Unit, bases, keys, needs
 from infalign.pipeline.workers import Task, Workers, run_tasks
 
 
@@ -71,7 +71,7 @@ def run_units(
     """
     root, units = remaining.root, remaining.units
     by_name, place = {unit.name: unit for unit in units}, {unit.stage: i for i, unit in enumerate(units)}
-    needed, first, base_of, key_of = needs(units), follows(units), bases(units), keys(units)
+    needed, base_of, key_of = needs(units), bases(units), keys(units)
 
     def finish(name: str, summary: Summary, seconds: float) -> None:
         if not is_first():  # the first process moves the output to its place, so it alone can record it
@@ -92,7 +92,9 @@ def run_units(
 
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
-    tasks = [Task(name, partial(_work, root, by_name[name], base_of[name]), first[name]) for name in ordered]
+    tasks = [
+        Task(name, partial(_work, root, by_name[name], base_of[name]), frozenset(needed[name])) for name in ordered
+    ]
     with ProgressDisplay(console) as display:
         run_tasks(tasks, workers, display=display, on_done=finish)
 

@@ -31,9 +31,9 @@ def no_cost(counts: Any) -> None:
 class Unit:
     """A piece of work with its own output and its own record of how that was made.
 
-    ``inputs`` are outputs of other units, and ``copies`` those of which it may copy parts instead of making them anew:
-    the units of both go first. ``settings`` are all settings that the output depends on, with content hashes for paths;
-    ``extent`` is the amount of output: when only this changes, the existing output is kept and extended.
+    ``inputs`` are outputs of other units, which go first. ``settings`` are all settings that the output depends on,
+    with content hashes for paths; ``extent`` is the amount of output: when only this changes, the existing output is
+    kept and extended.
     """
 
     stage: str
@@ -49,7 +49,6 @@ class Unit:
     so_far: Callable[[], SoFar] = nothing  # the partial output
     warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
-    copies: tuple[Path, ...] = ()
     together: bool = False  # all processes of a distributed training do it, others the first alone
     clears: bool = False  # it removes its old output itself, once it can replace that
     cost: Callable[[Any], Any] = no_cost  # by a plan's counts, if the whole of it is to be done
@@ -61,15 +60,9 @@ class Unit:
 
 
 def needs(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
-    """Return for each unit the names of the units whose outputs it reads."""
+    """Return for each unit the names of the units whose outputs it reads, and which go first."""
     by_output = {unit.output: unit.name for unit in units}
     return {unit.name: tuple(by_output[path] for path in unit.inputs) for unit in units}
-
-
-def follows(units: Sequence[Unit]) -> dict[str, frozenset[str]]:
-    """Return for each unit the names of the units that go first, if they are to be done too."""
-    by_output = {unit.output: unit.name for unit in units}
-    return {unit.name: frozenset(by_output[path] for path in (*unit.inputs, *unit.copies)) for unit in units}
 
 
 def keys(units: Sequence[Unit]) -> dict[str, str]:

@@ -6,7 +6,6 @@ The units are of the stage train.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.models.pretrained import load_policy
@@ -23,22 +22,16 @@ TOP_TOKEN_BYTES = 8  # of a token that is told apart: its id and its log-probabi
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit per part of the rollouts, for all layers that some policy reads the states of."""
     rollout, parts = run.recipe.rollout, len(run.rollout_parts)
-    wanted = sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}, reverse=True)
-    for place, which in enumerate(wanted):
-        # Evenly spaced layers come first: what is below the last ones may be among them.
-        others = () if which.top_tokens else tuple(wanted[:place])
+    for which in sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}):
         for part in range(parts):
             yield Unit(
                 "train",
                 "states",
                 f"{which}-{part}",
                 inputs=(run.layout.rollouts(part), *run.reference_inputs),
-                copies=tuple(run.layout.states(str(other), part) for other in others),
                 settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
                 output=run.layout.states(str(which), part),
-                work=partial(
-                    compute_states, run.reference, run.recipe.compute, run.stored, StatesPart(part, which, others)
-                ),
+                work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part),
                 so_far=partial(states_so_far, run.layout.states(str(which), part)),
                 cost=partial(states_cost, run, which),
             )
@@ -62,21 +55,12 @@ def read_by(policy: Solver) -> set[States]:
     return {which for which in (needs.states, needs.teacher_states) if which is not None}
 
 
-class StatesPart(NamedTuple):
-    """One part of the rollouts, which states of it are wanted, and which others the run has stored already."""
-
-    part: int
-    which: States
-    stored: tuple[States, ...]
-
-
 def compute_states(
-    reference: str, compute: Compute, stored: StoredRollouts, wanted: StatesPart, *, on_progress: OnProgress
+    reference: str, compute: Compute, stored: StoredRollouts, which: States, part: int, *, on_progress: OnProgress
 ) -> Summary:
     """Write the states of one part of the rollouts, in the precision of drawing and scoring.
 
-    Those that are stored already are copied. Raises ConfigError for a reference whose last layers cannot be trained
-    from the states below them.
+    Raises ConfigError for a reference whose last layers cannot be trained from the states below them.
     """
     from infalign.models.guided import evenly_spaced_layers
     from infalign.models.states import StateFolder, write_states
@@ -84,19 +68,15 @@ def compute_states(
 
     model, _ = load_policy(reference, device=compute.torch_device(), dtype=compute.dtype)
 
-    def layers(of: States) -> list[int]:
-        depth = model.config.num_hidden_layers
-        return evenly_spaced_layers(depth, of.evenly) if of.evenly else [count_layers_below(model.config, of.last)]
-
-    part, which, others = wanted
-    if not which.evenly:
+    if which.evenly:
+        layers = evenly_spaced_layers(model.config.num_hidden_layers, which.evenly)
+    else:
         check_top_layers(model, which.last)
+        layers = [count_layers_below(model.config, which.last)]
+    folder = StateFolder(stored.layout.states(str(which), part), layers, which.top_tokens)
     prompts, responses = stored.texts(part)
-    folder, *there = (
-        StateFolder(stored.layout.states(str(of), part), layers(of), of.top_tokens) for of in (which, *others)
-    )
-    write_states(model, folder, prompts, responses, on_progress, there)
-    return {"responses": len(responses), "layers": layers(which)}
+    write_states(model, folder, prompts, responses, on_progress)
+    return {"responses": len(responses), "layers": layers}
 
 
 def states_so_far(folder: Path) -> SoFar:
