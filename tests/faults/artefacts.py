@@ -19,7 +19,7 @@ from faults.registry import fault
 from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
 from infalign.data.hub import hub_rows
-from infalign.models.pretrained import classifier_from, conversation_ids, load_policy, load_tokenizer
+from infalign.models.pretrained import conversation_ids, load_classifier, load_policy, load_tokenizer
 from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
@@ -55,7 +55,7 @@ def harmless(lab: Lab, work: Callable[[], object]) -> Seen:
     {
         "policy": ("reference", load_policy),
         "reward model": ("reward", ClassifierReward.load),
-        "start of a reward model": ("reference", classifier_from),
+        "start of a reward model": ("reference", load_classifier),
     },
     brief=("policy",),
 )

@@ -13,7 +13,7 @@ from infalign.core.errors import ConfigError
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
-from infalign.models.pretrained import guided_by, load_policy, load_tokenizer
+from infalign.models.pretrained import add_network_guide, load_policy, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.fingerprints import Digests, settings_of
@@ -50,7 +50,7 @@ def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausal
         shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2}
         model = GuidedForCausalLM.with_side_network(inside, **shape, top_tokens=top_tokens)
     else:
-        model = guided_by(folder, inside, tokenizer, top_tokens=top_tokens)
+        model = add_network_guide(folder, inside, tokenizer, top_tokens=top_tokens)
     draw(model, strength)
     return model.eval(), reference, tokenizer
 
@@ -161,7 +161,7 @@ def test_a_trunk_may_be_padded_otherwise(reference_by: int, trunk_by: int, folde
         model.resize_token_embeddings(len(tokenizer) + by)
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / name)
-    model = guided_by(tmp_path / "trunk", *load_policy(tmp_path / "reference")).eval()
+    model = add_network_guide(tmp_path / "trunk", *load_policy(tmp_path / "reference")).eval()
     known = model.guide.network.get_input_embeddings().weight[: len(tokenizer)]
     assert torch.equal(known, padded.get_input_embeddings().weight)
     assert model.guide.network.get_input_embeddings().weight[len(tokenizer) + trunk_by :].count_nonzero() == 0
@@ -186,10 +186,10 @@ def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -
     shutil.copytree(folder, tmp_path / "swapped")
     (tmp_path / "swapped" / "tokenizer.json").write_text(json.dumps(vocabulary))
     with pytest.raises(ConfigError, match="swapped cannot be the trunk of a guide: it has another tokenizer"):
-        guided_by(tmp_path / "swapped", reference, tokenizer)
+        add_network_guide(tmp_path / "swapped", reference, tokenizer)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty cannot be the trunk of a guide"):
-        guided_by(tmp_path / "empty", reference, tokenizer)
+        add_network_guide(tmp_path / "empty", reference, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.models.packed import PackedBatch, can_pack, packing
-from infalign.models.pooled import ANY, PooledForSequenceClassification, opening_of
-from infalign.models.pretrained import conversation_ids, load_states, load_tokenizer
+from infalign.models.pooled import ANY_TOKEN, PooledForSequenceClassification, response_opening
+from infalign.models.pretrained import conversation_ids, load_tokenizer, load_without_head
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
@@ -49,7 +49,7 @@ def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) ->
 def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> None:
     """As computed by hand, however many responses are scored together, and also from the saved folder."""
     model, tokenizer = base
-    reader = PooledForSequenceClassification.on(model.base_model, [2, LAYER], opening_of(tokenizer))
+    reader = PooledForSequenceClassification.on(model.base_model, [2, LAYER], response_opening(tokenizer))
     assert reader.model.base.config.num_hidden_layers == LAYER + 1
     reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     texts = [("How?", "Write."), ("How?", "Write a function."), ("Explain the moon", "No"), ("How?", "")]
@@ -79,8 +79,8 @@ def test_a_response_may_be_joined_with_its_opening() -> None:
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     )
     model = new_policy(SCRATCH, tokenizer, seed=0).eval()
-    opening = opening_of(tokenizer)
-    assert opening == [tokenizer.convert_tokens_to_ids("<|assistant|>"), ANY]
+    opening = response_opening(tokenizer)
+    assert opening == [tokenizer.convert_tokens_to_ids("<|assistant|>"), ANY_TOKEN]
     reader = PooledForSequenceClassification.on(model.base_model, [LAYER], opening)
     reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     reward, texts = ClassifierReward(reader, tokenizer), ["It is so.", "\n\nIt is so.", "And you?"]
@@ -100,7 +100,9 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     """With the rewards that each gives alone; a head on another model has passes of its own."""
     model, tokenizer = base
     depths = (2, 6), (LAYER,), (1, 2)
-    heads = [PooledForSequenceClassification.on(model.base_model, layers, opening_of(tokenizer)) for layers in depths]
+    heads = [
+        PooledForSequenceClassification.on(model.base_model, layers, response_opening(tokenizer)) for layers in depths
+    ]
     for seed, head in enumerate(heads):
         head.score.weight.normal_(generator=torch.Generator().manual_seed(seed))
     rewards = [ClassifierReward(head, tokenizer) for head in heads]
@@ -118,7 +120,7 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
         assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
     assert len(passes) == 5
     other = new_policy(SCRATCH, tokenizer, seed=1).eval()
-    elsewhere = PooledForSequenceClassification.on(other.base_model, [2], opening_of(tokenizer))
+    elsewhere = PooledForSequenceClassification.on(other.base_model, [2], response_opening(tokenizer))
     apart = [rewards[0], ClassifierReward(elsewhere, tokenizer)]
     assert share_passes(apart) == apart
 
@@ -129,8 +131,8 @@ def test_an_encoder_reads_the_response_in_both_directions(tmp_path: Path) -> Non
     A message cannot say where a response begins, and precision is that of loading.
     """
     folder = micro.encoder(tmp_path / "encoder")
-    model, tokenizer = load_states(folder), load_tokenizer(folder)
-    opening = opening_of(tokenizer)
+    model, tokenizer = load_without_head(folder), load_tokenizer(folder)
+    opening = response_opening(tokenizer)
     reader = PooledForSequenceClassification.on(model, [1, 3], opening)
     reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     asked, said = [user("How [SEP] assistant: now?"), user("How?")], ["It is [SEP] assistant: so", "No"]
@@ -159,7 +161,7 @@ def test_a_model_with_windows_is_read_text_by_text(base: Any) -> None:
     torch.manual_seed(0)
     config = AutoConfig.for_model("mistral", vocab_size=len(tokenizer), num_hidden_layers=3, sliding_window=4, **shape)
     model = AutoModel.from_config(config).eval()
-    reader = PooledForSequenceClassification.on(model, [1, 3], opening_of(tokenizer))
+    reader = PooledForSequenceClassification.on(model, [1, 3], response_opening(tokenizer))
     reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     texts = [("How?", "Write."), ("Explain the moon, please.", "No, I do not write a function.")]
     expected = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
@@ -174,7 +176,7 @@ def test_a_model_with_windows_is_read_text_by_text(base: Any) -> None:
 def test_a_head_on_an_encoder_learns(tmp_path: Path) -> None:
     """Which of two responses has more of a letter; a pair that is longer than it reads is named."""
     folder = micro.encoder(tmp_path)
-    model, tokenizer = load_states(folder), load_tokenizer(folder)
+    model, tokenizer = load_without_head(folder), load_tokenizer(folder)
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice([*"zabc"], 12)) for _ in range(400)]
     both = [sorted(map(str, rng.choice(texts, 2)), key=lambda text: -text.count("z")) for _ in range(200)]
@@ -195,7 +197,7 @@ def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dty
     config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), num_hidden_layers=4, **shape)
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval().to(getattr(torch, dtype))
-    reader = PooledForSequenceClassification.on(model, [2], opening_of(tokenizer))
+    reader = PooledForSequenceClassification.on(model, [2], response_opening(tokenizer))
     reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     save_model(reader, tokenizer, tmp_path)
     loaded = ClassifierReward.load(tmp_path, dtype=dtype)
@@ -207,7 +209,7 @@ def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dty
 def test_prefixes_have_the_mean_so_far(base: Any) -> None:
     """The hidden state at a token is what the output would read if the response ended there."""
     model, tokenizer = base
-    opening = opening_of(tokenizer)
+    opening = response_opening(tokenizer)
     reader = PooledForSequenceClassification.on(model.base_model, [LAYER], opening).model
     ids = [5, 6, *opening, 7, 8, 9, 10]
     with torch.no_grad():
@@ -271,11 +273,11 @@ def test_the_pairs_of_a_prompt_share_a_fold() -> None:
 def test_a_response_must_begin_where_no_message_can_say_so(base: Any) -> None:
     """A template that opens it with plain text, or not at all, is refused."""
     _, tokenizer = base
-    assert opening_of(tokenizer)
+    assert response_opening(tokenizer)
     for opening in ("Assistant: ", ""):
         template = "{% for m in messages %}{% if m.role == 'assistant' %}" + opening + "{% endif %}{{ m.content }}"
         template += "{% endfor %}{% if add_generation_prompt %}" + opening + "{% endif %}"
         other = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token=tokenizer.eos_token)
         other.chat_template = template
         with pytest.raises(ConfigError, match="does not open a response with a special token"):
-            opening_of(other)
+            response_opening(other)

@@ -17,13 +17,13 @@ from infalign.data.examples import prompt_id
 from infalign.method.procedures import Standard
 from infalign.models.pretrained import (
     TEMPLATES,
-    adapted,
-    check_ends,
-    classifier_from,
+    add_network_guide,
+    check_response_end,
     conversation_ids,
-    guided_by,
+    load_classifier,
     load_policy,
     load_tokenizer,
+    merge_adapter,
 )
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
@@ -108,11 +108,11 @@ def damaged(policy: str, tmp_path: Path) -> Path:
 
 def test_weights_that_are_not_there_are_not_drawn(policy: str, damaged: Path) -> None:
     """Neither in the start of a reward model, but for its head, nor in a guide's trunk."""
-    assert classifier_from(policy).score.out_features == 1
+    assert load_classifier(policy).score.out_features == 1
     with pytest.raises(ConfigError, match=r"start a reward model: it lacks weights .* model\.layers\.0\..*q_proj"):
-        classifier_from(str(damaged))
+        load_classifier(str(damaged))
     with pytest.raises(ConfigError, match=r"damaged cannot be the trunk of a guide: it lacks .*q_proj"):
-        guided_by(damaged, *load_policy(policy))
+        add_network_guide(damaged, *load_policy(policy))
 
 
 def test_what_cannot_start_a_reward_model_is_named(policy: str, damaged: Path) -> None:
@@ -120,11 +120,11 @@ def test_what_cannot_start_a_reward_model_is_named(policy: str, damaged: Path) -
     config = AutoConfig.from_pretrained(policy, num_labels=2)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(damaged)
     with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
-        classifier_from(str(damaged))
+        load_classifier(str(damaged))
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
-        classifier_from(str(damaged))
+        load_classifier(str(damaged))
 
 
 @pytest.mark.parametrize("config", ["[]", '{"peft_type": "LORA", "r": "x"}'])
@@ -133,7 +133,7 @@ def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -
     (tmp_path / "adapter_config.json").write_text(config)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
     with pytest.raises(ConfigError, match="is no adapter of"):
-        adapted(load_policy(policy)[0], tmp_path)
+        merge_adapter(load_policy(policy)[0], tmp_path)
 
 
 def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None:
@@ -151,12 +151,12 @@ def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None
 
 def test_a_response_has_to_end_where_engines_stop(tokenizer: Any) -> None:
     """A template that ends turns with another token, as Gemma's does, would have no response end."""
-    check_ends(tokenizer, "policy")
+    check_response_end(tokenizer, "policy")
     tokenizer.chat_template = TEMPLATES["plain"]
-    check_ends(tokenizer, "policy")
+    check_response_end(tokenizer, "policy")
     tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|pad|>{% endfor %}"
     with pytest.raises(ConfigError, match=r"of policy does not end a response with the tokenizer's EOS, <\|end\|>"):
-        check_ends(tokenizer, "policy")
+        check_response_end(tokenizer, "policy")
 
 
 def test_a_template_that_renders_nothing_at_all_is_refused_with_its_folder(tokenizer: Any, tmp_path: Path) -> None:

@@ -166,19 +166,6 @@ def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: StateFolder
     assert all(torch.equal(again[name], content[name]) for name in content)
 
 
-def test_layers_that_are_stored_are_not_computed_again(
-    policy: GuidedForCausalLM, folder: StateFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder with one of the two layers of another has its numbers, to the bit, without a pass."""
-    computed, copied = (StateFolder(tmp_path / name, folder.layers[:1]) for name in ("computed", "copied"))
-    write_states(policy.reference, computed, PROMPTS, RESPONSES, nothing, [StateFolder(folder.path, [3])])
-    monkeypatch.setattr(states, "states_of", None)
-    write_states(policy.reference, copied, PROMPTS, RESPONSES, nothing, [folder])
-    for first, second in zip(sorted(computed.path.iterdir()), sorted(copied.path.iterdir()), strict=True):
-        one, other = load_file(first), load_file(second)
-        assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_a_disk_that_is_too_small_is_known_before(
     policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from infalign.core.progress import OnProgress
 from infalign.data.examples import Message
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Identity
-from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.training.backends.trl import Problem, fit_on_policy
@@ -98,7 +98,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
         solver, rows = QRPO(Identity(), 0.3), case.rollouts(32)
         model, tokenizer = load_policy(case.folder)
-        guided = guided_by(case.folder, *load_policy(case.folder))
+        guided = add_network_guide(case.folder, *load_policy(case.folder))
         torch.nn.init.constant_(guided.guide.head.linear.bias, 0.1)
         loss = Distillation(guided, solver) if name == "distil" else RolloutRegression(solver)
         fitted = fit_to_rollouts(loss, guided if name == "guided" else model, rows, fit, job(folder, report))

@@ -14,7 +14,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
-from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
 from infalign.recipe.settings import Recipe
 from infalign.training.offline import Distillation, fit_to_rollouts
@@ -27,7 +27,7 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
     """A plain model ends within 0.01 nats of a random guide that is at least 0.2 nats from the reference."""
     case = enumerable.enumerable(tmp_path / "reference")
     student, tokenizer = load_policy(case.folder)
-    teacher = guided_by(case.folder, *load_policy(case.folder)).eval()
+    teacher = add_network_guide(case.folder, *load_policy(case.folder)).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         teacher.guide.head.linear.weight.normal_(0.0, 0.15)

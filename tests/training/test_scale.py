@@ -7,7 +7,7 @@ import torch
 from enumerable import Enumerable
 
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.training.scale import scale_guide_to_kl
 
 
@@ -22,7 +22,7 @@ def guide(case: Enumerable, strength: float, form: str = "trunk") -> GuidedForCa
     reference, tokenizer = load_policy(case.folder)
     torch.manual_seed(0)
     if form == "trunk":
-        model: GuidedForCausalLM = guided_by(case.folder, reference, tokenizer).eval()
+        model: GuidedForCausalLM = add_network_guide(case.folder, reference, tokenizer).eval()
     else:
         model = GuidedForCausalLM.with_lora(reference, rank=4, alpha=8.0).eval()
     with torch.no_grad():

@@ -93,10 +93,10 @@ def _reward(source: str) -> RewardFunction:
         from infalign.rewards.function import function_reward
 
         return function_reward(source)
-    from infalign.models.pretrained import check_reach
+    from infalign.models.pretrained import check_reachable
     from infalign.rewards.classifier import ClassifierReward
 
-    check_reach(source)
+    check_reachable(source)
     device = os.environ.get("INFALIGN_DEVICE", "auto")
     try:
         compute = Compute.model_validate({"device": device})

@@ -6,14 +6,14 @@ from typing import Any
 from infalign.core.errors import ConfigError
 
 
-def check_plain(options: Mapping[str, Any]) -> None:
+def check_plain_softmax(options: Mapping[str, Any]) -> None:
     """Raise ConfigError if an attention layer asks for more than the plain softmax."""
     for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
         if options.get(name) is not None:
             raise ConfigError(f"its attention uses {name}")
 
 
-def odd_layers(model: Any) -> str:
+def unsupported_layers(model: Any) -> str:
     """Return the kinds of a model's layers whose cache is not every earlier token's keys and values, "" for none."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

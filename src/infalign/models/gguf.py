@@ -19,7 +19,7 @@ PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
 
 
-def place(model: str) -> str:
+def locate_model(model: str) -> str:
     """Return the model folder in the package that a recipe names; any other name as it is.
 
     Raises ConfigError if the package holds several, and no GGUF.
@@ -45,7 +45,7 @@ def _ggufs(package: Distribution) -> list[Path]:
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether a model, by its `place`, is a GGUF file or a package with one."""
+    """Return whether a model, as `locate_model` returns it, is a GGUF file or a package with one."""
     return model.startswith(PACKAGE) or model.endswith(".gguf")
 
 
@@ -68,8 +68,8 @@ def gguf_file(model: str) -> Path:
     return found[0]
 
 
-def folder_of(model: str, of_file: Callable[[Path], str] = hash_file) -> Path:
-    """Return the folder that `converted` makes of a GGUF, whether it exists or not.
+def converted_folder(model: str, of_file: Callable[[Path], str] = hash_file) -> Path:
+    """Return the folder that `convert_gguf` makes of a GGUF, whether it exists or not.
 
     ``of_file`` returns the hash of one file, `hash_file`'s or one that is known.
     """
@@ -79,20 +79,20 @@ def folder_of(model: str, of_file: Callable[[Path], str] = hash_file) -> Path:
     return Path(HF_HOME) / "infalign" / f"{file.stem}-{of_file(file)[:16]}"
 
 
-def converted(model: str) -> str:
+def convert_gguf(model: str) -> str:
     """Return the folder of a GGUF, which is converted on the first call.
 
     Raises ConfigError if the file is damaged, of an unsupported architecture or quantisation, or if its tokenizer does
     not return the text that it encodes.
     """
-    folder = folder_of(model)
+    folder = converted_folder(model)
     if folder.is_dir():
         return str(folder)
     policy, tokenizer = _read(model, gguf_file(model))
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-            half = Path(temporary) / folder.name  # complete when it gets its place
+            half = Path(temporary) / folder.name  # complete when it gets its name
             policy.save_pretrained(half)
             tokenizer.save_pretrained(half)
             settle(half)
@@ -117,7 +117,7 @@ def _read(model: str, file: Path) -> tuple[Any, Any]:
             file.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-    said = tokenizer.decode(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
-    if said.strip() != PROBE:
+    text = tokenizer.decode(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    if text.strip() != PROBE:
         raise ConfigError(f"the tokenizer in {file} does not return the text that it encodes; use the original model")
     return policy, tokenizer

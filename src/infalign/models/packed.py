@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from infalign.method.calibration import Array
-from infalign.models.attention import check_plain
+from infalign.models.attention import check_plain_softmax
 from infalign.models.logits import Logits, logits_of, logprob_of
 from infalign.models.logprobs import MAX_LOGITS, TokenIds, check_rows, evaluating
 from infalign.models.top_tokens import TopTokens
@@ -232,7 +232,7 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attend from each token (1 × heads × N × width) to the tokens before it in its own text."""
-    check_plain(options)
+    check_plain_softmax(options)
     packed, shared = options["packed"], {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
     of_prompts, of_responses = packed.token_masks
     first, group = int(packed.prompt_lengths.sum()), query.shape[1] // key.shape[1]

@@ -21,7 +21,7 @@ from infalign.models.packed import PackedBatch
 from infalign.models.parts import SHARED, as_part
 from infalign.models.pretrained import conversation_ids
 
-ANY = -1  # in an opening: a token that may be joined with the beginning of a response, as a line break with another
+ANY_TOKEN = -1  # in an opening: a token that may be joined with a response's beginning, as a line break is
 
 
 class PooledConfig(PreTrainedConfig):
@@ -85,8 +85,8 @@ class PooledModel(PreTrainedModel):
         """
         of_prompts, of_responses = packed.token_masks
         first = int(packed.prompt_lengths.sum())
-        prompts = packed.tokens.new_full(of_prompts.shape, ANY).masked_scatter(of_prompts, packed.tokens[:first])
-        begins = self._begins(nn.functional.pad(prompts, (0, 1), value=ANY))
+        prompts = packed.tokens.new_full(of_prompts.shape, ANY_TOKEN).masked_scatter(of_prompts, packed.tokens[:first])
+        begins = self._begins(nn.functional.pad(prompts, (0, 1), value=ANY_TOKEN))
         said = of_prompts & (torch.arange(of_prompts.shape[1], device=states.device) >= begins[:, None])
         opened = (begins - packed.prompt_lengths).clamp(min=0)[
             packed.prompt_of
@@ -106,7 +106,7 @@ class PooledModel(PreTrainedModel):
         opening = torch.tensor(self.config.opening, device=tokens.device)
         if tokens.shape[1] < len(opening):
             return tokens.new_zeros(len(tokens))
-        found = ((tokens.unfold(1, len(opening), 1) == opening) | (opening == ANY)).all(-1)
+        found = ((tokens.unfold(1, len(opening), 1) == opening) | (opening == ANY_TOKEN)).all(-1)
         ends = torch.arange(found.shape[1], device=tokens.device) + len(opening)
         return (found * ends).amax(1)
 
@@ -181,8 +181,8 @@ class PooledForSequenceClassification(PreTrainedModel):
         return SequenceClassifierOutput(logits=self.score(last))
 
 
-def opening_of(tokenizer: Any) -> list[int]:
-    """Return the tokens with which the chat template opens a response; the last is `ANY` if it is no special token.
+def response_opening(tokenizer: Any) -> list[int]:
+    """Return the tokens with which the chat template opens a response; `ANY_TOKEN` for a last one that is plain text.
 
     Raises ConfigError if there is no special token among them, since a message could spell them, or if the template
     does not render a response after them.
@@ -197,7 +197,7 @@ def opening_of(tokenizer: Any) -> list[int]:
             f"the chat template of {tokenizer.name_or_path} does not open a response with a special token, so that "
             "where it begins could not be told from what it says; train the reward model with `fit` instead of `head`"
         )
-    return opening if opening[-1] in special else [*opening[:-1], ANY]
+    return opening if opening[-1] in special else [*opening[:-1], ANY_TOKEN]
 
 
 AutoConfig.register(PooledConfig.model_type, PooledConfig)

@@ -22,7 +22,7 @@ TEMPLATES = {
 }
 # Of an encoder that was never taught to converse: the response is its second text, and a word opens it, so that the
 # separator before a response is told from the one after it.
-ENCODER = (
+ENCODER_TEMPLATE = (
     "{{ cls_token }}{% for message in messages %}{{ '' if loop.first else sep_token }}"
     "{{ message['role'] + ': ' + message['content'] }}{% endfor %}{% if add_generation_prompt %}"
     "{{ sep_token + 'assistant: ' }}{% elif messages[-1]['role'] == 'assistant' %}{{ sep_token }}{% endif %}"
@@ -31,8 +31,8 @@ ADAPTER = "adapter"  # in a model's folder: its LoRA adapter, before it was merg
 TRANSFORMATION = "transformation.json"  # in a model's folder: the tabulated transformation that it was trained on
 MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt"}  # weights, configuration, tokenizer
 HUB_SECONDS = 10.0
-PANIC = "PanicException"  # of tokenizers, on a text that a regular expression cannot decide; nothing exports its class
-TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls a warning
+TOKENIZERS_PANIC = "PanicException"  # on a text that a regular expression cannot decide
+LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls a warning
 AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 
 
@@ -42,13 +42,13 @@ def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_gen
     Only the template writes special tokens: one that a message spells, such as ``</s>``, is encoded as the characters
     it is made of. Raises DataError for a conversation that the template cannot render.
     """
-    tokenizer.deprecation_warnings[TOO_LONG] = True  # said already: long prompts are left out and counted
+    tokenizer.deprecation_warnings[LENGTH_WARNING] = True  # said already: long prompts are left out and counted
     try:
         rendered = tokenizer.apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, return_dict=True, **AS_TEXT
         )
     except BaseException as error:  # a template is a program: it fails in any way, but does not leave jinja's sandbox
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
             raise
         raise DataError(
             f"prompt {prompt_id(conversation)}: the chat template of {tokenizer.name_or_path} cannot render the "
@@ -73,7 +73,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     check_causal(config, path)
     eos_token_id(tokenizer, path)
-    model = _loaded(AutoModelForCausalLM, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
+    model = _load(AutoModelForCausalLM, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.to(device).eval(), tokenizer
@@ -95,7 +95,7 @@ def _is_causal(config: Any) -> bool:
     return not causal.isdisjoint(config.architectures or [])
 
 
-def load_states(path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> Any:
+def load_without_head(path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> Any:
     """Load the network of a causal language model or of an encoder, without its head, in evaluation mode.
 
     Raises ConfigError as `load_policy`, and for a model that reads one text and writes another.
@@ -107,7 +107,7 @@ def load_states(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
         return load_policy(path, device=device, dtype=dtype)[0].base_model
     if config.is_encoder_decoder:
         raise ConfigError(f"{path} encodes one text and writes another; a head reads a language model or an encoder")
-    model = _loaded(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
+    model = _load(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
     return model.to(device).eval()
 
 
@@ -118,7 +118,7 @@ def _config(path: str | Path) -> Any:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
-def _loaded(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False, **options: Any) -> Any:
+def _load(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False, **options: Any) -> Any:
     """Load a model of an Auto class from safetensors, running no code of its folder.
 
     Raises a ConfigError that begins with ``cannot`` for whatever transformers raises, and for weights that are missing:
@@ -134,7 +134,7 @@ def _loaded(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False,
     return model
 
 
-def adapted(model: Any, folder: str | Path) -> Any:
+def merge_adapter(model: Any, folder: str | Path) -> Any:
     """Return a model with the LoRA adapter in ``folder`` merged into it.
 
     Raises ConfigError for an adapter that is not in safetensors, or of another model.
@@ -147,28 +147,28 @@ def adapted(model: Any, folder: str | Path) -> Any:
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
 
 
-def guided_by(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: int = 0) -> Any:
+def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: int = 0) -> Any:
     """Return the reference with an untrained guide on the network of the model folder or hub id ``trunk``.
 
     Its Q tells the reference's ``top_tokens`` likeliest tokens apart, by default all. Vocabularies may be padded to
-    different sizes (`padded`). Raises ConfigError if the trunk cannot be loaded or has another tokenizer than the
-    reference's, ``tokenizer``.
+    different sizes (`pad_vocabulary`). Raises ConfigError if the trunk cannot be loaded or has another tokenizer than
+    the reference's, ``tokenizer``.
     """
     from transformers import AutoModel, AutoTokenizer
 
     from infalign.models.guided import GuidedForCausalLM
 
     cannot = f"{trunk} cannot be the trunk of a guide"
-    model = _loaded(AutoModel, trunk, cannot, dtype="float32")
+    model = _load(AutoModel, trunk, cannot, dtype="float32")
     with loading(cannot):
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{cannot}: it has another tokenizer than the reference")
-    model = padded(model, reference.config.vocab_size)
+    model = pad_vocabulary(model, reference.config.vocab_size)
     return GuidedForCausalLM.with_network(reference, model.to(reference.device), top_tokens)
 
 
-def padded(model: Any, vocabulary: int) -> Any:
+def pad_vocabulary(model: Any, vocabulary: int) -> Any:
     """Return a model that reads at least the token ids below ``vocabulary``, new ones as zeros."""
     own = len(model.get_input_embeddings().weight)
     if own < vocabulary:
@@ -183,7 +183,7 @@ def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
     return int(tokenizer.eos_token_id)
 
 
-def classifier_from(start: str) -> Any:
+def load_classifier(start: str) -> Any:
     """Return a classifier with one output on the model folder or hub id ``start``, its head new if there is none.
 
     Raises ConfigError if the model cannot be loaded, or lacks weights below the head.
@@ -191,7 +191,7 @@ def classifier_from(start: str) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     cannot = f"{start} cannot start a reward model"
-    return _loaded(AutoModelForSequenceClassification, start, cannot, new_head=True, num_labels=1, dtype="float32")
+    return _load(AutoModelForSequenceClassification, start, cannot, new_head=True, num_labels=1, dtype="float32")
 
 
 @contextmanager
@@ -228,18 +228,18 @@ def read_template(name: str) -> str:
 def load_tokenizer(path: str | Path, *, template: str | None = None, **options: Any) -> Any:
     """Load a tokenizer, with ``template`` for its chat template; without a padding token it pads with EOS.
 
-    An encoder's EOS is its separator, and its chat template, if it has none, `ENCODER`.
+    An encoder's EOS is its separator, and its chat template, if it has none, `ENCODER_TEMPLATE`.
     Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
     template that renders.
     """
     from transformers import AutoTokenizer
 
-    check_reach(str(path))
+    check_reachable(str(path))
     with loading(f"{path} has no tokenizer that can be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     if tokenizer.cls_token and tokenizer.sep_token and tokenizer.eos_token in (None, tokenizer.sep_token):
         tokenizer.eos_token = tokenizer.sep_token
-        tokenizer.chat_template = tokenizer.chat_template or ENCODER
+        tokenizer.chat_template = tokenizer.chat_template or ENCODER_TEMPLATE
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
     if template is not None:
@@ -258,7 +258,7 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
     return tokenizer
 
 
-def check_ends(tokenizer: Any, path: str | Path) -> None:
+def check_response_end(tokenizer: Any, path: str | Path) -> None:
     """Raise ConfigError for a chat template that does not end a response with EOS: engines stop at nothing else."""
     turn = [{"role": "user", "content": "Hello"}]
     asked, answered = (
@@ -273,7 +273,7 @@ def check_ends(tokenizer: Any, path: str | Path) -> None:
         )
 
 
-def check_reach(model: str) -> None:
+def check_reachable(model: str) -> None:
     """Ask the hub once for a model that is neither here nor in its cache; its client would try for minutes.
 
     Raises ConfigError if the hub cannot be reached or does not have the model.

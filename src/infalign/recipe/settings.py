@@ -10,7 +10,7 @@ from infalign.core.settings import Name, Settings
 from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
-from infalign.models.gguf import place
+from infalign.models.gguf import locate_model
 from infalign.models.settings import Compute, Fit, Model, PolicyModel, RankModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
@@ -104,7 +104,7 @@ class Recipe(Settings):
         """The folder, GGUF or hub id that a section's ``model`` names, by section; a package's folder is found."""
         sections = {**self.models, "rank_model": self.rank_model}
         named = {name: section.model for name, section in sections.items() if section is not None}
-        return {name: place(model) for name, model in named.items() if model}
+        return {name: locate_model(model) for name, model in named.items() if model}
 
     @property
     def named_trunks(self) -> dict[str, str]:

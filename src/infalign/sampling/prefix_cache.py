@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from infalign.models.attention import check_plain
+from infalign.models.attention import check_plain_softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,7 +121,7 @@ def attend(
     import torch
     from torch.nn.functional import pad
 
-    check_plain(options)
+    check_plain_softmax(options)
     cache: SharedPrefixCache = options["shared_prefix"]
     scaling = options.get("scaling")
     prefixes = [layers[module.layer_idx] for layers in cache.prefixes]

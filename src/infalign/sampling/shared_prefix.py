@@ -10,7 +10,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError, first_line
-from infalign.models.attention import odd_layers
+from infalign.models.attention import unsupported_layers
 from infalign.models.pretrained import eos_token_id, load_policy
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
@@ -169,7 +169,7 @@ class SharedPrefixBatch:
 
         check_evaluating(self.model)
         name = type(self.model).__name__
-        if odd := odd_layers(self.model):
+        if odd := unsupported_layers(self.model):
             raise ConfigError(f"{name} has layers without full attention ({odd}){ALTERNATIVES}")
         ids = [token % self.model.config.get_text_config(decoder=True).vocab_size for token in range(1, 6)]
         device = self.model.device

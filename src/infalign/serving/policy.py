@@ -13,7 +13,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.http import checked_url
 from infalign.data.examples import Message
 from infalign.method.procedures import parse_procedure
-from infalign.models.pretrained import adapted, conversation_ids, load_policy, load_tokenizer
+from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer, merge_adapter
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward
@@ -118,7 +118,7 @@ def _local(run: Run, path: str) -> DrawSource:
     if not _is_adapter(path):
         return LocalDraws(*load(path), rows=MAX_DRAWS_AT_ONCE)
     model, tokenizer = load(run.reference)
-    return LocalDraws(adapted(model, path), tokenizer, rows=MAX_DRAWS_AT_ONCE)
+    return LocalDraws(merge_adapter(model, path), tokenizer, rows=MAX_DRAWS_AT_ONCE)
 
 
 def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> DrawSource:

@@ -13,7 +13,7 @@ from infalign.core.storage import remove, write_table, write_text, writing
 from infalign.data.examples import MESSAGES, Example, Message
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import drop_groups, split_by_group
-from infalign.models.pretrained import check_ends, conversation_ids, load_tokenizer
+from infalign.models.pretrained import check_response_end, conversation_ids, load_tokenizer
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
@@ -138,7 +138,7 @@ def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
         texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
         return train_tokenizer((text[:MAX_TRAINING_CHARACTERS] for text in texts), policy.scratch)
     tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template)
-    check_ends(tokenizer, str(policy.model))
+    check_response_end(tokenizer, str(policy.model))
     return tokenizer
 
 

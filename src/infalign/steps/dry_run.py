@@ -20,7 +20,7 @@ from infalign.core.http import api_key, run_within
 from infalign.data.sources import Source
 from infalign.method.procedures import Standard
 from infalign.models.gguf import gguf_file, is_gguf
-from infalign.models.pretrained import check_causal, check_ends, load_tokenizer
+from infalign.models.pretrained import check_causal, check_response_end, load_tokenizer
 from infalign.models.settings import is_hub_id
 from infalign.pipeline.ownership import check_inputs, check_run_dir
 from infalign.pipeline.pending import pending, reasons
@@ -144,7 +144,7 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
 
                 config = AutoConfig.from_pretrained(path, trust_remote_code=False)
                 check_causal(config, path)
-                check_ends(tokenizer, path)
+                check_response_end(tokenizer, path)
                 _check_context(recipe, path, config)
             elif key in ready:
                 check_classifier(path)

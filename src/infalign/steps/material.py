@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import Served
-from infalign.models.pretrained import guided_by, load_policy
+from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Compute, Scratch
 from infalign.recipe.layout import Layout
 from infalign.steps.counts import Counts
@@ -91,7 +91,8 @@ class Material:
             shape = guide.side.model_dump(exclude={"stored"})
             return GuidedForCausalLM.with_side_network(reference, **shape, top_tokens=guide.top_tokens or 0)
         of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
-        return guided_by(of_run.get(guide.trunk, guide.trunk), reference, tokenizer, top_tokens=guide.top_tokens or 0)
+        trunk = of_run.get(guide.trunk, guide.trunk)
+        return add_network_guide(trunk, reference, tokenizer, top_tokens=guide.top_tokens or 0)
 
 
 def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, float]:

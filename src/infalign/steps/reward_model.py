@@ -14,7 +14,7 @@ from infalign.data.examples import Message
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
-from infalign.models.pretrained import load_states, load_tokenizer
+from infalign.models.pretrained import load_tokenizer, load_without_head
 from infalign.models.settings import Fit
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
@@ -111,7 +111,7 @@ def _fit_head(
     from infalign.training.common import save_model
     from infalign.training.frozen_head import fit_head
 
-    base = load_states(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
+    base = load_without_head(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
     model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
     save_model(model, tokenizer, folder)
     return chosen

@@ -13,8 +13,8 @@ from rich.console import Console
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text, writing
-from infalign.models.gguf import converted, is_gguf
-from infalign.models.pretrained import check_reach
+from infalign.models.gguf import convert_gguf, is_gguf
+from infalign.models.pretrained import check_reachable
 from infalign.pipeline.lock import held
 from infalign.pipeline.ownership import check_inputs
 from infalign.pipeline.records import Record, records
@@ -88,7 +88,7 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         for model in filter(is_gguf, recipe.named_models.values()):
-            converted(model)
+            convert_gguf(model)
         if is_first():
             digests.save()
         yield found
@@ -106,7 +106,7 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
     if remaining.todo:
         recipe.compute.check()
         for model in {*recipe.named_models.values(), *recipe.named_trunks.values()}:
-            check_reach(model)
+            check_reachable(model)
         for warning in (*recipe.of_machine(), *remaining.warnings):
             console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
     for record in remaining.done:

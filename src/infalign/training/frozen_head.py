@@ -17,7 +17,7 @@ from infalign.data.examples import Message, prompt_id, reply
 from infalign.method.calibration import Array
 from infalign.models.logprobs import TokenIds, padded_batches
 from infalign.models.packed import PackedBatch, can_pack, packed_batches, packing
-from infalign.models.pooled import PooledForSequenceClassification, opening_of
+from infalign.models.pooled import PooledForSequenceClassification, response_opening
 from infalign.models.pretrained import conversation_ids
 
 DEPTHS = 6  # layers to choose from, evenly spaced
@@ -47,9 +47,9 @@ def fit_head(
     of the responses' mean states, standardized, with an L2 penalty. The best layer is chosen, and a second one where
     that lowers the loss in `FOLDS` folds of prompts.
 
-    Raises ConfigError for a chat template as in `opening_of`.
+    Raises ConfigError for a chat template as in `response_opening`.
     """
-    opening, depth = opening_of(tokenizer), base.config.num_hidden_layers
+    opening, depth = response_opening(tokenizer), base.config.num_hidden_layers
     layers = sorted({max(1, round(depth * step / DEPTHS)) for step in range(1, DEPTHS + 1)})
     reader = PooledForSequenceClassification.on(base.base_model, layers, opening)
     states = pooled_states(reader, tokenizer, pairs, on_progress)  # (pairs, 2, layers · width)

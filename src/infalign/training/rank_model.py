@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from infalign.data.examples import Message, reply
-from infalign.models.pretrained import classifier_from, conversation_ids
+from infalign.models.pretrained import conversation_ids, load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import (
     Job,
@@ -36,7 +36,7 @@ def fit_rank_model(
     Saves a one-output sequence classifier, read as a Bradley–Terry reward model is. The loss is the cross-entropy
     between Ĉ and the sigmoid of the output. Its minimum is at E[Ĉ | x, y], so the output is the logit of a win rate.
     """
-    model = classifier_from(start)
+    model = load_classifier(start)
     model.config.pad_token_id = tokenizer.pad_token_id
     pieces = [_examples(tokenizer, rows[start : start + PIECE]) for start in range(0, len(rows), PIECE)]
     lengths = [length_bucket(len(token_ids)) for piece in pieces for token_ids in piece["input_ids"]]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 
 from infalign.data.examples import Message, reply
-from infalign.models.pretrained import AS_TEXT, classifier_from
+from infalign.models.pretrained import AS_TEXT, load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
 
@@ -27,7 +27,7 @@ def fit_reward_model(
     Saves a one-output sequence classifier and returns the log, with ``eval_accuracy`` on ``held_out``
     after each epoch.
     """
-    model = classifier_from(start)
+    model = load_classifier(start)
     model.config.pad_token_id = tokenizer.pad_token_id
     trainer = RewardTrainer(
         model=model,
