@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 from operator import itemgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,7 +41,6 @@ VALIDATED = {
     "remove_unused_columns": False,
     "label_names": ["number"],
 }
-VALIDATIONS = 1 + round(1 / 0.2)  # at the start, and so often as eval_steps says
 HELD_OUT_EVERY = 10  # one prompt of so many is held out to detect overfitting
 PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
@@ -49,27 +48,12 @@ HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations 
 SCALING_ROLLOUTS = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
 
 
-class RolloutLoss(Protocol):
-    """What a training on stored rollouts minimizes."""
-
-    @property
-    def objective(self) -> Objective:
-        """The objective whose examples it is trained on."""
-
-    @property
-    def must_pack(self) -> tuple[Any, ...]:
-        """Models besides the policy that compute on its batches, which must be packed for them."""
-
-    def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean loss of a batch, and a number per example or rollout."""
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutRegression:
     """The loss of an objective, which compares log π/π_ref of rollouts with its numbers."""
 
     objective: Objective
-    must_pack: ClassVar[tuple[Any, ...]] = ()
+    teacher: ClassVar[None] = None
 
     def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the objective's loss and h = log π/π_ref, (B, M)."""
@@ -86,11 +70,6 @@ class Distillation:
     teacher: Any
     objective: Objective
 
-    @property
-    def must_pack(self) -> tuple[Any, ...]:
-        """The teacher."""
-        return (self.teacher,)
-
     def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean KL of a response, and that of each, (B,)."""
         packed = _unpacked(inputs["batch"])
@@ -101,7 +80,11 @@ class Distillation:
 
 
 def fit_to_rollouts(
-    loss: RolloutLoss, model: PreTrainedModel, rollouts: Sequence[dict[str, Any]], settings: Fit, job: Job
+    loss: RolloutRegression | Distillation,
+    model: PreTrainedModel,
+    rollouts: Sequence[dict[str, Any]],
+    settings: Fit,
+    job: Job,
 ) -> Fitted:
     """Fit a policy to ``rollouts``.
 
@@ -113,8 +96,9 @@ def fit_to_rollouts(
     the last row of the log has ``overfitted``: by this measure the start is better than the best checkpoint.
     """
     training, evaluation = _examples(loss.objective, rollouts, settings, job.seed)
-    all_pack = all(map(can_pack, (model, *loss.must_pack)))
-    if not all_pack and (loss.must_pack or isinstance(model, GuidedForCausalLM)):
+    models = (model,) if loss.teacher is None else (model, loss.teacher)
+    all_pack = all(map(can_pack, models))
+    if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which no guide and no distillation can use")
     config = lora_config(settings, TaskType.CAUSAL_LM, model.config)
     trainer = _OfflineTrainer(
@@ -127,7 +111,7 @@ def fit_to_rollouts(
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
     with ExitStack() as stack:
-        for packed in (model, *loss.must_pack) if all_pack else ():
+        for packed in models if all_pack else ():
             stack.enter_context(packing(packed))
         if settings.lora is not None and settings.lora.layers is not None:
             stack.enter_context(starting_from_states(model, settings.lora.layers))
@@ -207,7 +191,7 @@ def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generat
 
 
 class _OfflineTrainer(Trainer):
-    def __init__(self, loss: RolloutLoss, **settings: Any) -> None:
+    def __init__(self, loss: RolloutRegression | Distillation, **settings: Any) -> None:
         super().__init__(**settings)
         self._loss = loss
         # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.

@@ -32,7 +32,6 @@ from infalign.training.solvers.on_policy import OnPolicy
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]
 
 UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # keeps Φ's shape
 COMPANION = "companion.safetensors"  # file name in a checkpoint
 
 
@@ -82,8 +81,8 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
         "reward_funcs": _shaped(problem, solver),
     }
     if solver.trl_trainer == "rloo":
-        return RLOOTrainer(args=use_one_device(RLOOConfig(**settings, normalize_advantages=False)), **parts)
-    config = use_one_device(GRPOConfig(**settings, **(UNNORMALIZED if solver.keeps_shaping else {})))
+        return RLOOTrainer(args=use_one_device(RLOOConfig(**settings)), **parts)
+    config = use_one_device(GRPOConfig(**settings))
     if problem.stored is not None:
         shaped = problem.stored.shaped(solver.shaping)
         return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
@@ -113,35 +112,12 @@ class AdvantageLoop(GRPOTrainer):
 
     def __init__(self, advantages: Advantages, **settings: Any) -> None:
         super().__init__(**settings)
+        # What follows, and the next methods, are `training.advantages.Loop`, which advantages use.
+        self.kl_weight, self.group_size = self.beta, int(self.num_generations)
+        self.rows_per_pass, self.pad_id = int(self.args.per_device_train_batch_size), int(self._tokenizer.pad_token_id)
+        self.device = self.accelerator.device
         self._advantages = advantages
         advantages.start(self)
-
-    # The interface that advantages use (`training.advantages.Loop`)
-
-    @property
-    def kl_weight(self) -> float:
-        """β, for the shaped rewards."""
-        return self.beta
-
-    @property
-    def group_size(self) -> int:
-        """Responses per prompt."""
-        return int(self.num_generations)
-
-    @property
-    def rows_per_pass(self) -> int:
-        """Rows per forward pass."""
-        return int(self.args.per_device_train_batch_size)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return cast(torch.device, self.accelerator.device)
-
-    @property
-    def pad_id(self) -> int:
-        """The id of the padding token."""
-        return int(self._tokenizer.pad_token_id)
 
     def reference_model(self) -> torch.nn.Module:
         """Return the model that log-ratios are taken to."""

@@ -22,7 +22,7 @@ from infalign.method.shapings import Ranked, Shaping, parse_shaping, rank_transf
 from infalign.method.transforms import Identity, Log, Tabulated, Transformation
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
-from infalign.training.solvers.theory import MethodTheory, ShapedTheory
+from infalign.training.solvers.theory import MethodTheory
 
 KL_TOLERANCE = 0.1  # relative distance from the KL budget from which a run says so
 
@@ -177,7 +177,7 @@ class ToBudget(Solver):
     @property
     def theory(self) -> MethodTheory:
         """The optimum of its shaping at its budget or β."""
-        return ShapedTheory(self.kl_budget, self.shaping, self.beta)
+        return MethodTheory(self.kl_budget, self.shaping, self.beta)
 
 
 class Shaped(ToBudget):
@@ -231,7 +231,7 @@ class ToBestOfN(Solver):
     @property
     def theory(self) -> MethodTheory:
         """Best-of-n itself."""
-        return ShapedTheory(None, self.shaping, 1.0 / (self.n - 1))
+        return MethodTheory(None, self.shaping, 1.0 / (self.n - 1))
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError for fewer rollouts than n."""

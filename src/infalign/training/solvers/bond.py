@@ -115,7 +115,12 @@ class Settings(OnPolicy):
     @property
     def trl_options(self) -> Mapping[str, Any]:
         """Options that make the reference follow the policy as a moving average."""
-        return {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
+        return {
+            **super().trl_options,
+            "sync_ref_model": True,
+            "ref_model_mixup_alpha": ANCHOR_RATE,
+            "ref_model_sync_steps": 1,
+        }
 
     @property
     def stop_kl(self) -> float | None:

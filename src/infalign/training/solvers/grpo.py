@@ -1,6 +1,7 @@
 """GRPO with TRL's own trainer: KL as a loss term and, if ``shipped``, TRL's default group statistics."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -21,9 +22,9 @@ class Settings(OnRanks):
         return not self.stored
 
     @property
-    def keeps_shaping(self) -> bool:
-        """Whether the statistics of the TRL trainer that would change the shape of Φ are off."""
-        return not self.shipped
+    def trl_options(self) -> Mapping[str, Any]:
+        """Those that keep the shape of Φ, unless ``shipped``."""
+        return {} if self.shipped else super().trl_options
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError as `OnRanks` does, and if a batch is not a whole number of stored groups."""

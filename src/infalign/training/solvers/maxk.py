@@ -63,7 +63,7 @@ class Settings(OnPolicy):
     @property
     def theory(self) -> MethodTheory:
         """The optimum for the procedure."""
-        return ProcedureTheory(self.kl_budget, self.beta)
+        return ProcedureTheory(self.kl_budget, self.shaping, self.beta)
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""

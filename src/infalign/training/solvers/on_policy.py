@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from infalign.training.advantages import Advantages
 
 
+UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # of GRPO
+
+
 class OnPolicy(ToBudget):
     """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
 
@@ -40,14 +43,9 @@ class OnPolicy(ToBudget):
         return self.fit.epochs * self.generations * self.draws_per_response if self.generates else 0.0
 
     @property
-    def keeps_shaping(self) -> bool:
-        """Whether the statistics of the TRL trainer that would change the shape of Φ are off."""
-        return True
-
-    @property
     def trl_options(self) -> Mapping[str, Any]:
-        """Settings of the TRL trainer that it needs besides those of every solver."""
-        return {}
+        """Settings of the TRL trainer besides those of every solver: its statistics would change the shape of Φ."""
+        return UNNORMALIZED
 
     @property
     def stop_kl(self) -> float | None:

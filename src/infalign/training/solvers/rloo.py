@@ -1,6 +1,7 @@
 """RLOO: E[reward] − β·KL with a leave-one-out baseline, with TRL's own trainer."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from infalign.training.solvers.on_policy import OnRanks
 
@@ -11,3 +12,8 @@ class Settings(OnRanks):
     trl_trainer: ClassVar[Literal["rloo"]] = "rloo"
 
     solver: Literal["rloo"]
+
+    @property
+    def trl_options(self) -> Mapping[str, Any]:
+        """Rewards as they are, which keeps the shape of Φ."""
+        return {"normalize_advantages": False}

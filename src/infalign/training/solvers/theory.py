@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,55 +19,27 @@ References = Callable[[], Array]
 
 
 @dataclass(frozen=True, slots=True)
-class MethodTheory(ABC):
-    """The laws of a method; its strength is a KL budget in nats, or None if it has another one."""
+class MethodTheory:
+    """π_ref·e^{Φ/β}/Z at a KL budget in nats or a β; there is a law if Φ shapes the rank."""
 
     kl_budget: float | None
-
-    @property
-    @abstractmethod
-    def objective_name(self) -> str:
-        """The name of the method's curve in figures: a shaping, or the optimum for the procedure."""
-
-    @abstractmethod
-    def law(self, procedure: Served) -> Law | None:
-        """Return the law of an unrestricted policy at the method's strength; None where there is none."""
-
-    @abstractmethod
-    def law_at(self, procedure: Served, kl: float) -> Law | None:
-        """Return the law at a KL of ``kl`` nats; None where there is none, or the method cannot spend that KL."""
-
-    @abstractmethod
-    def raw_beta(self, procedure: Served, references: References) -> float:
-        """Return the β for the paper's raw Φ. Without ranks it depends on the distribution of the rewards."""
-
-    def kl(self, procedure: Served) -> float | None:
-        """Return the KL in nats that a policy is to spend: its budget or that of its law; None for neither."""
-        law = self.law(procedure) if self.kl_budget is None else None
-        return law.kl if law is not None else self.kl_budget
-
-
-@dataclass(frozen=True, slots=True)
-class ShapedTheory(MethodTheory):
-    """π_ref·e^{Φ/β}/Z at a KL budget or a β; there is a law if Φ shapes the rank."""
-
     shaping: Shaping
-    beta: float | None = None
+    beta: float | None = None  # for the paper's raw Φ
 
     @property
     def objective_name(self) -> str:
-        """The name of the shaping."""
+        """The name of the method's curve in figures: its shaping, or the optimum for the procedure."""
         return self.shaping.name
 
     def law(self, procedure: Served) -> Law | None:
-        """Return the law at the budget or β."""
+        """Return the law of an unrestricted policy at the budget or β; None where there is none."""
         if self.kl_budget is not None:
             return self.law_at(procedure, self.kl_budget)
         transform = rank_transform(self.shaping)
         return None if transform is None else aligned_law(transform, beta=self.beta or 0.0)
 
     def law_at(self, procedure: Served, kl: float) -> Law | None:
-        """Return the law of the same shaping at ``kl`` nats."""
+        """Return the law at a KL of ``kl`` nats; None where there is none, or the method cannot spend that KL."""
         transform = rank_transform(self.shaping)
         try:
             return None if transform is None else law_at_kl(transform, kl=kl)
@@ -85,12 +56,15 @@ class ShapedTheory(MethodTheory):
         shaped_PK = np.stack([self.shaping(references_K, references_K) for references_K in references()])
         return budget_beta(shaped_PK, self.kl_budget)
 
+    def kl(self, procedure: Served) -> float | None:
+        """Return the KL in nats that a policy is to spend: its budget or that of its law; None for neither."""
+        law = self.law(procedure) if self.kl_budget is None else None
+        return law.kl if law is not None else self.kl_budget
+
 
 @dataclass(frozen=True, slots=True)
 class ProcedureTheory(MethodTheory):
     """The optimum for the procedure, at a KL budget or a β."""
-
-    beta: float | None
 
     @property
     def objective_name(self) -> str:
@@ -108,29 +82,13 @@ class ProcedureTheory(MethodTheory):
         except ConfigError:
             return None
 
-    def raw_beta(self, procedure: Served, references: References) -> float:
-        """Return the β of the law."""
-        return self.law(procedure).beta
-
 
 @dataclass(frozen=True, slots=True)
 class NoTheory(MethodTheory):
     """A method without an objective but its next step, whose KL term has the weight ``beta``."""
-
-    shaping: Shaping
-    beta: float
-
-    @property
-    def objective_name(self) -> str:
-        """The name of the shaping."""
-        return self.shaping.name
 
     def law(self, procedure: Served) -> None:
         """Return None."""
 
     def law_at(self, procedure: Served, kl: float) -> None:
         """Return None."""
-
-    def raw_beta(self, procedure: Served, references: References) -> float:
-        """Return the weight of the KL term."""
-        return self.beta
