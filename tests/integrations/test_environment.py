@@ -14,7 +14,7 @@ import retries
 import torch
 from datasets import Dataset
 from faults.server import RewardServer
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
@@ -23,8 +23,6 @@ from infalign.integrations import trl as adapter
 from infalign.integrations.environment import score
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.recipe.reading import dump_recipe
-from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.world import gold
 
@@ -41,6 +39,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     source._loaded.cache_clear()
     yield monkeypatch
     source._loaded.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a tokenizer that has a chat template."""
+    tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))
+    tokenizer.save_pretrained(tmp_path / "policy")
+    return tmp_path / "policy"
 
 
 @pytest.mark.parametrize("response", RESPONSES)
@@ -85,67 +91,50 @@ def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str
         score(prompt, "Knead.", REFERENCES, prompt_id=prompt_id(PROMPT))
 
 
-@pytest.mark.parametrize("missing", ["INFALIGN_REWARD", "INFALIGN_TRANSFORM"])
-def test_a_variable_that_is_not_set_is_named(environment: pytest.MonkeyPatch, missing: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("INFALIGN_REWARD", "", "INFALIGN_REWARD is not set"),
+        ("INFALIGN_TRANSFORM", "", "INFALIGN_TRANSFORM is not set"),
+        ("INFALIGN_DEVICE", "cuda:0", "INFALIGN_DEVICE is cuda:0; it is auto, cpu or cuda"),
+    ],
+)
+def test_a_variable_that_says_nothing_usable_is_named(
+    environment: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, said: str
+) -> None:
     """Before anything is scored."""
-    environment.delenv(missing)
-    with pytest.raises(ConfigError, match=f"{missing} is not set"):
+    environment.setenv("INFALIGN_REWARD", str(tmp_path))
+    environment.setenv(name, value) if value else environment.delenv(name)
+    with pytest.raises(ConfigError, match=said):
         score(PROMPT, "Knead.", REFERENCES)
 
 
-def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, folder: Path) -> None:
     """It needs the policy's tokenizer, and its key comes from the environment."""
-    tokenizer = train_tokenizer(
-        ["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH)
-    )
-    tokenizer.save_pretrained(tmp_path)
     with RewardServer() as server, retries.attempts(1):
         environment.setenv("INFALIGN_REWARD", server.url)
         with pytest.raises(ConfigError, match="set INFALIGN_TOKENIZER"):
             score(PROMPT, "Knead.", REFERENCES)
-        environment.setenv("INFALIGN_TOKENIZER", str(tmp_path))
+        environment.setenv("INFALIGN_TOKENIZER", str(folder))
         environment.setenv("INFALIGN_REWARD_KEY", "secret")
         assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
         assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_a_run_directory_names_its_recipes_reward(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the tokenizer of the run."""
-    tokenizer = train_tokenizer(
-        ["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH)
-    )
-    tokenizer.save_pretrained(tmp_path / "data" / "tokenizer")
-    recipe = Recipe.model_validate(micro.given(tmp_path, "policy"))
-    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    environment.setenv("INFALIGN_REWARD", str(tmp_path))
-    assert score(PROMPT, RESPONSES[0], REFERENCES).reward == gold([PROMPT], [RESPONSES[0]])[0]
-    assert source.tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
-
-
-def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Path) -> None:
     """A folder names a classifier; asked by eight threads at once it gives each what it gives one."""
-    tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))
-    tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    settings = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_labels": 1, "max_position_embeddings": 192, "pad_token_id": 0}
-    LlamaForSequenceClassification(LlamaConfig(**settings | heads)).save_pretrained(tmp_path)
-    environment.setenv("INFALIGN_REWARD", str(tmp_path))
+    LlamaForSequenceClassification(LlamaConfig(**shape | heads)).save_pretrained(folder)
+    environment.setenv("INFALIGN_REWARD", str(folder))
     environment.setenv("INFALIGN_DEVICE", "cpu")
     texts = [f"Knead the dough {'please ' * i}." for i in range(32)]
-    alone = ClassifierReward.load(tmp_path)([PROMPT] * 32, texts)
+    alone = ClassifierReward.load(folder)([PROMPT] * 32, texts)
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda text: score(PROMPT, text, REFERENCES).reward, texts))
     assert len(set(alone)) > 16
     assert together == pytest.approx(alone, abs=1e-5)
-
-
-def test_a_device_that_is_none_is_named(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With what it can be."""
-    environment.setenv("INFALIGN_REWARD", str(tmp_path))
-    environment.setenv("INFALIGN_DEVICE", "cuda:0")
-    with pytest.raises(ConfigError, match="INFALIGN_DEVICE is cuda:0; it is auto, cpu or cuda"):
-        score(PROMPT, RESPONSES[0], REFERENCES)
 
 
 @pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf"])
@@ -162,32 +151,19 @@ def test_an_adapter_is_imported_alone_and_light(adapter: str) -> None:
 
 
 @pytest.mark.slow
-def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path) -> None:
+def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path, folder: Path) -> None:
     """`trl rloo --reward_funcs infalign.integrations.trl.reward`: no Python, offline, and its log has the win rate."""
-    tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))
-    tokenizer.save_pretrained(tmp_path / "policy")
-    new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder)
     rows = [{"prompt": PROMPT, "prompt_id": prompt_id(PROMPT), "reference_rewards": REFERENCES}] * 8
     (tmp_path / "data").mkdir()
     Dataset.from_list(rows).to_parquet(tmp_path / "data" / "train.parquet")
-    options = {
-        "model_name_or_path": tmp_path / "policy",
-        "dataset_name": tmp_path / "data",
-        "reward_funcs": "infalign.integrations.trl.reward",
-        "output_dir": tmp_path / "out",
-        "beta": 0.1,
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "bf16": False,
-        "gradient_checkpointing": False,
-    }
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    command = [Path(sys.executable).with_name("trl"), "rloo", "--use_cpu", *words]
+    places = f"--model_name_or_path {folder} --dataset_name {tmp_path / 'data'} --output_dir {tmp_path / 'out'}"
+    sizes = "--num_generations 4 --per_device_train_batch_size 8 --max_completion_length 8 --max_steps 1"
+    options = "--beta 0.1 --logging_steps 1 --report_to none --save_strategy no --bf16 False"
+    options += " --gradient_checkpointing False --reward_funcs infalign.integrations.trl.reward"
+    trl = [Path(sys.executable).with_name("trl"), "rloo", "--use_cpu"]
+    command = [*trl, *f"{places} {sizes} {options}".split()]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | offline)
     assert done.returncode == 0, done.stderr[-3000:]

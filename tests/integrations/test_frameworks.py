@@ -142,20 +142,10 @@ def test_verl_gets_the_shaped_reward_and_keeps_its_shape(tokenizer: Any, tmp_pat
     np.testing.assert_allclose(advantages("grpo", norm_adv_by_std_in_grpo=False), centred, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"reference_rewards": None}, "has no reference_rewards"),
-        ({"reference_rewards": [2.0, 1.0]}, "sorted in ascending order"),
-        ({"reference_rewards": [0.0, float("nan")]}, "is nan"),
-        ({"prompt": "<|user|>How do I bake bread?"}, "no conversation"),
-        ({"prompt_id": "0123456789abcdef"}, "not the one of its reference_rewards"),
-    ],
-)
-def test_verl_stops_at_a_bad_row(tokenizer: Any, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_verl_stops_at_a_bad_row(tokenizer: Any, tmp_path: Path) -> None:
     """verl's manager raises what we raise; no row gets a reward of zero."""
-    with pytest.raises(DataError, match=said):
-        scored_by_verl(tokenizer, tmp_path, rows_for_verl(**changes))
+    with pytest.raises(DataError, match="has no reference_rewards"):
+        scored_by_verl(tokenizer, tmp_path, rows_for_verl(reference_rewards=None))
 
 
 def test_verl_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any) -> None:
@@ -269,49 +259,19 @@ def label_of(place: int, **changes: Any) -> str:
 
 
 def test_openrlhf_gets_the_shaped_reward(tokenizer: Any) -> None:
-    """Through OpenRLHF's agent, which decodes with special tokens, the reward is Φ and the score the raw reward."""
-    found = [
-        [executed(tokenizer, PROMPTS[place], label_of(place), text, openrlhf.__file__) for text in SAID]
-        for place in range(2)
-    ]
-    rewards = [[float(one["reward"][0]) for one in row] for row in found]
-    np.testing.assert_allclose(rewards, expected(tokenizer), rtol=1e-6)
-    assert set(found[0][0]["extra_logs"]) == {"win_rate", "reward"}
-    assert float(found[0][0]["scores"][0]) == pytest.approx(float(found[0][0]["extra_logs"]["reward"][0]))
-
-
-def test_one_server_serves_openrlhf_and_slime_at_once(tokenizer: Any) -> None:
-    """OpenRLHF's own HTTP client and slime's request, together: both get Φ."""
-    import aiohttp
-
-    async def slime(url: str, place: int, text: str) -> float:  # as slime's remote_rm asks
-        async with aiohttp.ClientSession() as session:
-            row = {"prompt": PROMPTS[place], "response": text, "label": label_of(place)}
-            async with session.post(url, json=row) as answer:
-                answer.raise_for_status()
-                return float((await answer.json())["score"])
-
+    """Through OpenRLHF's agent, which decodes with special tokens, from the adapter's file and from a server."""
     reward = app(environment.calibrated("infalign.world:gold", "exp:10"), tokenizer)
+    asked = [(PROMPTS[place], label_of(place), text) for place in range(2) for text in SAID]
     with listening(reward) as url, ThreadPoolExecutor(16) as threads:
-        asked = [(place, text) for place in range(2) for text in SAID]
-        ours = threads.map(lambda one: asyncio.run(slime(f"{url}/get_reward", *one)), asked)
-        theirs = threads.map(
-            lambda one: executed(tokenizer, PROMPTS[one[0]], label_of(one[0]), one[1], f"{url}/get_reward"), asked
-        )
-        shaped = expected(tokenizer).ravel()
-        np.testing.assert_allclose(list(ours), shaped, rtol=1e-6)
-        np.testing.assert_allclose([one["reward"][0] for one in theirs], shaped, rtol=1e-6)
+        for source in (openrlhf.__file__, f"{url}/get_reward"):
+            found = list(threads.map(lambda one, source=source: executed(tokenizer, *one, source), asked))
+            np.testing.assert_allclose([one["reward"][0] for one in found], expected(tokenizer).ravel(), rtol=1e-6)
+            assert set(found[0]["extra_logs"]) == {"win_rate", "reward"}
+            assert float(found[0]["scores"][0]) == pytest.approx(float(found[0]["extra_logs"]["reward"][0]))
 
 
 @pytest.mark.parametrize(
-    ("label", "said"),
-    [
-        (label_of(0, reference_rewards=None), "no reference_rewards"),
-        (json.dumps(REFERENCES[0]), "no JSON object"),
-        ("", "no JSON object"),
-        (label_of(0, reference_rewards=[2.0, 1.0]), "sorted in ascending order"),
-        (label_of(0, prompt_id="0123456789abcdef"), "not the one of its reference_rewards"),
-    ],
+    ("label", "said"), [(label_of(0, reference_rewards=None), "no reference_rewards"), ("", "no JSON object")]
 )
 def test_what_openrlhf_swallows_is_logged_and_never_a_zero(
     tokenizer: Any, caplog: pytest.LogCaptureFixture, label: str, said: str
@@ -321,9 +281,3 @@ def test_what_openrlhf_swallows_is_logged_and_never_a_zero(
         found = executed(tokenizer, PROMPTS[0], label, SAID[0], openrlhf.__file__)
     assert found["reward"] is None
     assert said in caplog.text
-
-
-def test_a_query_that_does_not_begin_with_its_prompt_is_refused(tokenizer: Any) -> None:
-    """As after truncation, or a tokenizer that does not round-trip."""
-    with pytest.raises(DataError, match="does not begin with its prompt"):
-        openrlhf.reward_func(["another Knead."], ["prompt"], [label_of(0)])

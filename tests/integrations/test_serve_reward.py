@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -85,9 +84,7 @@ def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
     ("body", "said"),
     [
         ({"response": "No.", "label": {"prompt": PROMPT}}, "no reference_rewards"),
-        ({"response": "No.", "label": LABEL | {"reference_rewards": [2.0, 1.0]}}, "sorted in ascending order"),
         ({"response": "No.", "label": json.dumps(LABEL | {"reference_rewards": [0.0, float("nan")]})}, "is nan"),
-        ({"response": "No.", "label": LABEL | {"prompt": "<|user|>How?"}}, "no conversation"),
         ({"response": "No.", "label": LABEL | {"prompt_id": "0123456789abcdef"}}, "not the one of its reference"),
         ({"response": "No.", "label": "bread"}, "no JSON object"),
         ({"response": None, "label": LABEL}, "response must be text"),
@@ -108,17 +105,12 @@ def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str
 
 @pytest.mark.parametrize(
     ("content", "status", "said"),
-    [
-        (b"{", 422, "no JSON"),
-        (b"[" * 100_000, 422, "no JSON"),
-        (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000 bytes"),
-    ],
+    [(b"{", 422, "no JSON"), (b"[" * 100_000, 422, "no JSON"), (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000")],
 )
 def test_a_body_that_cannot_be_read_is_refused(url: str, content: bytes, status: int, said: str) -> None:
     """Broken, nested without end, or without end itself."""
     found = httpx2.post(f"{url}/get_reward", content=content)
-    assert found.status_code == status
-    assert said in found.json()["error"]
+    assert (found.status_code, said in found.json()["error"]) == (status, True)
 
 
 def counts(url: str) -> dict[str, float]:
@@ -149,30 +141,6 @@ def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
     assert spent["infalign_failed_total"] == 10
 
 
-def test_what_waits_is_scored_together() -> None:
-    """While a reward works on the first request, the other 31 become its next batch."""
-    asked, go = threading.Event(), threading.Event()
-
-    def sluggish(rows: list[int]) -> list[int]:
-        asked.set()
-        go.wait()
-        return rows
-
-    async def met() -> Batches[int, int]:
-        batches = Batches(sluggish)
-        work = asyncio.create_task(batches.work())
-        found = [asyncio.create_task(batches.done([0]))]
-        await asyncio.to_thread(asked.wait)
-        found += [asyncio.create_task(batches.done([row])) for row in range(1, 32)]
-        await asyncio.sleep(0)  # so that all of them wait
-        go.set()
-        assert await asyncio.gather(*found) == [[row] for row in range(32)]
-        work.cancel()
-        return batches
-
-    assert asyncio.run(met()).counts["batches"] == 2
-
-
 def test_rows_are_not_to_blame_for_a_server_that_is_away() -> None:
     """It is asked once, not for each row, since it was waited for."""
     asked = list[int]()
@@ -193,15 +161,11 @@ def test_rows_are_not_to_blame_for_a_server_that_is_away() -> None:
 
 
 def test_a_query_needs_the_tokenizer_of_the_policy() -> None:
-    """A server that was started without one says what to set."""
+    """A server that was started without one says what to set, and its health what is served."""
     with listening(app(calibrated("infalign.world:gold", "exp:10"), None)) as url:
         queries = {"query": ["b a"], "prompts": ["b"], "labels": [LABEL]}
         assert "INFALIGN_TOKENIZER" in httpx2.post(f"{url}/get_reward", json=queries).json()["error"]
-
-
-def test_health_says_what_is_served(url: str) -> None:
-    """Without a token."""
-    assert httpx2.get(f"{url}/health").json() == {"status": "ok", "transform": "exp:10"}
+        assert httpx2.get(f"{url}/health").json() == {"status": "ok", "transform": "exp:10"}
 
 
 def test_the_command_serves_others_only_with_a_token(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
