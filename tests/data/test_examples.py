@@ -12,35 +12,21 @@ from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Example, load_examples, parse_example, prompt_id
 
 
-def test_transcript_becomes_prompt_and_two_responses():
-    """A transcript pair is cut where the last shared Assistant turn starts, and whitespace around turns goes."""
-    row = {
-        "chosen": transcript("Hi", "Hello.", "Name a colour ", "Blue.\n"),
-        "rejected": transcript("Hi", "Hello.", "Name a colour ", " Seven."),
-    }
-    example = parse_example(row, "a.jsonl line 3")
-    assert example == Example(
-        (user("Hi"), assistant("Hello."), user("Name a colour")), "Blue.", "Seven.", "a.jsonl line 3"
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "answers"),
+    [
+        (("Well.", "Hello."), ("Go away.",), ("Well.\n\nHello.", "Go away.")),
+        (("Go away.",), ("Well.", "Hello."), ("Go away.", "Well.\n\nHello.")),
+        (("Well.", "Hello."), ("Well.", "Bye."), ("Well.\n\nHello.", "Well.\n\nBye.")),
+    ],
+)
+def test_an_answer_in_two_turns_does_not_move_the_cut(chosen, rejected, answers):
+    """The prompt ends with the last shared user turn, also where both answers begin with the same Assistant turn."""
+    sides = ("".join(f"\n\nAssistant: {turn}" for turn in side) for side in (chosen, rejected))
+    example = parse_example(
+        dict(zip(("chosen", "rejected"), (transcript("Hi") + s for s in sides), strict=True)), "here"
     )
-
-
-@pytest.mark.parametrize("longer", ["chosen", "rejected"])
-def test_an_answer_in_two_turns_does_not_move_the_cut(longer):
-    """Where one side answers in two consecutive turns, the prompt is the shared one and the answer has both parts."""
-    shorter = "rejected" if longer == "chosen" else "chosen"
-    row = {longer: transcript("Hi", "Well.") + "\n\nAssistant: Hello.", shorter: transcript("Hi", "Go away.")}
-    example = parse_example(row, "here")
-    assert example.prompt == (user("Hi"),)
-    assert getattr(example, longer) == "Well.\n\nHello."
-    assert getattr(example, shorter) == "Go away."
-
-
-def test_a_shared_first_half_of_the_answer_belongs_to_the_answer():
-    """When both answers start with one Assistant turn and go on in another, the prompt still ends with the user."""
-    start = transcript("Hi", "Well.")
-    row = {"chosen": f"{start}\n\nAssistant: Hello.", "rejected": f"{start}\n\nAssistant: Bye."}
-    example = parse_example(row, "here")
-    assert (example.prompt, example.chosen, example.rejected) == ((user("Hi"),), "Well.\n\nHello.", "Well.\n\nBye.")
+    assert (example.prompt, example.chosen, example.rejected) == ((user("Hi"),), *answers)
 
 
 def test_consecutive_turns_of_one_role_merge():
@@ -79,7 +65,7 @@ SAID = transcript("Hi", "Hello.", "Name a colour")
 @pytest.mark.parametrize(
     "row",
     [
-        {"chosen": f"{SAID}\n\nAssistant: Blue", "rejected": f"{SAID}\n\nAssistant: 7"},
+        {"chosen": f"{SAID} \n\nAssistant: Blue\n", "rejected": f"{SAID} \n\nAssistant:  7"},
         {"prompt": PROMPT, "chosen": " Blue\n", "rejected": "7"},
         {"prompt": PROMPT, "chosen": [assistant("Blue")], "rejected": "7"},
         {"prompt": PROMPT, "chosen": [*PROMPT, assistant("Blue")], "rejected": [PROMPT[-1], assistant("7")], "n": 3},
@@ -106,12 +92,13 @@ def test_demonstration_forms_agree(row):
 
 
 def test_text_prompt_is_one_user_turn():
-    """A text prompt is one user turn, unchanged, and a system message before it does not change the group."""
+    """A text prompt is one user turn, unchanged; the group of a conversation is its first user turn alone."""
     example = parse_example({"prompt": " Name a colour\n", "chosen": "Blue", "rejected": "7"}, "here")
     assert example.prompt == (user(" Name a colour\n"),)
-    with_system = {"prompt": [{"role": "system", "content": "Be brief."}, *example.prompt], "completion": "Blue"}
-    assert parse_example(with_system, "here").group == example.group
-    assert parse_example(with_system, "here").prompt_id != example.prompt_id
+    for prompt in ([{"role": "system", "content": "Be brief."}, *example.prompt], [*example.prompt, *PROMPT[1:]]):
+        other = parse_example({"prompt": prompt, "completion": "Blue"}, "here")
+        assert other.group == example.group
+        assert other.prompt_id != example.prompt_id
 
 
 def test_tldr_demonstration_has_the_prompt_of_the_comparisons():
@@ -172,13 +159,17 @@ def test_a_bad_row_is_named(row, message):
 
 
 def test_load_is_strict_unless_told():
-    """An invalid row stops the load with the remedy; skip_invalid keeps the others and says which went."""
+    """An invalid row stops the load with the remedy; skip_invalid keeps the others, if any, and says which went."""
     rows = [("line 1", comparison()), ("line 2", comparison(rejected=" ")), ("line 3", comparison("Hi"))]
     with pytest.raises(DataError, match=r"^line 2: .*; drop the row or pass --skip-invalid$"):
         load_examples(rows)
     examples, skipped = load_examples(rows, skip_invalid=True)
     assert [example.where for example in examples] == ["line 1", "line 3"]
     assert skipped == ["line 2: the rejected response is empty"]
+    with pytest.raises(DataError, match="all 1 are invalid, the first: line 2: the rejected response is empty"):
+        load_examples(rows[1:2], skip_invalid=True)
+    with pytest.raises(DataError, match="there are none"):
+        load_examples([])
 
 
 def test_a_misnamed_column_is_to_be_renamed():
@@ -189,14 +180,6 @@ def test_a_misnamed_column_is_to_be_renamed():
         load_examples([("line 1", row)])
     with pytest.raises(DataError, match=f"all 1 are invalid, the first: line 1: .*{said}"):
         load_examples([("line 1", row)], skip_invalid=True)
-
-
-def test_nothing_left_is_an_error():
-    """A load that ends with no example fails and says what was wrong with the first row."""
-    with pytest.raises(DataError, match="all 1 are invalid, the first: line 1: the rejected response is empty"):
-        load_examples([("line 1", comparison(rejected=" "))], skip_invalid=True)
-    with pytest.raises(DataError, match="there are none"):
-        load_examples([])
 
 
 VALUES = st.recursive(
@@ -233,16 +216,6 @@ def test_prompt_id_is_the_hash_of_roles_and_contents():
     assert prompt_id([user("Grüße")]) == prompt_id([{"content": "Grüße", "role": "user"}]) == expected
     others = [[user("Grüße ")], [assistant("Grüße")], [user("Grüße"), user("")], [user("Gr"), user("üße")]]
     assert len({expected, *map(prompt_id, others)}) == 5
-
-
-def test_group_is_the_first_user_turn():
-    """Two conversations with one start share the group, not the prompt id."""
-    short, long = (
-        parse_example({"prompt": prompt, "completion": "Blue"}, "here")
-        for prompt in ([user("Hi")], [user("Hi"), assistant("Hello."), user("Name a colour")])
-    )
-    assert short.group == long.group
-    assert short.prompt_id != long.prompt_id
 
 
 @pytest.mark.timeout(10)

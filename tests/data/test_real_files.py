@@ -44,21 +44,6 @@ def test_official_counts():
     assert [re.search(r"line (\d+)", reason)[1] for reason in bad_turns] == ["786", "1056"]
 
 
-def test_the_common_prefix_fixes_seventeen_rows():
-    """Split at the last Assistant turn, 17 parsed rows would have two prompts; here each has one."""
-
-    def last_cut(text):
-        return text[: text.rindex("\n\nAssistant:")]
-
-    apart = sum(
-        1
-        for rows, examples, _ in official()
-        for example in examples
-        if last_cut(rows[example.where]["chosen"]) != last_cut(rows[example.where]["rejected"])
-    )
-    assert apart == 17
-
-
 def test_official_transcripts_reassemble():
     """Prompt and response, written as a transcript, are the official text byte for byte unless turns were merged."""
     exact = merged = 0

@@ -102,21 +102,20 @@ def test_equal_rows_are_an_equal_file(tmp_path: Path, hub: Path) -> None:
     assert json.loads(gzip.decompress(files[0]).split(b"\n")[0]) == comparison("helpful-base test 0 of é\u2028?")
 
 
-def test_a_set_without_rows_is_refused(tmp_path: Path, hub: Path) -> None:
-    """A copy whose file is empty is said to hold no rows, and nothing is left behind."""
-    write_gzip(hub / "hh-rlhf" / "helpful-base" / "train.jsonl.gz", [])
-    with pytest.raises(DataError, match=r"hh-rlhf/helpful-base\[train\] holds no rows"):
-        fetch("hh-helpful", "train", tmp_path / "data", source=str(hub), on_progress=quiet)
-    assert not part_file(tmp_path / "data", "hh-helpful", "train").exists()
-
-
-def test_a_set_that_no_run_could_use_is_refused(tmp_path: Path, hub: Path) -> None:
-    """Rows of another form are named, and no file appears."""
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], r"hh-rlhf/helpful-base\[test\] holds no rows"),
+        ([{"text": "a"}, {"text": "b"}], r"no run could use one of the 2 rows of .*hh-rlhf: .*columns \['text'\]"),
+    ],
+)
+def test_a_set_that_no_run_could_use_is_refused(tmp_path: Path, hub: Path, rows: list[Any], said: str) -> None:
+    """Without rows, or with rows of another form; no file appears."""
     for split in ("train", "test"):
-        write_gzip(hub / "hh-rlhf" / "helpful-base" / f"{split}.jsonl.gz", [{"text": "a"}, {"text": "b"}])
-    with pytest.raises(DataError, match=r"no run could use one of the 2 rows of .*hh-rlhf: .*columns \['text'\]"):
+        write_gzip(hub / "hh-rlhf" / "helpful-base" / f"{split}.jsonl.gz", rows)
+    with pytest.raises(DataError, match=said):
         fetch("hh-helpful", "test", tmp_path / "data", source=str(hub), on_progress=quiet)
-    assert not list((tmp_path / "data" / "hh-helpful").iterdir())
+    assert not part_file(tmp_path / "data", "hh-helpful", "test").exists()
 
 
 @pytest.mark.parametrize(

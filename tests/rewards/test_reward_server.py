@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import retries
 from faults.server import RewardServer, Server
 
-from infalign.core.errors import ConfigError, DataError, PartialError
+from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
@@ -77,9 +76,6 @@ def test_a_refusal_is_an_error_at_once_and_hides_the_key(
     assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"]
 
 
-# Answers
-
-
 # Scores that are kept
 
 
@@ -91,25 +87,6 @@ def keep(
     return score_to(folder, NamedReward(reward, "reward", made_by), prompts, responses, **options)
 
 
-def test_a_server_that_dies_and_comes_back_costs_only_what_it_had_not_scored(
-    server: RewardServer, tokenizer: Any, tmp_path: Path
-) -> None:
-    """Dead after two of three prompts and back again: one more request, and the rewards of an undisturbed run."""
-    reward = RemoteReward(server.url, tokenizer, in_flight=1)
-    server.broken_after = 2
-    with pytest.raises(PartialError, match="scores so far are kept"):
-        keep(tmp_path, reward)
-    assert len(list(tmp_path.iterdir())) == 2
-    server.broken_after = None
-    server.bodies.clear()
-    seen: list[tuple[int, int]] = []
-    assert keep(tmp_path, reward, on_progress=lambda *p: seen.append(p)).tolist() == gold(ASKED, SAID)
-    assert [body["labels"] for body in server.bodies] == [[prompt_id(PROMPTS[2])] * 3]
-    assert seen == [(6, 9), (9, 9)]
-    assert keep(tmp_path, reward).tolist() == gold(ASKED, SAID)
-    assert len(server.bodies) == 1
-
-
 def test_many_shards_are_scored_at_once_and_land_in_their_places(
     server: RewardServer, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -119,8 +96,7 @@ def test_many_shards_are_scored_at_once_and_land_in_their_places(
     keep(tmp_path / "one", RemoteReward(server.url, tokenizer, in_flight=1), asked, said)
     assert server.most_at_once == 1
     server.meeting = threading.Barrier(16)
-    rewards = keep(tmp_path / "many", RemoteReward(server.url, tokenizer), asked, said)
-    assert rewards.tolist() == gold(asked, said)
+    assert keep(tmp_path / "many", RemoteReward(server.url, tokenizer), asked, said).tolist() == gold(asked, said)
     assert server.most_at_once == 16
     shards = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "many")]
     assert len(shards[0]) == 32
@@ -138,26 +114,6 @@ def test_what_is_under_way_when_a_request_fails_is_kept(server: RewardServer, to
     server.bodies.clear()
     assert keep(tmp_path, RemoteReward(server.url, tokenizer)).tolist() == gold(ASKED, SAID)
     assert len(server.bodies) == 1
-
-
-def test_rewards_are_those_of_their_rows_in_whatever_order_they_come(
-    server: RewardServer, tokenizer: Any, tmp_path: Path
-) -> None:
-    """Answers that take random times, some of them after a failure, still land at the rows that asked."""
-    asked = [[{"role": "user", "content": f"How do I bake {i} breads?"}] for i in range(60)]
-    said = [f"knead the dough {i} times" for i in range(60)]
-    random, answer = np.random.default_rng(0), server.answer
-
-    def late(body: dict[str, list[str]], fault: str | None = None) -> dict[str, Any]:
-        time.sleep(random.uniform(0, 0.05))
-        return answer(body, fault)
-
-    server.answer = late  # type: ignore[method-assign]
-    server.script = [None, 503, None, "reset", None, 500] * 6
-    reward = RemoteReward(server.url, tokenizer, batch=1)
-    with retries.attempts(9):
-        assert keep(tmp_path, reward, asked, said, shard_responses=2).tolist() == gold(asked, said)
-    assert len(server.bodies) == 60 + 18
 
 
 class VLLMServer(Server):

@@ -1,8 +1,6 @@
 """Reward sources against a real classifier, TRL's own reward trainer, and rewards that are none."""
 
-import shutil
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,14 +17,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
+from infalign.core.errors import ConfigError, DataError, StoppedError
 from infalign.data.examples import prompt_id
 from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, score_to
-from infalign.world import gold
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"
@@ -55,23 +52,14 @@ def tiny_tokenizer(**changes: object) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **(settings | changes))
 
 
+SHAPE = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 2, "initializer_range": 0.3, "num_labels": 1}
+
+
 def tiny_config(**changes: object) -> LlamaConfig:
     """Return the configuration of a small Llama with dropout, so that only evaluation mode repeats its numbers."""
-    settings = {
-        "vocab_size": 258,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "initializer_range": 0.3,
-        "attention_dropout": 0.5,
-        "max_position_embeddings": 256,
-        "num_labels": 1,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-    }
-    return LlamaConfig(**(settings | changes))
+    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    return LlamaConfig(**(SHAPE | special | {"attention_dropout": 0.5, "max_position_embeddings": 256} | changes))
 
 
 def tiny_classifier(**changes: object) -> LlamaForSequenceClassification:
@@ -84,14 +72,6 @@ def tiny_classifier(**changes: object) -> LlamaForSequenceClassification:
 def classifier() -> ClassifierReward:
     """Return the random classifier as a reward."""
     return ClassifierReward(tiny_classifier(), tiny_tokenizer())
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """Return a folder with the random classifier and its tokenizer."""
-    tiny_classifier().save_pretrained(tmp_path / "reward")
-    tiny_tokenizer().save_pretrained(tmp_path / "reward")
-    return tmp_path / "reward"
 
 
 def test_token_ids_are_those_of_trl(classifier, tmp_path):
@@ -115,29 +95,29 @@ def test_token_ids_are_those_of_trl(classifier, tmp_path):
 
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 @pytest.mark.parametrize("pad_token_id", [0, None])
-def test_a_reward_does_not_depend_on_its_batch(padding_side, pad_token_id):
-    """One row at a time or all at once, padding on either side, padding token or EOS as padding: the same reward."""
+def test_the_reward_is_the_head_at_the_last_token(padding_side, pad_token_id):
+    """By hand, in a batch of any size, with padding on either side, by a padding token or EOS.
+
+    Where EOS pads, transformers reads the token before the EOS that ends a text, and so does a packed pass.
+    """
     pad_token = None if pad_token_id is None else "<pad>"
     tokenizer = tiny_tokenizer(padding_side=padding_side, pad_token=pad_token)
     reward = ClassifierReward(tiny_classifier(pad_token_id=pad_token_id), tokenizer)
-    together = reward(PROMPTS, RESPONSES)
+    expected = []
+    for text in reward.tokenize(PROMPTS, RESPONSES):
+        assert text[-1] == tokenizer.eos_token_id
+        ids = torch.tensor([text])
+        with torch.no_grad():
+            states = reward.model.model.eval()(ids).last_hidden_state
+            plain = reward.model.eval()(input_ids=ids).logits
+            by_hand = reward.model.score(states[:, -1 if pad_token else -2])
+        assert plain.item() == pytest.approx(by_hand.item(), abs=1e-6)
+        expected.append(plain.item())
+    small = ClassifierReward(reward.model, tokenizer, batch_tokens=150)
     alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
-    small = ClassifierReward(reward.model, tokenizer, batch_tokens=150)(PROMPTS, RESPONSES)
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-    np.testing.assert_allclose(small, alone, atol=1e-5)
-    assert np.ptp(alone) > 0.01
-
-
-def test_a_reward_is_read_where_the_classifier_was_trained():
-    """Where EOS pads, transformers reads the token before the EOS that ends a text, and so does a packed pass."""
-    tokenizer = tiny_tokenizer(pad_token=None)
-    reward = ClassifierReward(tiny_classifier(pad_token_id=None), tokenizer)
-    texts = reward.tokenize(PROMPTS, RESPONSES)
-    assert all(text[-1] == tokenizer.eos_token_id for text in texts)
-    with torch.inference_mode():
-        plain = [reward.model.eval()(input_ids=torch.tensor([text])).logits.item() for text in texts]
-    np.testing.assert_allclose(reward(PROMPTS, RESPONSES), plain, atol=1e-5)
-    np.testing.assert_allclose([reward([p], [r])[0] for p, r in zip(PROMPTS, RESPONSES, strict=True)], plain, atol=1e-5)
+    for found in (reward(PROMPTS, RESPONSES), small(PROMPTS, RESPONSES), alone):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.ptp(expected) > 0.01
 
 
 def test_responses_to_a_prompt_share_its_computation(classifier):
@@ -157,44 +137,10 @@ def test_responses_to_a_prompt_share_its_computation(classifier):
 def test_a_bidirectional_classifier_does_not_see_padding():
     """A BERT, whose tokens could attend to padding on the right, gives each row the reward that it has alone."""
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=258,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.3,
-        num_labels=1,
-    )
-    reward = ClassifierReward(BertForSequenceClassification(config), tiny_tokenizer())
+    reward = ClassifierReward(BertForSequenceClassification(BertConfig(**SHAPE)), tiny_tokenizer())
     assert not can_pack(reward.model, PackedBatch.scores)
     alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
     np.testing.assert_allclose(reward(PROMPTS, RESPONSES), alone, atol=1e-5)
-
-
-def test_the_reward_is_the_head_at_the_last_token(classifier):
-    """The reward is the score head applied to the hidden state of the row's last token, by hand and without padding."""
-    model = classifier.model
-    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
-        ids = torch.tensor(classifier.tokenize([prompt], [response]))
-        with torch.no_grad():
-            expected = model.score(model.model.eval()(ids).last_hidden_state[0, -1]).item()
-        assert classifier([prompt], [response])[0] == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_saved_classifier_gives_the_same_rewards(classifier, checkpoint):
-    """Loading a folder restores the classifier: same rewards, in float32 whatever the caller's mode."""
-    loaded = ClassifierReward.load(checkpoint)
-    loaded.model.train()
-    np.testing.assert_allclose(loaded(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=1e-6)
-    assert loaded([], []) == []
-
-
-def test_bfloat16_rewards_are_close(classifier, checkpoint):
-    """A classifier loaded in bfloat16 gives the rewards of float32 up to its rounding."""
-    loaded = ClassifierReward.load(checkpoint, dtype="bfloat16")
-    assert loaded.model.dtype == torch.bfloat16
-    np.testing.assert_allclose(loaded(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=0.2)
 
 
 def test_rows_that_are_too_long_name_their_prompt(classifier):
@@ -203,44 +149,32 @@ def test_rows_that_are_too_long_name_their_prompt(classifier):
         classifier(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
 
 
-def two_outputs(folder: Path) -> None:
-    """Make the head of a classifier one of two outputs."""
+def test_only_a_folder_with_a_reward_model_is_loaded(classifier, tmp_path):
+    """With its rewards, by the configuration alone where that says it, or when loaded: a random head never rewards."""
+    folder = tmp_path / "reward"
+    with pytest.raises(ConfigError, match="reward: there is no such folder"):
+        ClassifierReward.load(folder)
+    tiny_classifier().save_pretrained(folder)
+    with pytest.raises(ConfigError, match="reward"):
+        ClassifierReward.load(folder)  # no tokenizer
+    tiny_tokenizer().save_pretrained(folder)
+    check_classifier(folder)
+    loaded, half = ClassifierReward.load(folder), ClassifierReward.load(folder, dtype="bfloat16")
+    loaded.model.train()  # a reward does not follow the caller's mode
+    np.testing.assert_allclose(loaded(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=1e-6)
+    assert loaded([], []) == []
+    assert half.model.dtype == torch.bfloat16
+    np.testing.assert_allclose(half(PROMPTS, RESPONSES), classifier(PROMPTS, RESPONSES), atol=0.2)
     tiny_classifier(num_labels=2).save_pretrained(folder)
-
-
-def language_model(folder: Path) -> None:
-    """Put a language model in the place of a classifier."""
+    with pytest.raises(ConfigError, match="reward has 2 outputs"):
+        check_classifier(folder)
+    with pytest.raises(ConfigError, match="has 2 outputs; a reward model has one"):
+        ClassifierReward.load(folder)
     LlamaForCausalLM(tiny_config()).save_pretrained(folder)
-
-
-def without_tokenizer(folder: Path) -> None:
-    """Remove the tokenizer."""
-    for file in [*folder.glob("tokenizer*"), folder / "chat_template.jinja"]:
-        file.unlink()
-
-
-@pytest.mark.parametrize(
-    ("change", "by_configuration", "by_loading"),
-    [
-        (two_outputs, "reward has 2 outputs", "has 2 outputs; a reward model has one"),
-        (
-            language_model,
-            "reward holds LlamaForCausalLM, no sequence classifier; give it fit",
-            "score.weight is not in",
-        ),
-        (without_tokenizer, None, "reward"),
-        (shutil.rmtree, None, "reward: there is no such folder"),
-    ],
-)
-def test_a_folder_that_holds_no_reward_model_is_refused(change, by_configuration, by_loading, checkpoint):
-    """By its configuration alone where that says so, or when it is loaded: a random head would reward at random."""
-    check_classifier(checkpoint)
-    change(checkpoint)
-    with pytest.raises(ConfigError, match=by_loading):
-        ClassifierReward.load(checkpoint)
-    if by_configuration:
-        with pytest.raises(ConfigError, match=by_configuration):
-            check_classifier(checkpoint)
+    with pytest.raises(ConfigError, match="reward holds LlamaForCausalLM, no sequence classifier; give it fit"):
+        check_classifier(folder)
+    with pytest.raises(ConfigError, match=r"score.weight is not in"):
+        ClassifierReward.load(folder)
 
 
 def test_a_tokenizer_must_be_able_to_render_and_pad():
@@ -251,26 +185,23 @@ def test_a_tokenizer_must_be_able_to_render_and_pad():
         ClassifierReward(tiny_classifier(pad_token_id=None), tiny_tokenizer(pad_token=None, eos_token=None))
 
 
-def test_functions_are_found_by_name(tmp_path, monkeypatch):
-    """``module:function`` imports the user's function, which scores like any other source."""
-    (tmp_path / "my_rewards.py").write_text(
-        "def length(prompts, responses):\n    return [len(r) for r in responses]\nbest = 3\n"
-    )
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("my_rewards:best", "my_rewards has no function best"),
+        ("my_rewards:worst", "my_rewards has no function worst"),
+        ("my_penalties:length", "cannot import my_penalties .*PYTHONPATH"),
+        *((spec, r"write it as package\.module:function") for spec in ("a", "a:", ":b", ".a:b", "a b:c", "")),
+    ],
+)
+def test_functions_are_found_by_name(spec, said, tmp_path, monkeypatch):
+    """``module:function`` imports the user's function, which scores like any other source; other names are refused."""
+    source = "def length(prompts, responses):\n    return [len(r) for r in responses]\nbest = 3\n"
+    (tmp_path / "my_rewards.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     reward = function_reward("my_rewards:length")
     assert score(reward, PROMPTS, RESPONSES, name="length").tolist() == [6, 0, 36]
-    with pytest.raises(ConfigError, match=r"my_rewards has no function best"):
-        function_reward("my_rewards:best")
-    with pytest.raises(ConfigError, match=r"my_rewards has no function worst"):
-        function_reward("my_rewards:worst")
-    with pytest.raises(ConfigError, match=r"cannot import my_penalties .*PYTHONPATH"):
-        function_reward("my_penalties:length")
-
-
-@pytest.mark.parametrize("spec", ["my_rewards", "my_rewards:", ":length", ".my_rewards:length", "a b:c", ""])
-def test_badly_written_names_say_how_to_write_them(spec):
-    """A name without module, colon or function is refused with the spelling that works."""
-    with pytest.raises(ConfigError, match=r"write it as package\.module:function"):
+    with pytest.raises(ConfigError, match=said):
         function_reward(spec)
 
 
@@ -287,20 +218,6 @@ def test_scores_come_in_row_order_however_many_they_are():
     assert rewards.dtype == np.float64
     assert rewards.tolist() == [len(response) / 4 for response in responses]
     assert calls == [4096, 4096, 1808]
-
-
-def test_a_reward_that_raises_is_told_with_its_rows_and_its_line():
-    """What a function raises is our error: which rows it was asked for, what it raised and where; ours pass as is."""
-
-    def broken(prompts, responses):
-        return [1 / len(response) for response in responses]
-
-    rows = rf"rows 0 to 2 \(first prompt {prompt_id(PROMPTS[0])}\)"
-    what = r"ZeroDivisionError in test_rewards.py, line \d+: division by zero"
-    with pytest.raises(InfalignError, match=rf"reward mine, asked for {rows}, raised {what}"):
-        score(broken, PROMPTS, RESPONSES, name="mine")
-    with pytest.raises(DataError, match="has no user turn"):
-        score(gold, [[]], ["Hello!"], name="mine")
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, StoppedError])
