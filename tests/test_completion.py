@@ -80,11 +80,3 @@ def test_each_shell_gets_a_script_with_every_command(shell: Any, main: Any, home
     assert [name for name in cli.app if not name.startswith("-") and name not in text] == []
     if shutil.which(shell):
         subprocess.run([shell, "-n", script], check=True)
-
-
-def test_a_shell_that_is_none_is_refused_with_those_that_are(main: Any, home: Path) -> None:
-    """Nothing is installed for it."""
-    code, _, err = main("--install-completion", "--shell", "csh")
-    assert code == 2
-    assert 'Choose from: "zsh", "bash", "fish"' in err
-    assert list(home.iterdir()) == []

@@ -1,21 +1,18 @@
 """What the tests of serving share: an evaluated run, and a server of one of its policies in a thread."""
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import micro
 import pytest
-from listening import listening
+from clients import client_of, policy, serving
+from openai import OpenAI
 from rich.console import Console
 
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.settings import Recipe
-from infalign.serving.answers import ServedPolicy
-from infalign.serving.openai import app
 from infalign.steps import whole_run
 
 
@@ -38,12 +35,14 @@ def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def serving() -> Callable[..., AbstractContextManager[str]]:
-    """Return a context that serves a policy with uvicorn in a thread and gives the URL."""
+def url(evaluated_run: Path) -> Iterator[str]:
+    """Return the URL of a server of the policy."""
+    with serving(policy(evaluated_run)) as found:
+        yield found
 
-    @contextmanager
-    def served(policy: ServedPolicy, **options: Any) -> Iterator[str]:
-        with listening(app(policy, **options)) as url:
-            yield f"{url}/v1"
 
-    return served
+@pytest.fixture
+def client(url: str) -> Iterator[OpenAI]:
+    """Return a client of the server."""
+    with client_of(url) as found:
+        yield found

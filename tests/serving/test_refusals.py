@@ -1,0 +1,201 @@
+"""What a server does not answer: requests that are refused, too many, and those that nobody waits for."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import micro
+import openai
+import pytest
+from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving, until
+from openai import AsyncOpenAI, OpenAI
+
+from infalign.core.errors import ConfigError
+from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
+from infalign.serving.batches import Batches
+from infalign.serving.draws import LocalDraws
+from infalign.serving.openai import MAX_BYTES
+from infalign.serving.web import TOKEN_VARIABLE, token_for
+
+TURN = {"role": "user", "content": PROMPT}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "said"),
+    [
+        ({"model": "gpt-4"}, 404, "model", "this server has aware"),
+        ({"model": "reference"}, 404, "model", "--policy NAME` serves the run's other policies: reference"),
+        ({"model": "aware:best-of-none"}, 404, "model", "unknown procedure 'best-of-none'"),
+        ({"model": "aware:best-of-2000"}, 400, "model", "1,024 are the most"),
+        ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
+        ({"model": "aware:2nd-best-of-1000000000"}, 404, "model", "of at most 100,000 draws"),
+        ({"model": "aware:rewind:0.75:4", "max_tokens": 3}, 400, "model", "quantile of draws of 3 tokens at most"),
+        ({"model": "aware:rewind:0.99:2"}, 400, "model", "do not show the quantile 0.99"),
+        ({"temperature": 0.7}, 400, "temperature", "leave it out or set it to 1"),
+        ({"top_p": 0.9}, 400, "top_p", "is not served"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", "is not served"),
+        ({"extra_body": {"top_k": 5}}, 400, "top_k", "leave it out"),
+        ({"n": 0}, 400, "n", "greater than or equal to 1"),
+        ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+        ({"seed": 2**70}, 400, "seed", "less than"),
+        ({"messages": []}, 400, "messages", "messages is empty; give at least a message of the user"),
+        ({"messages": [TURN | {"role": "tool"}]}, 400, "messages", "has the role 'tool'"),
+        ({"messages": [TURN | {"role": "assistant"}]}, 400, "messages", "does not end with a user turn"),
+        ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "up to 12 exceeds the model's context of"),
+        ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "the content of a message is not text"),
+        ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "the role of a message is not text"),
+        ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "with a text"),
+        ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "with a text"),
+        ({"messages": [3]}, 400, "messages", "not an object with role and content"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_served_is_refused_with_the_field(
+    client: OpenAI, change: dict[str, Any], status: int, param: str, said: str, stream: bool
+) -> None:
+    """Nothing is drawn from another distribution than the one that was measured, and the client's error says why."""
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.chat.completions.create(**asked() | change, stream=stream)
+    assert refused.value.status_code == status
+    assert refused.value.param == param
+    assert refused.value.type == "invalid_request_error"
+    assert said in refused.value.message
+
+
+@pytest.mark.parametrize("path", ["completions", "responses", "embeddings"])
+def test_an_unknown_path_says_which_there_are(client: OpenAI, path: str) -> None:
+    """OpenAI's client shows the sentence, not a bare page."""
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.post(f"/{path}", body={"model": "aware"}, cast_to=object)
+    said = f"there is no '/v1/{path}'; this server has /v1/chat/completions and /v1/models"
+    about = {"type": "invalid_request_error", "param": None, "code": "unknown_url"}
+    assert refused.value.body == {"message": said, **about}
+
+
+def test_a_prompt_that_is_too_long_for_the_base_is_refused(evaluated_run: Path, client: OpenAI) -> None:
+    """A short answer of the policy fits beside it, but the threshold takes draws of the base of the run's length."""
+    tokenizer, talk = load_tokenizer(evaluated_run / "data" / "tokenizer"), dict(TURN)
+    while len(conversation_ids(tokenizer, [talk], add_generation_prompt=True)) < 182:
+        talk["content"] += "."
+    short = {"messages": [talk], "max_tokens": 1}
+    assert client.chat.completions.create(**asked() | short).choices
+    with pytest.raises(openai.BadRequestError, match="the base policy cannot show the quantile"):
+        client.chat.completions.create(**asked(model="aware:rewind:0.75:4") | short)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": "aware"}'])
+def test_other_bodies_are_refused(url: str, content: bytes) -> None:
+    """No JSON, JSON that is no object, and no messages."""
+    found = httpx2.post(f"{url}/chat/completions", content=content)
+    assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_body_that_no_context_holds_is_not_read_to_its_end(url: str, told: bool) -> None:
+    """A client cannot fill the server's memory, whether or not it tells the length first; the next one is served."""
+    content = iter([b" " * MAX_BYTES, json.dumps(asked()).encode()])
+    found = httpx2.post(f"{url}/chat/completions", content=b"".join(content) if told else content)
+    assert found.status_code == 413
+    assert found.json()["error"]["type"] == "invalid_request_error"
+    assert "more than 4,000,000 bytes" in found.json()["error"]["message"]
+    whole = json.dumps(asked(model="aware:standard")).encode().ljust(MAX_BYTES)
+    assert httpx2.post(f"{url}/chat/completions", content=whole, timeout=60).status_code == 200
+
+
+class Gate:
+    """A reward that waits until it is opened, and then is `micro.brightness`."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    def __call__(self, rows: list[Any]) -> list[float]:
+        self.open.wait(600)
+        return micro.brightness([], [text for _, text in rows])
+
+
+def test_more_than_it_can_do_is_refused_and_done_later(evaluated_run: Path) -> None:
+    """Beyond ``most`` answers a client is told to ask again, and OpenAI's client does; what was taken is answered."""
+    gate = Gate()
+    with serving(policy(evaluated_run, scores=Batches(gate)), most=3) as url:
+        answers: list[Any] = []
+        taken = threading.Thread(target=lambda: answers.extend(concurrently(url, [asked(n=1), asked(n=2)])))
+        taken.start()
+        until(url, lambda found: found["infalign_answers_in_progress"] == 3)
+        assert httpx2.post(f"{url}/chat/completions", json=asked(n=4)).json()["error"]["param"] == "n"
+        refused = httpx2.post(f"{url}/chat/completions", json=asked())
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"] == "1"
+        assert refused.json()["error"]["code"] == "overloaded"
+        (error,) = concurrently(url, [asked(stream=True)], max_retries=0)
+        assert isinstance(error, openai.InternalServerError)
+        patient = threading.Thread(target=lambda: answers.extend(concurrently(url, [asked()], max_retries=50)))
+        patient.start()
+        until(url, lambda found: found["infalign_refused_total"] >= 3)
+        gate.open.set()
+        taken.join()
+        patient.join()
+        assert sorted(len(answer.choices) for answer in answers) == [1, 1, 2]
+        assert metrics(url)["infalign_answers_in_progress"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_its_work(evaluated_run: Path, stream: bool) -> None:
+    """Of the draws that a client asked for those are abandoned that are not made when it goes; the next is served."""
+    model, tokenizer = load_policy(evaluated_run / "models" / "aware")
+    with serving(policy(evaluated_run, draws=LocalDraws(model, tokenizer, rows=2))) as url:
+
+        async def ask_and_go() -> None:
+            async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as client:
+                if stream:  # plain draws, of which the first pieces come at once
+                    pieces = await client.chat.completions.create(**asked(model="aware:standard", n=128), stream=True)
+                    await anext(aiter(pieces))
+                    await pieces.close()
+                    return
+                call = asyncio.create_task(client.chat.completions.create(**asked(model="aware:best-of-64", n=128)))
+                while not (await asyncio.to_thread(metrics, url))["infalign_draws_total"]:
+                    pass
+                call.cancel()
+
+        asyncio.run(ask_and_go())
+        found = until(
+            url, lambda found: found["infalign_answers_in_progress"] == found["infalign_draws_in_progress"] == 0
+        )
+        assert found["infalign_abandoned_draws_total"] > 0
+        assert found["infalign_abandoned_draws_total"] + found["infalign_draws_total"] == (128 if stream else 8192)
+        assert concurrently(url, [asked()])[0].choices[0].message.content
+
+
+def test_a_reward_that_fails_is_said_and_spoils_no_other(evaluated_run: Path) -> None:
+    """The answer whose reward is missing is an error of the server, before or inside a stream."""
+
+    def picky(rows: list[Any]) -> list[float]:
+        if any("bad" in turns[0]["content"] for turns, _ in rows):
+            raise ValueError("no reward for this")
+        return [0.0] * len(rows)
+
+    with serving(policy(evaluated_run, scores=Batches(picky))) as url:
+        requests = [asked("bad" if i % 3 == 0 else "good", stream=i % 2 == 0) for i in range(9)]
+        for i, answer in enumerate(concurrently(url, requests, max_retries=0)):
+            if i % 3 == 0:
+                assert isinstance(answer, openai.InternalServerError)
+                assert answer.type == "server_error"
+            else:
+                assert not isinstance(answer, Exception)
+        mixed = asked("bad", model="aware:0.5*standard+0.5*best-of-2", n=16, seed=0, stream=True)
+        with client_of(url) as client, pytest.raises(openai.APIError, match="unexpected ValueError"):
+            list(client.chat.completions.create(**mixed))
+        assert metrics(url)["infalign_answers_in_progress"] == 0
+
+
+@pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])
+def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, token: str, expected: str | None) -> None:
+    """One that no header can carry is refused, and not shown."""
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    assert token_for(host) == expected
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret\n")
+    with pytest.raises(ConfigError, match="holds a line break") as refused:
+        token_for(host)
+    assert "s3cret" not in str(refused.value)
