@@ -9,7 +9,7 @@ import pytest
 from rows import PROMPT, user
 
 from infalign.core.errors import DataError
-from infalign.core.storage import atomic_path, read_table, write_table, write_text
+from infalign.core.storage import read_table, write_table, write_text
 from infalign.data.examples import MESSAGES
 from infalign.data.files import read_rows
 
@@ -39,23 +39,6 @@ def test_written_text_is_exact_and_follows_the_umask(tmp_path):
         os.umask(before)
     assert path.read_bytes() == "Φ\r\nβ\n".encode()
     assert path.stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("old", [None, "old"])
-def test_a_failed_write_leaves_what_was_there(tmp_path, old):
-    """A write that fails half way leaves the old file, or none, and no temporary file."""
-    path = tmp_path / "report.md"
-    if old is not None:
-        path.write_text(old)
-
-    def stop_half_way():
-        with atomic_path(path) as temporary:
-            temporary.write_text("half of it")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_half_way()
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == ({} if old is None else {"report.md": old})
 
 
 def test_a_write_over_a_folder_leaves_no_temporary_file(tmp_path):

@@ -5,8 +5,6 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from itertools import combinations
-from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +23,8 @@ from infalign.integrations.export import export
 from infalign.integrations.server import app
 from infalign.integrations.verl import compute_score
 from infalign.method.calibration import calibrate
+from infalign.method.credit import credit, served_win_rate
+from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Exponential
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
@@ -171,33 +171,25 @@ def test_verl_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any)
 
 
 def test_verl_climbs_the_served_win_rate(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimator that verl finds by itself gives M × the mean over all pairs of (best of the pair − the other)."""
+    """Rewards are win rates over the base's best of two, and the estimator that verl finds by itself our credit."""
     from verl.trainer.config.algorithm import AlgoConfig
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
     monkeypatch.setenv("INFALIGN_TRANSFORM", "win against best-of-2")
     batch = scored_by_verl(tokenizer, tmp_path, rows_for_verl())
     texts = [tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) for text in SAID]
-    rewards = [gold([prompt] * len(texts), texts) for prompt in PROMPTS]
-    pairs = [list(combinations(references, 2)) for references in REFERENCES]
+    served = parse_procedure("best-of-2")
     wins = [
-        [np.mean([1.0 if r > max(p) else 0.5 if r == max(p) else 0.0 for p in of_prompt]) for r in row]
-        for row, of_prompt in zip(rewards, pairs, strict=True)
+        served_win_rate(gold([prompt] * len(texts), texts), references, served)
+        for prompt, references in zip(PROMPTS, REFERENCES, strict=True)
     ]
     given = batch.batch["token_level_scores"].sum(1).numpy().reshape(2, -1)
     np.testing.assert_allclose(given, wins, rtol=1e-6)
     assert np.ptp(given) > 0
-    expected_M = [
-        [
-            len(row) * sum(max(v, w) - w for j, w in enumerate(row) if j != i) / comb(len(row), 2)
-            for i, v in enumerate(row)
-        ]
-        for row in given
-    ]
     batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
     options = {"num_repeat": len(SAID), "config": AlgoConfig(adv_estimator="infalign_maxk")}
     found = compute_advantage(batch, "infalign_maxk", **options).batch["advantages"]
-    np.testing.assert_allclose(found[:, 0].numpy().reshape(2, -1), expected_M, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found[:, 0].numpy().reshape(2, -1), credit(given, served), rtol=1e-5, atol=1e-7)
     with pytest.raises(ConfigError, match="KL cannot be in them"):
         compute_advantage(batch, "infalign_maxk", config=AlgoConfig(use_kl_in_reward=True))
     monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")

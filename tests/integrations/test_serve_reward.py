@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +13,7 @@ import numpy as np
 import pytest
 from listening import listening
 
-from infalign.core.errors import ConfigError, PartialError
+from infalign.core.errors import PartialError
 from infalign.data.examples import prompt_id
 from infalign.integrations.environment import calibrated, tokenizer
 from infalign.integrations.server import MAX_BYTES, Batches, app
@@ -26,7 +22,6 @@ from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
-from infalign.serving.web import TOKEN_VARIABLE, token_for
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
@@ -166,35 +161,3 @@ def test_a_query_needs_the_tokenizer_of_the_policy() -> None:
         queries = {"query": ["b a"], "prompts": ["b"], "labels": [LABEL]}
         assert "INFALIGN_TOKENIZER" in httpx2.post(f"{url}/get_reward", json=queries).json()["error"]
         assert httpx2.get(f"{url}/health").json() == {"status": "ok", "transform": "exp:10"}
-
-
-def test_the_command_serves_others_only_with_a_token(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that others reach is refused without a token, and requests without it are."""
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
-        token_for("0.0.0.0")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ("serve-reward", run, "--transform", "exp:10", "--host", "0.0.0.0", "--port", port)
-    process = subprocess.Popen([micro.COMMAND, *map(str, words)], env=os.environ | {TOKEN_VARIABLE: "secret"})
-    url, row = f"http://127.0.0.1:{port}", {"response": "No.", "label": LABEL}
-    try:
-        while not _answers(url):
-            assert process.poll() is None
-            time.sleep(0.1)
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            assert httpx2.post(f"{url}/get_reward", json=row, headers=headers).status_code == 401
-            assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 401
-        right = {"Authorization": "Bearer secret"}
-        assert httpx2.post(f"{url}/get_reward", json=row, headers=right).status_code == 200
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/health").is_success
-    except httpx2.TransportError:
-        return False

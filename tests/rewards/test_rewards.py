@@ -23,7 +23,6 @@ from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
-from infalign.rewards.scores import NamedReward, score_to
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"
@@ -237,28 +236,3 @@ def test_sequences_and_arrays_are_rewards(kind):
     assert score(lambda *_: kind([1.5, 2.0**53]), PROMPTS[:2], RESPONSES[:2], name="mine").tolist() == [1.5, 2.0**53]
     learning = torch.tensor([1.5, 2.5], requires_grad=True)
     assert score(lambda *_: learning, PROMPTS[:2], RESPONSES[:2], name="mine").tolist() == [1.5, 2.5]
-
-
-def test_stopped_scoring_goes_on_bit_for_bit(classifier, tmp_path):
-    """Killed at any shard, a classifier's stored scores end the same as those of one undisturbed run, ties included."""
-    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
-    responses = ["a", "b", "a", "a long one " * 3, *"cdce", "", "f", "g", ""]
-
-    def keep(folder, reward):
-        options = {"shard_responses": 1, "on_progress": lambda done, total: None}
-        return score_to(tmp_path / folder, NamedReward(reward, "reward", "a"), prompts, responses, **options)
-
-    whole = keep("whole", classifier)
-    calls = iter(range(9))
-
-    def dying(*rows):
-        if next(calls) % 2:
-            raise KeyboardInterrupt
-        return classifier(*rows)
-
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            keep("killed", dying)
-    assert keep("killed", classifier).tolist() == whole.tolist()
-    assert (whole[0], whole[4], whole[8]) == (whole[2], whole[6], whole[11])
-    np.testing.assert_allclose(whole, score(classifier, prompts, responses, name="reward"), atol=1e-5)

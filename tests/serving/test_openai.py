@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -218,32 +215,3 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(evaluated_run: Path, m
         engine.broken_after = 0
         with pytest.raises(openai.InternalServerError, match="did not answer"):
             client.chat.completions.create(**asked())
-
-
-def test_the_command_serves_with_a_token(evaluated_run: Path) -> None:
-    """The client's API key is the token."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ("serve", evaluated_run, "--policy", "reference", "--procedure", "standard", "--port", port)
-    path = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [micro.COMMAND, *map(str, words)],
-        env=os.environ | {"INFALIGN_SERVE_TOKEN": "secret", "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        assert url == f"http://127.0.0.1:{port}/v1"
-        with client_of(url, api_key="secret", max_retries=60) as client:
-            assert client.chat.completions.create(**asked(model="reference")).model == "reference:standard"
-        with client_of(url, api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
-            stranger.models.list()
-        assert httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        assert httpx2.get(f"http://127.0.0.1:{port}/metrics").status_code == 401
-    finally:
-        process.terminate()
-        said, _ = process.communicate(timeout=20)
-    assert (process.returncode, said) == (0, "")

@@ -13,12 +13,10 @@ import pytest
 from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving, until
 from openai import AsyncOpenAI, OpenAI
 
-from infalign.core.errors import ConfigError
 from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
 from infalign.serving.openai import MAX_BYTES
-from infalign.serving.web import TOKEN_VARIABLE, token_for
 
 TURN = {"role": "user", "content": PROMPT}
 
@@ -188,14 +186,3 @@ def test_a_reward_that_fails_is_said_and_spoils_no_other(evaluated_run: Path) ->
         with client_of(url) as client, pytest.raises(openai.APIError, match="unexpected ValueError"):
             list(client.chat.completions.create(**mixed))
         assert metrics(url)["infalign_answers_in_progress"] == 0
-
-
-@pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])
-def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, token: str, expected: str | None) -> None:
-    """One that no header can carry is refused, and not shown."""
-    monkeypatch.setenv(TOKEN_VARIABLE, token)
-    assert token_for(host) == expected
-    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret\n")
-    with pytest.raises(ConfigError, match="holds a line break") as refused:
-        token_for(host)
-    assert "s3cret" not in str(refused.value)

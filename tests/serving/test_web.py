@@ -1,19 +1,27 @@
-"""How a server ends: requests under way are waited for, and not for ever."""
+"""How a server starts, whom it serves, and how it ends: requests under way are not waited for for ever."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx2
+import micro
 import pytest
+from clients import asked
 
+from infalign.core.errors import ConfigError
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.server import ServerEngine
 from infalign.serving.draws import RemoteDraws
+from infalign.serving.web import TOKEN_VARIABLE, token_for
 
 SLOW = """
 import asyncio, sys
@@ -25,6 +33,66 @@ async def slow(request):
     await asyncio.sleep(600)
 listen(Starlette(routes=[Route("/", slow)]), "127.0.0.1", int(sys.argv[1]), grace=1)
 """
+
+
+ANSWER = asked(model="reference")
+REWARD = {"response": "No.", "label": {"prompt": ANSWER["messages"], "reference_rewards": [0.0, 1.0]}}
+SECRET = {"Authorization": "Bearer secret"}
+
+
+def is_up(url: str) -> bool:
+    """Return whether a server answers."""
+    try:
+        return httpx2.get(url).is_success
+    except httpx2.TransportError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "path", "body", "said"),
+    [
+        ("serve", "--policy reference --procedure standard", "v1/chat/completions", ANSWER, "http://0.0.0.0:PORT/v1\n"),
+        ("serve-reward", "--transform exp:10", "get_reward", REWARD, ""),
+    ],
+    ids=["answers", "rewards"],
+)
+def test_a_command_serves_others_only_with_a_token(
+    evaluated_run: Path, command: str, options: str, path: str, body: dict[str, Any], said: str
+) -> None:
+    """Health is for everyone; a client's API key is the token, and a stopped server ends well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [micro.COMMAND, command, evaluated_run, *options.split(), "--host", "0.0.0.0", "--port", str(port)]
+    paths = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
+    variables = os.environ | {TOKEN_VARIABLE: "secret", "PYTHONPATH": paths}
+    process = subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not is_up(f"{url}/health"):
+            assert process.poll() is None
+            time.sleep(0.1)
+        for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), (SECRET, 200)):
+            assert httpx2.post(f"{url}/{path}", json=body, headers=headers, timeout=60).status_code == status
+            assert httpx2.get(f"{url}/metrics", headers=headers).status_code == status
+    finally:
+        process.terminate()
+        printed, _ = process.communicate(timeout=20)
+    assert (process.returncode, printed[printed.find("http") :]) == (0, said.replace("PORT", str(port)))
+
+
+@pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])
+def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, token: str, expected: str | None) -> None:
+    """Others are served only with one; one that no header can carry is refused, and not shown."""
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    assert token_for(host) == expected
+    monkeypatch.setenv(TOKEN_VARIABLE, "")
+    with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
+        token_for("0.0.0.0")
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret\n")
+    with pytest.raises(ConfigError, match="holds a line break") as refused:
+        token_for(host)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_stopped_server_does_not_wait_for_ever() -> None:
