@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.polynomial.legendre import leggauss
-from scipy.stats import kstest
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.procedures import (
@@ -31,24 +30,10 @@ from infalign.method.procedures import (
     parse_procedure,
     top_k,
 )
-from infalign.method.transforms import Function, Identity, Log
+from infalign.method.transforms import Identity, Log
 from infalign.theory.law import aligned_law
 
 # Sample weights
-
-
-def chances(procedure: Served) -> list[Fraction]:
-    """Return the probability with which each rank of a draw of N is served, in ascending order."""
-    match procedure:
-        case Standard():
-            return [Fraction(1)]
-        case BestOfN(n):
-            return [Fraction(int(i == n - 1)) for i in range(n)]
-        case WorstOfN(n):
-            return [Fraction(int(i == 0)) for i in range(n)]
-        case OrderStatistics(_, probabilities):
-            return [Fraction(q).limit_denominator(10**6) for q in probabilities]
-    raise AssertionError(procedure)
 
 
 def enumerated(procedure: Served, rewards: list[int], threshold: float = 0.0) -> list[Fraction]:
@@ -63,6 +48,7 @@ def enumerated(procedure: Served, rewards: list[int], threshold: float = 0.0) ->
             for share, part in parts:
                 for i, weight in enumerate(enumerated(part, rewards)):
                     weights[i] += Fraction(share).limit_denominator(10**6) * weight
+            return weights
         case RewindAndRepeat(_, n, serve):
             orders = list(permutations(samples, n))
             for order in orders:
@@ -71,14 +57,18 @@ def enumerated(procedure: Served, rewards: list[int], threshold: float = 0.0) ->
                 failed = [i for i in order if rewards[i] == top] if serve == "best" else [order[-1]]
                 for i in passed or failed:
                     weights[i] += Fraction(1, len(orders) * len(passed or failed))
+            return weights
+        case OrderStatistics(_, probabilities):
+            chance = [Fraction(q).limit_denominator(10**6) for q in probabilities]
         case _:
-            chance = chances(procedure)
-            sets = list(combinations(samples, len(chance)))
-            for drawn in sets:
-                for rank, reward in enumerate(sorted(rewards[i] for i in drawn)):
-                    tied = [i for i in drawn if rewards[i] == reward]
-                    for i in tied:
-                        weights[i] += chance[rank] / (len(tied) * len(sets))
+            n = getattr(procedure, "n", 1)
+            chance = [Fraction(int(i == (0 if isinstance(procedure, WorstOfN) else n - 1))) for i in range(n)]
+    sets = list(combinations(samples, len(chance)))
+    for drawn in sets:
+        for rank, reward in enumerate(sorted(rewards[i] for i in drawn)):
+            tied = [i for i in drawn if rewards[i] == reward]
+            for i in tied:
+                weights[i] += chance[rank] / (len(tied) * len(sets))
     return weights
 
 
@@ -96,32 +86,25 @@ PROCEDURES = [
     Mixture(((0.25, BestOfN(5)), (0.5, WorstOfN(2)), (0.25, Standard()))),
     Mixture(((0.5, kth_best(2, 3)), (0.5, Mixture(((0.75, BestOfN(2)), (0.25, WorstOfN(7))))))),
 ]
-REWINDS = [RewindAndRepeat(0.5, n, serve) for n in (1, 2, 3, 6) for serve in ("last", "best")]
+REWINDS = [RewindAndRepeat(0.5, n, serve) for n in (1, 2, 4) for serve in ("last", "best")]
 
 
-@pytest.mark.parametrize("procedure", PROCEDURES, ids=lambda procedure: procedure.name)
+@pytest.mark.parametrize("procedure", [*PROCEDURES, *REWINDS], ids=lambda procedure: procedure.name)
 @settings(max_examples=12)
-@given(st.lists(st.integers(0, 4), min_size=7, max_size=8))
-def test_weights_are_those_of_all_possible_draws(procedure: RankProcedure, rewards: list[int]) -> None:
-    """Each sample's weight is the share of all draws without replacement that serve it, ties shared evenly."""
-    exact = [float(weight) for weight in enumerated(procedure, rewards)]
-    assert procedure.weights([rewards])[0] == pytest.approx(exact, abs=1e-13)
+@given(st.lists(st.integers(0, 4), min_size=7, max_size=7), st.integers(-1, 5))
+def test_weights_are_those_of_all_possible_draws(procedure: Served, rewards: list[int], threshold: int) -> None:
+    """Each sample's weight is the share of draws without replacement that serve it, ties shared; so are rewind's draws.
 
-
-@pytest.mark.parametrize("procedure", REWINDS, ids=lambda procedure: procedure.name)
-@settings(max_examples=12)
-@given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(-1, 5))
-def test_rewind_weights_are_those_of_all_possible_orders(
-    procedure: RewindAndRepeat, rewards: list[int], threshold: int
-) -> None:
-    """Rewind-and-Repeat serves the first that passes in an order of drawing, else the last or the best, and counts."""
+    Rewind-and-Repeat serves the first that passes in an order of drawing, else the last or the best.
+    """
     exact = [float(weight) for weight in enumerated(procedure, rewards, threshold)]
     assert procedure.weights([rewards], [threshold])[0] == pytest.approx(exact, abs=1e-13)
-    draws = [
-        next((k for k, i in enumerate(order, 1) if rewards[i] >= threshold), procedure.n)
-        for order in permutations(range(6), procedure.n)
-    ]
-    assert procedure.draws([rewards], [threshold]) == pytest.approx([np.mean(draws)], abs=1e-13)
+    if isinstance(procedure, RewindAndRepeat):
+        draws = [
+            next((k for k, i in enumerate(order, 1) if rewards[i] >= threshold), procedure.n)
+            for order in permutations(range(7), procedure.n)
+        ]
+        assert procedure.draws([rewards], [threshold]) == pytest.approx([np.mean(draws)], abs=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -173,43 +156,6 @@ def test_weights_are_probabilities_that_follow_their_samples(
         assert procedure.weights(rewards[:, order], thresholds) == pytest.approx(weights[:, order], abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    "procedure",
-    [
-        *(Standard(), BestOfN(4), WorstOfN(8), kth_best(3, 8), top_k(3, 6)),
-        Mixture(((0.5, BestOfN(12)), (0.5, WorstOfN(2)))),
-        *(RewindAndRepeat(0.85, 8), RewindAndRepeat(0.6, 12, "best")),
-    ],
-    ids=lambda procedure: procedure.name,
-)
-def test_weighted_samples_of_a_known_policy_win_what_theory_says(procedure: Served) -> None:
-    """For f ∝ e^{u/β} the mean over prompts of Σ a_i·b_j·w is within 3.5 standard errors of the law's win rate."""
-    beta, prompts, samples = 0.4, 3000, 12
-    rng = np.random.default_rng(7)
-    policy = beta * np.log1p(rng.random((prompts, samples)) * np.expm1(1 / beta))
-    base = rng.random((prompts, samples))
-    thresholds = np.full(prompts, getattr(procedure, "quantile", 0.5))
-    a, b = procedure.weights(policy, thresholds), procedure.weights(base, thresholds)
-    wins = np.einsum("pi,pj,pij->p", a, b, policy[:, :, None] > base[:, None, :])
-    error = wins.std() / np.sqrt(prompts)
-    law = aligned_law(Identity(), beta=beta)
-    assert error < 0.01
-    assert wins.mean() == pytest.approx(law.win_rate(procedure), abs=3.5 * error)
-    if isinstance(procedure, RewindAndRepeat):
-        draws = procedure.draws(policy, thresholds)
-        assert draws.mean() == pytest.approx(law.draws(procedure), abs=3.5 * draws.std() / np.sqrt(prompts))
-
-
-def test_the_plug_in_estimate_of_a_density_has_a_bias_of_order_one_over_m() -> None:
-    """RankDensity(8u⁷) from M samples differs from Best-of-8 by less than 40/M, and less for more samples."""
-    density = RankDensity("like best-of-8", lambda u: u**7)
-    for samples in (50, 400):
-        rewards = np.arange(float(samples))[None]
-        mean = (density.weights(rewards) * rewards).sum() / samples
-        exact = (BestOfN(8).weights(rewards) * rewards).sum() / samples
-        assert 0 < abs(mean - exact) < 40 / samples / 8
-
-
 # One answer chosen from draws
 
 
@@ -231,7 +177,11 @@ def chosen(procedure: Served, rewards: Sequence[float], threshold: float = 0.0, 
 
 @pytest.mark.parametrize(
     "procedure",
-    [Standard(), BestOfN(3), WorstOfN(3), kth_best(2, 4), RewindAndRepeat(0.5, 3), RewindAndRepeat(0.5, 3, "best")],
+    [
+        *(Standard(), BestOfN(3), WorstOfN(3), kth_best(2, 4), top_k(2, 4)),
+        *(RewindAndRepeat(0.5, 3), RewindAndRepeat(0.5, 3, "best")),
+        parse_procedure("0.3*best-of-3+0.5*standard+0.2*worst-of-2"),
+    ],
     ids=lambda procedure: procedure.name,
 )
 @pytest.mark.parametrize("rewards", [[3.0, 1.0, 4.0, 2.0, 5.0], [1.0, 2.0, 1.0, 2.0, 1.0]])
@@ -239,33 +189,23 @@ def chosen(procedure: Served, rewards: Sequence[float], threshold: float = 0.0, 
 def test_what_is_served_of_all_orders_of_draws_is_what_the_weights_say(
     procedure: Served, rewards: list[float], threshold: float
 ) -> None:
-    """Each sample is served in the share of orders that its weight is, ties and the number of draws included."""
+    """Each sample is served in the share of orders that its weight is, ties and the number of draws included.
+
+    Procedures that draw a rank or a part by luck get 40 seeds for each order, and 5 standard errors.
+    """
+    lucky = procedure.name in ("top-2-of-4",) or isinstance(procedure, Mixture)
+    orders = list(permutations(range(len(rewards)))) * (40 if lucky else 1)
     served, draws = np.zeros(len(rewards)), []
-    for order in permutations(range(len(rewards))):
-        place, drawn = chosen(procedure, [rewards[i] for i in order], threshold)
-        served[order[place]] += 1 / math.factorial(len(rewards))
+    for seed, order in enumerate(orders):
+        place, drawn = chosen(procedure, [rewards[i] for i in order], threshold, seed)
+        served[order[place]] += 1 / len(orders)
         draws.append(drawn)
     # equal samples serve alike, but which of them is served is not what a weight says
     share = [served[np.equal(rewards, reward)].mean() for reward in rewards]
-    np.testing.assert_allclose(share, procedure.weights([rewards], [threshold])[0], atol=1e-12)
+    error = 5 * 0.5 / np.sqrt(len(orders)) if lucky else 1e-12
+    np.testing.assert_allclose(share, procedure.weights([rewards], [threshold])[0], atol=error)
     if isinstance(procedure, RewindAndRepeat):
         assert np.mean(draws) == pytest.approx(procedure.draws([rewards], [threshold])[0])
-
-
-@pytest.mark.parametrize(
-    "procedure",
-    [
-        top_k(2, 4),
-        parse_procedure("0.3*best-of-3+0.5*standard+0.2*worst-of-2"),
-    ],
-    ids=lambda procedure: procedure.name,
-)
-def test_procedures_with_luck_of_their_own_serve_their_distortion(procedure: RankProcedure) -> None:
-    """Of ranks drawn anew for each of 4000 answers, h of what is served is uniform."""
-    rng = np.random.default_rng(0)
-    served = [ranks[chosen(procedure, ranks, seed=seed)[0]] for seed, ranks in enumerate(rng.random((4000, 20)))]
-    assert kstest(procedure.distortion(served), "uniform").pvalue > 0.01
-    assert kstest(BestOfN(2).distortion(served), "uniform").pvalue < 1e-6
 
 
 def test_a_density_cannot_be_served() -> None:
@@ -371,29 +311,14 @@ def test_an_order_statistic_at_an_end_is_best_or_worst_of_n(n: int) -> None:
         assert one.density(P) == pytest.approx(other.density(P), rel=1e-10, abs=1e-12)
 
 
-@pytest.mark.parametrize(("n", "inner"), [(1, 1), (1, 5), (2, 2), (4, 6), (8, 3), (32, 4)])
+@pytest.mark.parametrize(("n", "inner"), [(1, 5), (2, 2), (4, 6), (32, 4)])
 def test_what_is_served_of_the_bests_is_their_distortion(n: int, inner: int) -> None:
     """Serving the worst or best of N of a policy that serves its best of n maps the CDF by one after the other."""
     p = np.linspace(0.0, 1.0, 11)
     for procedure in (WorstOfN(n), BestOfN(n)):
         expected = procedure.distortion(BestOfN(inner).distortion(p))
         assert of_best(procedure, inner).distortion(p) == pytest.approx(expected, abs=1e-9)
-
-
-@given(st.integers(1, 30), st.integers(1, 30))
-def test_best_of_best_is_best_of_the_product(a: int, b: int) -> None:
-    """Best-of-a of what Best-of-b serves is Best-of-ab; likewise for the worst."""
-    for kind in (BestOfN, WorstOfN):
-        assert kind(a).distortion(kind(b).distortion(P)) == pytest.approx(kind(a * b).distortion(P), abs=1e-12)
-
-
-@given(ORDER_STATISTICS)
-def test_reversed_ranks_are_the_mirror_image(procedure: OrderStatistics) -> None:
-    """Reversed probabilities have h̃(p) = 1 − h(1 − p), and a mirrored policy then wins 1 − W."""
-    mirror = OrderStatistics("mirror", procedure.probabilities[::-1])
-    assert mirror.distortion(P) == pytest.approx(1 - procedure.distortion(1 - P), abs=1e-12)
-    up, down = aligned_law(Identity(), beta=0.3), aligned_law(Function("down", lambda u: -u), beta=0.3)
-    assert down.win_rate(mirror) == pytest.approx(1 - up.win_rate(procedure), abs=1e-11)
+    assert BestOfN(n * inner).distortion(p) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.one_of(NAMEABLE, ORDER_STATISTICS, REWOUND))
@@ -418,8 +343,7 @@ def test_best_of_n_of_best_of_m_wins_as_a_closed_form(n: int) -> None:
 # Densities of the user's
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 32, 128])
-@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e200])
+@pytest.mark.parametrize(("n", "scale"), [(1, 1.0), (8, 1e-20), (32, 1.0), (128, 1e200)])
 def test_a_density_of_best_of_n_is_best_of_n(n: int, scale: float) -> None:
     """g = u^{N−1} is Best-of-N, however it is scaled."""
     procedure = RankDensity("power", lambda u: scale * u ** (n - 1))
@@ -451,8 +375,7 @@ def test_singular_and_broken_densities_integrate_exactly(g: Callable, distortion
     assert procedure.distortion(points) == pytest.approx(distortion(points), abs=1e-11)
 
 
-@pytest.mark.parametrize("a", [1.5, 2.0, 5.0])
-@pytest.mark.parametrize("tail", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize(("a", "tail"), [(1.5, 0.99), (2.0, 0.5), (5.0, 0.9)])
 def test_the_upper_tail_wins_as_its_closed_form(a: float, tail: float) -> None:
     """For F = u^a and the mean of the upper tail, W has a closed form although h bends at F(u) = tail."""
     procedure = RankDensity("upper tail", lambda u: (u >= tail) * 1.0)
@@ -467,11 +390,9 @@ def test_the_upper_tail_wins_as_its_closed_form(a: float, tail: float) -> None:
     [
         (lambda u: -u, r"the density of odd must be non-negative and finite: g\(\d.*\) = -"),
         (lambda u: np.where(u > 0.5, -1e-9, 1.0), r"g\(0\.5\d*\) = -1e-09"),
-        (lambda u: u * np.nan, r"g\(\d.*\) = nan"),
         (lambda u: np.where(u > 0.99, np.nan, u), r"g\(0\.99\d*\) = nan"),
         (lambda u: u + np.inf, r"g\(\d.*\) = inf"),
         (lambda u: 1 / u, "must be non-negative and finite|not integrable"),
-        (lambda u: u**-2.0, "must be non-negative and finite|not integrable"),
         (lambda u: 1 / (1 - u), "must be non-negative and finite|not integrable"),
         (lambda u: 0 * u, "the density of odd is zero everywhere"),
     ],
@@ -512,12 +433,8 @@ def bad_arguments() -> Iterator[tuple[str, Callable[[], object], str]]:
     yield "spelled rewind", lambda: parse_procedure("0.5*rewind:0.85:32+0.5*standard"), message
     for name in ("", "median", "best-of", "best-of--2", "best-of-2.5", "1*", "*standard", "x*standard", "rewind:0.5"):
         yield f"name {name}", lambda name=name: parse_procedure(name), "unknown procedure"
-    for name in (
-        "rewind:0.5:4:worst",
-        "top-2",
-        "0.5*best-of-2+0.5*best",
-        "best-of-2 ",
-    ):
+
+    for name in ("rewind:0.5:4:worst", "top-2", "0.5*best-of-2+0.5*best", "best-of-2 "):
         yield f"name {name}", lambda name=name: parse_procedure(name), "unknown procedure"
 
 

@@ -74,14 +74,6 @@ def test_a_jump_between_a_node_and_the_end_of_its_panel_is_found(jump: float) ->
     assert np.sum(panels.weight * (panels.u < jump)) == pytest.approx(jump, abs=1e-12)
 
 
-def test_every_integrand_is_resolved() -> None:
-    """Panels resolve all of several integrands, not only the first."""
-    panels, error = adapted(graded(), lambda p: (p.u, p.v**-0.5, (p.u < 0.123) * 1.0))
-    assert error <= 2 * TOLERANCE
-    assert np.sum(panels.weight * (panels.u < 0.123)) == pytest.approx(0.123, abs=1e-12)
-    assert np.sum(panels.weight * panels.v**-0.5) == pytest.approx(2.0, abs=1e-12)
-
-
 @pytest.mark.parametrize("distance", [lambda p: p.u, lambda p: p.v], ids=["bottom", "top"])
 @pytest.mark.parametrize("width", [1e-3, 1e-30, 1e-290])
 def test_a_normalised_density_is_found_wherever_it_lies(distance: Callable[[Panels], Array], width: float) -> None:

@@ -20,7 +20,6 @@ from infalign.method.transforms import (
     Power,
     Tabulated,
     Transformation,
-    at_ranks,
     normalised_beta,
     parse_transform,
 )
@@ -63,46 +62,25 @@ def test_the_fall_from_the_top_keeps_all_digits(transform: Transformation, v: fl
     assert float(transform.drop(v)) == pytest.approx(exact, rel=1e-13, abs=1e-320)
 
 
-@pytest.mark.parametrize("transform", NAMED, ids=lambda transform: transform.name)
-def test_transformations_increase(transform: Transformation) -> None:
-    """A better rank never earns less, and Φ has the values of the paper at both ends."""
-    u = np.linspace(0.0, 1.0, 1001)
-    values = transform(u)
-    assert (np.diff(values) >= 0).all()
-    assert np.isfinite(values[1:]).all()
-    assert np.isfinite(values[0]) or isinstance(transform, Log)
-
-
-def test_rank_zero_is_finite_under_the_log() -> None:
-    """A response worse than all K references gets Φ at 1/(2K) where Φ(0) is −∞, and Φ(0) itself elsewhere."""
-    assert at_ranks(Log(), [0.0, 0.5], 10) == pytest.approx([np.log(0.05), np.log(0.5)])
-    assert at_ranks(Identity(), [0.0, 0.5], 10) == pytest.approx([0.0, 0.5])
-
-
 @pytest.mark.parametrize("name", ["identity", "log", "exp:10", "exp:-2.5", "power:7", "power:-63", "power:0.125"])
 def test_names_round_trip(name: str) -> None:
     """A name spells a transformation whose name it is."""
     assert parse_transform(name).name == name
 
 
-@pytest.mark.parametrize("t", [0.0, np.nan, np.inf, -np.inf, 501.0, -1e9])
-def test_a_senseless_t_is_refused(t: float) -> None:
-    """The rate of the exponential is finite, not 0, and small enough for floating-point numbers."""
-    with pytest.raises(ConfigError, match=re.escape(f"exp:t needs a finite t with 0 < |t| ≤ 500, found {t:g}")):
-        Exponential(t)
+BAD_NAMES = ["", "exp", "exp:", "exp:x", "exp:1:2", "power:x", "log:2", "Identity", "bon_fp"]
+SENSELESS = [(f"exp:{t:g}", f"exp:t needs a finite t with 0 < |t| ≤ 500, found {t:g}") for t in (0.0, np.nan, np.inf)]
+SENSELESS += [(f"exp:{t:g}", f"exp:t needs a finite t with 0 < |t| ≤ 500, found {t:g}") for t in (501.0, -1e9)]
+SENSELESS += [(f"power:{m:g}", f"power:M needs a finite exponent other than 0, found {m:g}") for m in (0.0, np.nan)]
 
 
-@pytest.mark.parametrize("m", [0.0, np.nan, np.inf, -np.inf])
-def test_a_senseless_exponent_is_refused(m: float) -> None:
-    """The exponent of a power is finite and not 0."""
-    with pytest.raises(ConfigError, match=f"power:M needs a finite exponent other than 0, found {m:g}"):
-        Power(m)
-
-
-@pytest.mark.parametrize("name", ["", "exp", "exp:", "exp:1:2", "power:x", "log:2", "Identity", "bon_fp"])
-def test_an_unknown_name_is_refused(name: str) -> None:
-    """A spelling that is none of ours is quoted."""
-    with pytest.raises(ConfigError, match=f"unknown transformation '{name}'; known: identity, log"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [(name, f"unknown transformation '{name}'; known: identity, log") for name in BAD_NAMES] + SENSELESS,
+)
+def test_a_name_that_is_none_is_refused(name: str, message: str) -> None:
+    """A spelling that is none of ours is quoted, and a rate or exponent that makes no sense has its range."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
         parse_transform(name)
 
 
@@ -163,53 +141,45 @@ def test_a_rank_exactly_at_the_threshold_passes(quantile: float) -> None:
 GOOD = {"name": "t", "v": [0.0, 0.5, 1.0], "phi": [0.0, -1.0, -2.0], "slope": [-2.0, -2.0, -2.0]}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "not JSON",
-        "[]",
-        "3",
-        "null",
-        *(json.dumps({key: GOOD[key] for key in GOOD if key != missing}) for missing in GOOD),
-        json.dumps(GOOD | {"v": [0.0, 1.0]}),
-        json.dumps(GOOD | {"phi": [0.0, -1.0]}),
-        json.dumps(GOOD | {"slope": []}),
-        json.dumps(GOOD | {"v": [0.0, 0.0, 1.0]}),
-        json.dumps(GOOD | {"v": [0.0, 2.0, 1.0]}),
-        json.dumps(GOOD | {"v": [1.0, 0.5, 0.0]}),
-        json.dumps(GOOD | {"v": [0.1, 0.5, 1.0]}),
-        json.dumps(GOOD | {"v": [0.0, 0.5, 0.9]}),
-        json.dumps(GOOD | {"v": [0.0], "phi": [0.0], "slope": [0.0]}),
-        json.dumps(GOOD | {"v": [], "phi": [], "slope": []}),
-        json.dumps(GOOD | {"phi": [0.0, float("nan"), 1.0]}),
-        json.dumps(GOOD | {"phi": [0.0, float("inf"), 1.0]}),
-        json.dumps(GOOD | {"phi": [-1.5e308, 0.0, 1.5e308]}),
-        json.dumps(GOOD | {"slope": [0.0, -1e300, 0.0]}),
-        json.dumps(GOOD).replace("-1.0", "-1e999"),
-        json.dumps(GOOD | {"phi": [1.0, 1.0, 1.0]}),
-        json.dumps(GOOD | {"phi": "012"}),
-        json.dumps(GOOD | {"phi": ["a", "b", "c"]}),
-        json.dumps(GOOD | {"phi": [[0.0], [1.0], [2.0]]}),
-        json.dumps(GOOD | {"phi": [None, 0.0, 1.0]}),
-        json.dumps(GOOD | {"phi": {"0": 1}}),
-    ],
-)
-def test_a_malformed_table_is_refused_with_its_file(text: str, tmp_path: Path) -> None:
-    """A file that is no table is a ConfigError that names the file."""
-    path = tmp_path / "broken.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"broken\.json"):
-        parse_transform(str(path))
+BAD_TABLES = [
+    *("", "not JSON", "[]", "null"),
+    *(json.dumps({key: GOOD[key] for key in GOOD if key != missing}) for missing in GOOD),
+    *(
+        json.dumps(GOOD | changed)
+        for changed in (
+            {"v": [0.0, 1.0]},
+            {"slope": []},
+            {"v": [0.0, 0.0, 1.0]},
+            {"v": [0.0, 2.0, 1.0]},
+            {"v": [0.1, 0.5, 1.0]},
+            {"v": [0.0, 0.5, 0.9]},
+            {"v": [0.0], "phi": [0.0], "slope": [0.0]},
+            {"v": [], "phi": [], "slope": []},
+            {"phi": [0.0, float("nan"), 1.0]},
+            {"phi": [0.0, float("inf"), 1.0]},
+            {"phi": [-1.5e308, 0.0, 1.5e308]},
+            {"slope": [0.0, -1e300, 0.0]},
+            {"phi": [1.0, 1.0, 1.0]},
+            {"phi": "012"},
+            {"phi": ["a", "b", "c"]},
+            {"phi": [[0.0], [1.0], [2.0]]},
+            {"phi": [None, 0.0, 1.0]},
+            {"phi": {"0": 1}},
+        )
+    ),
+    json.dumps(GOOD).replace("-1.0", "-1e999"),
+]
 
 
-def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path) -> None:
-    """A missing file, a folder and bytes that are no text are ConfigErrors that name them."""
+def test_what_is_no_table_is_refused_with_its_file(tmp_path: Path) -> None:
+    """A malformed file, a missing one, a folder and bytes that are no text are ConfigErrors that name the file."""
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    for name in ("missing.json", "folder.json", "bytes.json"):
-        with pytest.raises(ConfigError, match=name):
-            parse_transform(str(tmp_path / name))
+    for number, text in enumerate(BAD_TABLES):
+        (tmp_path / f"{number}.json").write_text(text, encoding="utf-8")
+    for name in ("missing", "folder", "bytes", *range(len(BAD_TABLES))):
+        with pytest.raises(ConfigError, match=rf"{name}\.json"):
+            parse_transform(str(tmp_path / f"{name}.json"))
 
 
 # Functions
