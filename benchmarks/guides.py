@@ -48,7 +48,7 @@ def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
 
 def on_states(base: LlamaForCausalLM, top_tokens: int = 0) -> GuidedForCausalLM:
     """Return a guide on the states of three layers, which tells so many tokens apart."""
-    return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, heads=4, reads=3, top_tokens=top_tokens)
+    return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, heads=3, reads=3, top_tokens=top_tokens)
 
 
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:

@@ -76,7 +76,7 @@ class Material:
     def guided(self) -> GuidedForCausalLM:
         """Return the model with a guide beside it."""
         return GuidedForCausalLM.with_side_network(
-            self.model, hidden=192, layers=2, heads=4, reads=3, top_tokens=TOP_TOKENS
+            self.model, hidden=192, layers=2, heads=3, reads=3, top_tokens=TOP_TOKENS
         ).eval()
 
     def heads(self) -> list[ClassifierReward]:

@@ -18,8 +18,10 @@ from infalign.core.storage import read_table
 from infalign.models.pretrained import load_tokenizer
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
 from infalign.training.common import save_model
+from infalign.training.solvers.offline import Offline, Side
 
 FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
 
@@ -49,6 +51,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for prompt, chosen, rejected in world.preferences(120, seed=0, temperature=1.0):
             print(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}), file=file)
     return folder
+
+
+def test_attention_heads_have_a_size_that_every_engine_supports() -> None:
+    """All models that built-in recipes make have heads of 32 or 64 dimensions: vLLM and FlashAttention know no 16."""
+    recipes = [load_recipe(found.name) for found in built_in()]
+    shapes = [model.scratch for recipe in recipes for model in recipe.models.values() if model.scratch is not None]
+    shapes += [
+        policy.guide.side
+        for recipe in recipes
+        for policy in recipe.policies.values()
+        if isinstance(policy, Offline) and policy.guide is not None and policy.guide.side is not None
+    ]
+    assert {shape.hidden / shape.heads for shape in (*shapes, Scratch(), Side())} == {32, 64}
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)

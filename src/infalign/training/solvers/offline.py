@@ -44,7 +44,7 @@ class Side(Settings):
 
     hidden: Count = Field(192, description="its width")
     layers: Count = Field(2, description="its layers")
-    heads: Count = Field(4, description="its attention heads")
+    heads: Count = Field(3, description="its attention heads")
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
     stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
 
