@@ -15,14 +15,11 @@ import pytest
 from micro import COMMAND, infalign
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from infalign.data.sources import read_examples
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.pipeline.ownership import MARKER
 from infalign.recipe.built_in import built_in
-from infalign.recipe.reading import load_recipe
 from infalign.steps import STAGES
-from infalign.steps.data import split
 
 HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinja2", "httpx2"}
 
@@ -53,31 +50,22 @@ def one_sentence(stderr: str) -> bool:
     return stderr.startswith("infalign: ") and stderr.count("\n") == 1 and "Traceback" not in stderr
 
 
-def test_help_needs_no_heavy_library() -> None:
-    """``infalign --help`` answers before NumPy, let alone torch, could be imported."""
-    script = (
-        "import sys; sys.argv = ['infalign', '--help']\n"
-        "from infalign.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as stopped: assert not stopped.code\n"
-        f"loaded = {HEAVY | {'numpy', 'scipy', 'pyarrow', 'pydantic'}} & sys.modules.keys()\n"
-        "assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_the_package_needs_no_heavy_library() -> None:
-    """``import infalign`` loads nothing else, and its public names only what computes them."""
-    script = (
-        "import sys, infalign\n"
-        "assert 'numpy' not in sys.modules\n"
-        "[getattr(infalign, name) for name in [*infalign.__all__, '__version__']]\n"
-        f"loaded = {HEAVY} & sys.modules.keys()\n"
-        "assert not loaded, loaded\n"
-        "try: infalign.absent\n"
-        "except AttributeError: pass\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+@pytest.mark.parametrize(
+    ("program", "more"),
+    [
+        (
+            "import sys; sys.argv = ['infalign', '--help']\nfrom infalign.cli import main\n"
+            "try: main()\nexcept SystemExit as stopped: assert not stopped.code\n",
+            {"numpy", "scipy", "pyarrow", "pydantic"},
+        ),
+        ("import sys, infalign\n", {"numpy"}),
+        ("import sys, infalign\n[getattr(infalign, name) for name in [*infalign.__all__, '__version__']]\n", set()),
+    ],
+)
+def test_what_computes_nothing_loads_no_heavy_library(program: str, more: set[str]) -> None:
+    """``infalign --help`` and ``import infalign`` answer before NumPy, public names before torch could be imported."""
+    check = f"loaded = {HEAVY | more} & sys.modules.keys()\nassert not loaded, loaded"
+    subprocess.run([sys.executable, "-c", program + check], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_installed_command_answers() -> None:
@@ -147,6 +135,9 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         ),
         (["status", "dmo"], "there is no run directory dmo and no recipe of that name; did you mean demo?"),
         (["run", "runs/nope", "--policy", "a"], "there is no run directory runs/nope and no recipe of that name"),
+        (["serve", "run", "--port", "70000"], '"70000" for --port. Must be <= 65535.'),
+        (["serve-reward", "run", "--transform", "exp:1", "--port", "0"], '"0" for --port. Must be >= 1.'),
+        (["serve", "run", "--most", "0"], '"0" for --most. Must be >= 1.'),
         (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not the directory of a"),
     ],
 )
@@ -201,38 +192,6 @@ def test_a_dry_run_checks_and_writes_nothing(main: Any, tmp_path: Path, models: 
     assert not (tmp_path / "run").exists()
 
 
-def test_one_is_no_plural(main: Any, tmp_path: Path, models: Path) -> None:
-    """One invalid row, one demonstration and one job are said as such."""
-    rows = [{"prompt": f"Name {i}", "chosen": "b", "rejected": "c"} for i in range(100)]
-    rows += [{"prompt": "a", "completion": "b"}, {"prompt": "a", "chosen": "b"}]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "max_prompt_tokens": 180}
-    path = recipe(tmp_path, models, data=data)
-    words = ["--skip-invalid", "--set", "compute.processes=1"]
-    code, out, err = main("run", path, "--dry-run", *words)
-    assert (code, err) == (0, "")
-    assert "100 preference pairs, 1 demonstration, 1 invalid row left out" in out
-    assert "at most 1 job at a time" in " ".join(out.split())
-    code, out, err = main("run", path, "--until", "data", *words)
-    assert (code, err) == (0, "")
-    assert "1 invalid row was left out: " in out
-
-
-def test_a_dry_run_counts_the_prompts_that_are_there(main: Any, tmp_path: Path, models: Path) -> None:
-    """Where the data has fewer than are asked for, these are counted, as the run will have them, and it is said."""
-    changes = {
-        "rollout": {"prompts": 1000, "k": 6, "max_new_tokens": 12},
-        "evaluate": {"prompts": 500, "samples": 8, "max_n": 4},
-    }
-    path = recipe(tmp_path, models, **changes)
-    code, out, err = main("run", path, "--dry-run")
-    assert (code, err) == (0, "")
-    data = load_recipe(path).data
-    found = split(data, read_examples(data, data.sources, seed=0)[0], [], judge_learns=False, seed=0)
-    train, test = (len({e.prompt_id for e in found.asking[name]}) for name in ("train", "test"))
-    assert f"! {train} of the 1,000 prompts of rollout.prompts, {test} of the 500 prompts of evaluate.prompts: " in out
-
-
 def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Path, models: Path) -> None:
     """Data, tokenizers and reward functions are checked before anything is computed."""
     rows = tmp_path / "rows.jsonl"
@@ -265,18 +224,8 @@ def test_a_dry_run_names_what_it_did_not_check(main: Any, tmp_path: Path, models
     [
         ({"rollout": {"k": 1}}, 2, "`rollout.k`: Input should be greater than or equal to 2, found 1", "data"),
         ({"rolout": {}}, 2, "unknown key `rolout`; did you mean `rollout`?", "data"),
-        (
-            {"data": {"sources": [{"path": "absent.jsonl"}]}},
-            3,
-            "absent.jsonl does not exist; correct",
-            "data/train",
-        ),
-        (
-            {"policy": {"model": "MODELS/two"}},
-            2,
-            "two holds LlamaForSequenceClassification, not",
-            "rollouts/p",
-        ),
+        ({"data": {"sources": [{"path": "absent.jsonl"}]}}, 3, "absent.jsonl does not exist; correct", "data/train"),
+        ({"policy": {"model": "MODELS/two"}}, 2, "two holds LlamaForSequenceClassification, not", "rollouts/p"),
         ({"policy": {"model": "MODELS/mute"}}, 2, "mute has no EOS token", "data/tokenizer"),
         ({"policy": {"model": "MODELS"}}, 2, "has no tokenizer that can be loaded", "data/tokenizer"),
         ({"reward": {"model": "MODELS/two"}}, 2, "two has 2 outputs; a reward model has one", "scores/part-0.parquet"),
@@ -323,41 +272,24 @@ def test_a_model_of_a_hub_that_cannot_be_reached_is_told_with_the_way_round(tmp_
     assert "Retrying" not in ended.stderr
 
 
-def in_training(tmp_path: Path, stderr: int) -> subprocess.Popen[str]:
-    """Start a run and return it while its first model is trained."""
-    path = micro.write(
-        tmp_path / "recipe.yaml",
-        micro.settings(tmp_path / "run") | micro.WORKERS | {"rollout": {"k": 5000, "max_new_tokens": 12}},
-    )
+def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
+    """Workers take seconds to end, and until then the terminal says what happens; all get the signal, none is left."""
+    changes = {"rollout": {"k": 5000, "max_new_tokens": 12}}
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run") | micro.WORKERS | changes)
+    terminal, other_end = os.openpty()
     run = subprocess.Popen(
         [COMMAND, "run", path],
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=other_end,
         text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored below a background job
     )
+    os.close(other_end)
     while not (tmp_path / "run" / "stages" / "sft.started").exists():
         assert run.poll() is None, run.communicate()
         time.sleep(0.05)
     time.sleep(1.0)
-    return run
-
-
-def test_a_signal_ends_the_run_and_all_its_workers(tmp_path: Path) -> None:
-    """No process is left, nothing is said but one sentence, and the exit code tells the signal."""
-    run = in_training(tmp_path, subprocess.PIPE)
-    run.send_signal(signal.SIGTERM)
-    _, err = run.communicate()  # returns when no process holds the pipes any more
-    assert (run.returncode, one_sentence(err)) == (143, True), err
-    assert "the same command continues where this one stopped" in err
-
-
-def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
-    """Workers take seconds to end, and until then the terminal says what happens; all get the signal, none is left."""
-    terminal, other_end = os.openpty()
-    run = in_training(tmp_path, other_end)
-    os.close(other_end)
     os.killpg(run.pid, signal.SIGINT)
     run.communicate()  # returns when no process holds the pipe any more
     assert run.returncode == 130
@@ -365,18 +297,3 @@ def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
     assert first == "infalign: stopping; once more stops at once"
     assert "interrupted; the same command continues where this one stopped" in then
     os.close(terminal)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["serve", "run", "--port", 70000], '"70000" for --port. Must be <= 65535.'),
-        (["serve-reward", "run", "--transform", "exp:1", "--port", 0], '"0" for --port. Must be >= 1.'),
-        (["serve", "run", "--most", 0], '"0" for --most. Must be >= 1.'),
-    ],
-)
-def test_a_server_that_nobody_could_ask_is_not_started(main: Any, words: list[object], said: str) -> None:
-    """A port is one, and at least one answer is given at a time."""
-    code, out, err = main(*words)
-    assert (code, out) == (2, "")
-    assert said in err

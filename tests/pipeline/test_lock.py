@@ -12,7 +12,7 @@ import micro
 import pytest
 
 from infalign.core.distributed import is_first, processes
-from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.errors import ConfigError
 from infalign.pipeline.lock import HOLDER, held, holder
 from infalign.pipeline.ownership import MARKER
 
@@ -43,7 +43,7 @@ def recipe(tmp_path: Path) -> str:
     return micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("words", [["run"], ["data"], ["compare"]])
+@pytest.mark.parametrize("words", [["run"], ["compare"]])
 def test_a_second_process_says_who_holds_the_directory(
     main: Any, tmp_path: Path, other: subprocess.Popen[str], words: list[str]
 ) -> None:
@@ -102,14 +102,12 @@ def test_of_a_distributed_run_only_the_first_process_takes_the_lock(
     ],
 )
 def test_stray_variables_of_a_cluster_make_no_distributed_run(
-    tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
-    """Without a rank below a number of processes this is the only process, and takes the lock."""
+    """Without a rank below a number of processes this is the only process."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (is_first(), processes()) == (True, 1)
-    with pytest.raises(InfalignError, match="in use by process"), held(tmp_path / "run"):
-        pass
 
 
 def test_a_process_may_hold_a_directory_twice(tmp_path: Path) -> None:

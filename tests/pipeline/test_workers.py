@@ -60,11 +60,6 @@ def fail(kind: str, *, on_progress: OnProgress) -> None:
     raise errors[kind]()
 
 
-def die(*, on_progress: OnProgress) -> None:
-    """End this process as the kernel does when memory runs out."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def count(steps: int, *, on_progress: OnProgress) -> int:
     """Report every step."""
     for step in range(steps):
@@ -134,26 +129,6 @@ def test_an_error_of_a_job_is_raised_here(processes: int, kind: str, error: type
         assert "in fail\n    raise errors[kind]()" in raised.value.__notes__[0]
 
 
-def test_a_worker_that_is_killed_is_named(tmp_path: Path) -> None:
-    """The error names the job and the signal, the other worker is stopped, and what was done before stays done."""
-    done: list[str] = []
-    work = [
-        job("first", give, 1),
-        job("victim", die, needs=("first",)),
-        job("sleeper", stamp, tmp_path, "sleeper", 60.0, needs=("first",)),
-    ]
-    with (
-        ProgressDisplay(Console(file=io.StringIO())) as display,
-        pytest.raises(InfalignError, match=r"worker process of victim ended \(killed by SIGKILL\)"),
-    ):
-        run_tasks(work, Workers(2, 1), display=display, on_done=lambda name, result, seconds: done.append(name))
-    assert done == ["first"]
-    assert not (tmp_path / "sleeper-ended").exists()
-    if (sleeper := tmp_path / "sleeper").exists():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(sleeper.read_text()), 0)
-
-
 def test_ctrl_c_while_a_worker_starts_is_left_to_this_process() -> None:
     """A worker that is interrupted before it has imported anything does its work and says nothing."""
     done = threading.Event()
@@ -208,36 +183,27 @@ def fail_after(file: Path, *, on_progress: OnProgress) -> None:
     raise ConfigError("over")
 
 
-def test_a_worker_is_stopped_while_a_library_catches_everything(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fingerprint of a data set swallows every exception; the worker ends all the same, and nothing is said."""
-    monkeypatch.setattr("infalign.pipeline.workers.STOP_WITHIN", 600.0)
-    work = [job("map", map_rows, tmp_path), job("fail", fail_after, tmp_path / "hashing")]
-    with pytest.raises(ConfigError, match="over"):
-        run(work, 2, Console(file=io.StringIO()))
-    assert (tmp_path / "hashing").exists()
-    assert (tmp_path / "tidied").exists()
-    assert capfd.readouterr() == ("", "")
-
-
 def abort(folder: Path, *, on_progress: OnProgress) -> None:
     """Go on for ever, and end as a process does whose C++ code meets an exception of Python."""
     (folder / "begun").touch()
     try:
         time.sleep(600.0)
     finally:
+        (folder / "tidied").touch()
         os.write(2, b"terminate called without an active exception\n")
         os.abort()
 
 
-def test_a_worker_that_aborts_when_it_is_stopped_says_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("endless", "begun"), [(map_rows, "hashing"), (abort, "begun")])
+def test_a_worker_is_stopped_and_says_nothing(
+    endless: Any, begun: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the error that ended the run is seen."""
-    work = [job("abort", abort, tmp_path), job("fail", fail_after, tmp_path / "begun")]
+    """Also while a library swallows every exception, as the fingerprint of a data set does, and if it aborts."""
+    monkeypatch.setattr("infalign.pipeline.workers.STOP_WITHIN", 600.0)
+    work = [job("endless", endless, tmp_path), job("fail", fail_after, tmp_path / begun)]
     with pytest.raises(ConfigError, match="over"):
         run(work, 2, Console(file=io.StringIO()))
+    assert (tmp_path / "tidied").exists()
     assert capfd.readouterr() == ("", "")
 
 

@@ -283,6 +283,9 @@ def test_whatever_a_file_holds_only_a_config_error_comes_out(
         load_recipe(path)
 
 
+NEW: dict[str, Any] = {"scratch": {}, "fit": {}}
+
+
 @pytest.mark.parametrize(
     ("changes", "rates"),
     [
@@ -290,10 +293,14 @@ def test_whatever_a_file_holds_only_a_config_error_comes_out(
         ({"policy": {"model": "m", "fit": {}}}, (2e-5, 2e-5, 2e-5)),
         ({"policy": {"model": "m", "fit": {"lora": {}}}}, (2e-4, 2e-5, 2e-5)),
         ({"policy": {"model": "m", "fit": {"learning_rate": 0.1}}}, (0.1, 2e-5, 2e-5)),
-        ({"policy": {"model": "m"}, "reward": {"scratch": {}, "fit": {}}}, (None, 1e-3, 2e-5)),
+        ({"policy": {"model": "m"}, "reward": NEW}, (None, 1e-3, 2e-5)),
         ({"reward": {"model": "m", "fit": {"lora": {}}}}, (1e-3, 2e-4, 1e-3)),
         ({"policy": {"model": "m"}, "policies": {"aware": {"beta": 1, "guide": {"lora": {}}}}}, (None, 2e-5, 2e-4)),
         ({"policy": {"model": "m"}, "policies": {"aware": {"beta": 1, "guide": {"side": {}}}}}, (None, 2e-5, 1e-3)),
+        (
+            {"policy": {"model": "m"}, "reward": NEW, "policies": {"aware": {"beta": 1, "guide": {"trunk": "reward"}}}},
+            (None, 1e-3, 1e-3),
+        ),
     ],
 )
 def test_a_learning_rate_that_is_left_open_suits_the_weights(

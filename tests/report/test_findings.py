@@ -42,23 +42,13 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
     ("unit", "bad", "good", "words"),
     [
         ("data", {"test_prompts": 9, "test_prompts_too_long": 10}, {"test_prompts_too_long": 9}, "max_prompt_tokens"),
-        (
-            "judge",
-            {"pairs": 9, "pairs_too_long": 10},
-            {"pairs_too_long": 9},
-            "more pairs .* its fit.max_length",
-        ),
+        ("judge", {"pairs": 9, "pairs_too_long": 10}, {"pairs_too_long": 9}, "more pairs .* its fit.max_length"),
         ("score-0", {"cut_off": 0.96}, {"cut_off": 0.5}, r"rollout.max_new_tokens \(12\) .* raise it"),
         ("sft", {"history": history(1)}, {"history": history(FEW_STEPS)}, "1 optimiser step, .* raise its fit.epochs"),
         ("train-aware", {"history": history(9)}, {"history": history(10)}, "had 9 optimiser steps"),
         ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
         ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
-        (
-            "reward",
-            {"test_accuracy": {"low": 0.5}},
-            {"test_accuracy": {"low": 0.51}},
-            "no better than a coin; .*pairs",
-        ),
+        ("reward", {"test_accuracy": {"low": 0.5}}, {"test_accuracy": {"low": 0.51}}, "no better than a coin; .*pairs"),
         (
             "judge",
             {"over_garbage": {"noise": {"high": 0.49}, "less": {"high": 0.5}}},
@@ -120,11 +110,7 @@ def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     ("unit", "summary", "words"),
     [
-        (
-            "evaluate-guided",
-            {"kl": 0.85},
-            "85.0% of the 1 it is to spend; raise rollout.prompts, a tenth of",
-        ),
+        ("evaluate-guided", {"kl": 0.85}, "85.0% of the 1 it is to spend; raise rollout.prompts, a tenth of"),
         ("evaluate-student", {"kl": 0.85}, "raise its fit.epochs or fit.learning_rate, if guided spends its own"),
         ("evaluate-online", {"kl": 0.44}, "88.0% of the 0.5 it is to spend; raise its fit.epochs or fit.learning_rate"),
         (

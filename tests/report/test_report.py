@@ -19,7 +19,7 @@ from infalign.core.storage import read_record, write_record, write_table
 from infalign.data.examples import MESSAGES, prompt_id
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
-from infalign.pipeline.records import FORMAT
+from infalign.pipeline.records import FORMAT, records
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.evaluated import Evaluated
@@ -27,7 +27,7 @@ from infalign.report.page import examples, saturated, write
 from infalign.report.pictures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.report.results import read_results, write_results
 from infalign.report.tables import comparison_rows, print_table
-from infalign.report.words import judged_in_words, knowledge, likelihood_in_words, verdict
+from infalign.report.words import knowledge, likelihood_in_words, verdict
 from infalign.theory.law import law_at_kl
 from infalign.theory.rank_correlation import supported_correlation
 
@@ -35,6 +35,8 @@ PROMPTS, SAMPLES, K = 24, 32, 16
 ATTACK = "<script>alert(1)</script>"
 QRPO = {"transform": "exp:10", "kl_budget": 0.5, "solver": "qrpo"}
 RLOO = {"transform": "identity", "kl_budget": 0.5, "solver": "rloo"}
+AGREEING = "whose ranks within prompts agree with the gold at"
+PROMISED = "where theory promises 85.0%"
 
 
 def make_recipe(root: Path, *, policies: dict, gold: bool = True, **changes: object) -> Recipe:
@@ -120,17 +122,27 @@ def record(root: Path, name: str, stage: str, summary: dict) -> None:
     write_record(root / "stages" / f"{name}.json", content)
 
 
+LEFT = {  # units that are no more of the recipe
+    "train-gone": {"history": [{"step": 1, "loss": 1.0}]},
+    **{f"{work}-{model}": {} for work in ("samples", "kl") for model in ("gone", "guest.ab")},
+    "rank-model": {"rank_correlation": {"mean": 0.0, "low": -0.1, "high": 0.1}},
+}
+
+
+def report(recipe: Recipe, root: Path) -> None:
+    """Write the report of what the recipe has."""
+    write(recipe, Layout(root), [name for name in records(root) if name not in LEFT])
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return the recipe and the root of a reported run with a policy of each solver."""
     root = tmp_path_factory.mktemp("run")
     recipe = make_recipe(root, policies={"aware": QRPO, "plain": RLOO})
     finish_run(root, recipe)
-    record(root, "train-gone", "train", {"history": [{"step": 1, "loss": 1.0}]})
-    for name in (*(f"{work}-{model}" for work in ("samples", "kl") for model in ("gone", "guest.ab")), "card-gone"):
-        record(root, name, "evaluate", {})
-    record(root, "rank-model", "calibrate", {"rank_correlation": {"mean": 0.0, "low": -0.1, "high": 0.1}})
-    write(recipe, Layout(root))
+    for name, summary in LEFT.items():
+        record(root, name, "evaluate", summary)
+    report(recipe, root)
     return recipe, root
 
 
@@ -162,7 +174,7 @@ def test_what_speaks_against_the_results_comes_before_them(run, tmp_path):
         long = read_record(path)
         long["summary"]["history"][-1]["step"] = 500
         write_record(path, long)
-    write(recipe, Layout(tmp_path))
+    report(recipe, tmp_path)
     assert "Before you read on" in page
     assert "Before you read on" not in html_of(tmp_path)
 
@@ -180,14 +192,6 @@ def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):
         for name, (kl, wins) in points.items():
             beaten = any(k <= kl and w >= wins for other, (k, w) in points.items() if other != name)
             assert (name in front) == (not beaten) or name == "reference"
-
-
-def test_length_control_says_what_it_found_or_why_not(run):
-    """Every policy and judge has an interval at equal length, or the reason why there is none."""
-    results = read_results(run[1])
-    for policy in results["policies"].values():
-        for found in policy["at_equal_length"].values():
-            assert found["low"] <= found["mean"] <= found["high"] if "mean" in found else found["none"]
 
 
 def test_policies_that_follow_the_law_lie_on_the_theory(run):
@@ -260,20 +264,6 @@ def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
                 assert share(e) in re.sub(r"<[^>]+>", "", html_of(run[1]))
 
 
-def test_best_of_n_by_the_judge_is_said_to_fall_only_where_it_does(run):
-    """The judge here agrees with the reward, so nothing falls; a fall is said with N, size and interval."""
-    results = json.loads(json.dumps(read_results(run[1])))
-    said = judged_in_words(results)
-    assert [line[: line.index(",")] for line in said] == [
-        f"Best-of-N by the {judge} does not surely fall up to N = 16" for judge in results["judged"]
-    ]
-    assert all(line.split("%")[0] in html_of(run[1]) for line in said)
-    results["judged"]["judge"]["falls"] = {"from": 4, "to": 16, "mean": 0.031, "low": 0.01, "high": 0.052}
-    assert judged_in_words(results)[0] == (
-        "Best-of-N by the judge falls from N = 4: by 3.1 points (+1.0 to +5.2) up to N = 16."
-    )
-
-
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
@@ -307,24 +297,6 @@ def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
 
 
 @pytest.mark.parametrize(
-    ("spent", "said", "cure"),
-    [
-        (0.3, "for 0.30 (0.28–0.32) nats, 60% of its budget", "the rest of the kl_budget, of which 60% is spent"),
-        (0.5, "for 0.50 (0.48–0.52) nats, 100% of its budget", "a larger kl_budget, with the same rollouts"),
-    ],
-)
-def test_verdict_says_whether_the_budget_was_spent(run, spent, said, cure):
-    """The KL has its interval, and a policy that left much of its budget is told to spend that first."""
-    results = read_results(run[1])
-    for policy in results["policies"].values():
-        policy["kl"], policy["theory"] = around(spent), None
-        for judge in policy["win_rates"]:
-            policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(0.7))
-    assert said in verdict(results)[0]
-    assert f"Next: {cure}" in verdict(results)[-1]
-
-
-@pytest.mark.parametrize(
     ("wins", "said"),
     [
         ([0.6, 0.65, 0.7, 0.68, 0.66], "largest at N = 3, 70.0% (68.0–72.0); at N = 5 66.0% (64.0–68.0)."),
@@ -345,34 +317,27 @@ def test_verdict_says_for_which_n_it_pays(run, wins, said):
 
 
 @pytest.mark.parametrize(
-    ("by_gold", "by_reward", "cure"),
+    ("spent", "theory", "by_reward", "by_judge", "by_gold", "cure"),
     [
-        (0.5, 0.9, "a better reward model than this, whose ranks within prompts agree with the gold at"),
-        (0.6, 0.7, "more rollout.prompts: by the reward it wins 70.0% (68.0–72.0) where theory promises 85.0%"),
-        (0.6, 0.84, "a larger kl_budget"),
-        (0.5, 0.51, "more rollout.prompts: by the reward it wins 51.0% (49.0–53.0) where theory promises 85.0%"),
+        (0.3, None, 0.7, 0.7, 0.7, "the rest of the kl_budget, of which 60% is spent"),
+        (0.5, None, 0.7, 0.7, 0.7, "a larger kl_budget, with the same rollouts"),
+        (None, None, 0.51, 0.51, 0.51, "more rollout.prompts"),
+        (None, 0.85, 0.9, 0.7, 0.5, f"a better reward model than this, {AGREEING}"),
+        (None, 0.85, 0.7, 0.7, 0.6, f"more rollout.prompts: by the reward it wins 70.0% (68.0–72.0) {PROMISED}"),
+        (None, 0.85, 0.84, 0.7, 0.6, "a larger kl_budget"),
+        (None, 0.85, 0.51, 0.7, 0.5, f"more rollout.prompts: by the reward it wins 51.0% (49.0–53.0) {PROMISED}"),
     ],
 )
-def test_verdict_names_what_limits_the_policy(run, by_gold, by_reward, cure):
-    """A judge that sees no gain asks for a reward, theory that did not arrive for rollouts, else the budget binds."""
+def test_verdict_names_what_limits_the_policy(run, spent, theory, by_reward, by_judge, by_gold, cure):
+    """Unspent budget, a gold that sees no gain, theory that did not arrive, or the budget; no word of absent theory."""
     results = read_results(run[1])
     for policy in results["policies"].values():
-        policy["theory"] = {"best-of-4": 0.85}
-        for judge, share_won in (("reward", by_reward), ("judge", 0.7), ("gold", by_gold)):
+        policy["theory"] = theory and {"best-of-4": theory}
+        policy["kl"] = around(spent) if spent else policy["kl"]
+        for judge, share_won in (("reward", by_reward), ("judge", by_judge), ("gold", by_gold)):
             policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(share_won))
     assert f"Next: {cure}" in verdict(results)[-1]
-
-
-@pytest.mark.parametrize(("wins", "cure"), [(0.7, "a larger kl_budget"), (0.51, "more rollout.prompts")])
-def test_without_a_theory_nothing_is_said_of_it(run, wins, cure):
-    """Rewards that are not shaped by rank have no law, so the advice is about what was measured."""
-    results = read_results(run[1])
-    for policy in results["policies"].values():
-        policy["theory"] = None
-        for judge in policy["win_rates"]:
-            policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(wins))
-    assert f"Next: {cure}" in verdict(results)[-1]
-    assert "theory" not in verdict(results)[-1]
+    assert theory or "theory" not in verdict(results)[-1]
 
 
 def around(mean: float) -> dict[str, float]:
@@ -380,31 +345,14 @@ def around(mean: float) -> dict[str, float]:
     return {"mean": mean, "low": mean - 0.02, "high": mean + 0.02}
 
 
-def test_model_text_is_text(run):
-    """A response that holds markup appears as its characters and the page has no script."""
-    html = html_of(run[1])
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert "<script" not in html
-
-
 def test_control_characters_of_a_model_are_shown_as_such(tmp_path):
     """A page cannot hold them, wherever a model or a prompt has them; new lines and tabs stay."""
     recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False)
     finish_run(tmp_path, recipe, said="a\0b\x1b[31mc\x7fd\x85e\n\tf")
-    write(recipe, Layout(tmp_path))
+    report(recipe, tmp_path)
     html = html_of(tmp_path)
     assert "only says a\ufffdb\ufffd[31mc\ufffdd\ufffde\n\tf" in html
     assert set(re.findall(r"[\x00-\x1f\x7f-\x9f]", html)) == {"\n", "\t"}
-
-
-def test_numbers_have_one_minus_sign(run):
-    """Below zero a number is written with a minus sign, and its interval with a word that no sign runs into."""
-    below = {"mean": -0.3, "low": -0.36, "high": -0.23}
-    assert amount(below) == "−0.30 (−0.36 to −0.23)"
-    assert share(below | {"high": 0.02}) == "−30.0 (−36.0 to 2.0)"
-    text = re.sub(r"<style.*?</style>|<[^>]+>", "", html_of(run[1]), flags=re.DOTALL)
-    assert re.search(r"reward −\d\.\d\d", text)
-    assert re.findall(r"[ (]-\.?\d.*", text) == []
 
 
 def test_served_example_is_the_best_of_the_first_n(run):
@@ -437,7 +385,7 @@ def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_p
             places.add(place := above[0] if above.size else drawn.argmax())
             assert model["responses"][0]["rewards"]["reward"] == drawn[place]
     assert len(places) > 2
-    write(recipe, Layout(tmp_path))
+    report(recipe, tmp_path)
     assert "8 draws at most, and serve it, or the best where none does." in html_of(tmp_path)
 
 
@@ -465,8 +413,16 @@ def test_rewards_have_the_confidence_of_their_fitting(tmp_path):
     fitted = read_record(path)
     fitted["summary"]["confidence"] = 0.8
     write_record(path, fitted)
-    write(recipe, Layout(tmp_path))
+    report(recipe, tmp_path)
     assert "on held-out pairs, with 80% intervals" in html_of(tmp_path)
+
+
+def test_writing_again_changes_no_byte_of_the_page(run):
+    """The same run gives the same report."""
+    recipe, root = run
+    before = html_of(root)
+    report(recipe, root)
+    assert html_of(root) == before
 
 
 def test_figures_are_files_that_parse(run):
@@ -489,30 +445,34 @@ def test_the_page_is_whole_without_its_folder(run):
     assert json.loads(b64decode(numbers.partition(",")[2])) == read_results(run[1])
 
 
-def test_the_same_run_gives_the_same_report(run):
-    """Writing again changes no byte of the page."""
-    recipe, root = run
-    before = html_of(root)
-    write(recipe, Layout(root))
-    assert html_of(root) == before
+ONE: dict[str, object] = {"policies": {"only": QRPO}, "gold": False}
+TIES = {"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}
 
 
 @pytest.mark.parametrize(
-    ("policies", "gold", "levels"),
+    ("asked", "levels"),
     [
-        pytest.param({"only": QRPO}, False, None, id="one policy, no gold"),
-        pytest.param({"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}, True, 3, id="one method, ties"),
+        (ONE, None),
+        ({"policies": TIES}, 3),
+        *(
+            (ONE | {"judge": None, "procedure": procedure}, None)
+            for procedure in ("standard", "2nd-best-of-4", "0.5*best-of-2+0.5*standard")
+        ),
     ],
 )
-def test_smaller_runs_have_a_report(tmp_path, policies, gold, levels):
-    """Without a second method there is no comparison, without gold no gold, and ties are no obstacle."""
-    recipe = make_recipe(tmp_path, policies=policies, gold=gold)
+def test_every_run_has_a_report(tmp_path, asked, levels):
+    """Without a second method no comparison, without gold no gold, without an N none to choose; ties may be."""
+    recipe = make_recipe(tmp_path, **asked)
     finish_run(tmp_path, recipe, levels=levels)
-    write(recipe, Layout(tmp_path))
-    html = html_of(tmp_path)
+    report(recipe, tmp_path)
+    html, served = html_of(tmp_path), recipe.procedure.name
     assert "At the same KL" not in html
-    assert ("the gold" in html) == gold
-    assert printed(tmp_path, 80).count("theory") == 0
+    assert ("the gold" in html) == asked.get("gold", True)
+    assert f"both served as {served}" in html
+    n_is_chosen = any("largest at N" in paragraph for paragraph in verdict(read_results(tmp_path)))
+    assert not n_is_chosen or served == "best-of-4"
+    assert served in printed(tmp_path, 120) or served == "standard"
+    assert printed(tmp_path, 80).count("theory") == 0 or "judge" in asked
 
 
 def test_results_of_another_version_are_refused(tmp_path):
@@ -526,39 +486,24 @@ def test_results_of_another_version_are_refused(tmp_path):
         read_results(tmp_path)
 
 
-@pytest.mark.parametrize("procedure", ["standard", "2nd-best-of-4", "0.5*best-of-2+0.5*standard"])
-def test_every_procedure_has_a_report(tmp_path, procedure):
-    """Only Best- and Worst-of-N have an N to choose; the rest of the report is there for every procedure."""
-    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, judge=None, procedure=procedure)
-    finish_run(tmp_path, recipe)
-    write(recipe, Layout(tmp_path))
-    assert f"both served as {procedure}" in html_of(tmp_path)
-    assert not any("largest at N" in paragraph for paragraph in verdict(read_results(tmp_path)))
-    assert procedure in printed(tmp_path, 120) or procedure == "standard"
-
-
 def test_a_policy_that_ran_away_has_a_report(tmp_path):
     """Beyond what its transformation can spend there is no theory for a policy, and all that was measured is there."""
     recipe = make_recipe(tmp_path, policies={"far": RLOO, "plain": QRPO}, gold=False, judge=None)
     finish_run(tmp_path, recipe, kl=5000.0)
-    write(recipe, Layout(tmp_path))
+    report(recipe, tmp_path)
     policies = read_results(tmp_path)["policies"]
     assert policies["far"]["theory"] is None
     assert policies["plain"]["theory"] is not None
     assert amount(policies["far"]["kl"]) in re.sub(r"<[^>]+>", "", html_of(tmp_path))
 
 
-def test_no_two_policies_look_alike():
-    """There are twelve looks, each a colour and a marker of its own."""
-    assert len(set(LOOKS)) == len(LOOKS) == 12
-
-
 def test_the_best_policies_have_a_look_and_the_others_are_counted(tmp_path):
-    """With more policies than looks the figures name the twelve that the judge says win most."""
+    """With more policies than looks, twelve that differ, the figures name those that the judge says win most."""
+    assert len(set(LOOKS)) == len(LOOKS) == 12
     budgets = {f"p{i}": QRPO | {"kl_budget": 0.1 + 0.1 * i} for i in range(14)}
     recipe = make_recipe(tmp_path, policies=budgets, gold=False)
     finish_run(tmp_path, recipe)
-    write(recipe, Layout(tmp_path))
+    report(recipe, tmp_path)
     policies = read_results(tmp_path)["policies"]
     wins = {name: policy["win_rates"]["judge"]["best-of-4"]["mean"] for name, policy in policies.items()}
     for picture in ("win-rate-by-kl-judge", "best-of-n-judge"):
@@ -639,17 +584,7 @@ def test_missing_libraries_are_named(run, monkeypatch):
     recipe, root = run
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ConfigError, match=r"pip install 'infalign\[report\]'"):
-        write(recipe, Layout(root))
-
-
-def test_report_opens_offline_and_silently(run, browser):
-    """The page asks for nothing but itself and the console stays empty."""
-    browser.get_log("performance")
-    show(browser, run[1] / "report.html", 1200)
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    assert [url for url in asked if not url.startswith("data:")] == [(run[1] / "report.html").as_uri()]
-    assert browser.get_log("browser") == []
+        report(recipe, root)
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -660,22 +595,14 @@ def test_a_phone_scrolls_down_only(run, browser, opened):
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
 
 
-def test_the_number_that_counts_is_in_sight_of_a_phone(run, browser):
-    """The served procedure is the first column of win rates; a wide page has every table whole."""
-    columns = "return [...document.querySelectorAll('#numbers ~ .scroll thead')[0].querySelectorAll('th')]"
-    show(browser, run[1] / "report.html", 390)
-    heads = browser.execute_script(f"{columns}.map(th => [th.textContent, th.getBoundingClientRect().right])")
-    names = [name for name, _ in heads]
-    assert names == ["judged by", "policy", "best-of-4", "the same at equal length", "standard"]
-    assert heads[2][1] <= 390
+def test_the_page_asks_for_nothing_and_examples_wait_for_a_click(run, browser):
+    """It requests only itself, the console stays empty, and model text is behind a warning until it is clicked."""
+    browser.get_log("performance")
     show(browser, run[1] / "report.html", 1200)
-    wide = "return [...document.querySelectorAll('.scroll')].filter(d => d.scrollWidth > d.clientWidth).length"
-    assert browser.execute_script(wide) == 0
-
-
-def test_examples_wait_for_a_click(run, browser):
-    """Model text is hidden, behind a warning, until its summary is clicked."""
-    show(browser, run[1] / "report.html", 1200)
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith("data:")] == [(run[1] / "report.html").as_uri()]
+    assert browser.get_log("browser") == []
     details = browser.find_element("css selector", "#examples")
     assert "offensive" in details.text
     assert ATTACK not in details.text

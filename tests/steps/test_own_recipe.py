@@ -154,35 +154,6 @@ def test_a_template_comes_from_a_file_and_is_part_of_what_data_depends_on(bare: 
         load_tokenizer(bare)
 
 
-def test_pretrained_weights_are_trained_at_a_rate_that_is_safe_for_them(bare: Path) -> None:
-    """Without a rate of its own a model from scratch has 1e-3, pretrained weights 2e-5, an adapter on them 2e-4.
-
-    A guide that is a new network beside pretrained weights has that of one, also on the trunk of a small reward.
-    """
-    new = {"scratch": micro.SCRATCH | {"context": 512}, "fit": {}}
-    policies: dict[str, Any] = {
-        "whole": {"kl_budget": 0.5},
-        "adapter": {"kl_budget": 0.5, "fit": {"lora": {}}},
-        "guide": {"kl_budget": 0.5, "guide": {"lora": {}}},
-        "side": {"kl_budget": 0.5, "guide": {"side": {}}},
-        "trunk": {"kl_budget": 0.5, "guide": {"trunk": "reward"}},
-        "mine": {"kl_budget": 0.5, "fit": {"learning_rate": 0.5}},
-    }
-    others: dict[str, Any] = {"reward": {"fit": {}}, "judge": new, "gold": {"model": str(bare), "fit": {}}}
-    tuned = {"model": str(bare), "chat_template": "plain", "fit": {}}
-    for policy, expected in (
-        (tuned, [2e-5, 2e-5, 1e-3, 2e-5, 2e-5, 2e-4, 2e-4, 1e-3, 2e-5, 0.5]),
-        (new, [1e-3, 1e-3, 1e-3, 2e-5, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 0.5]),
-    ):
-        recipe = Recipe.model_validate(least(bare) | others | {"policy": policy, "policies": policies})
-        models = [recipe.policy, recipe.reward, recipe.judge, recipe.gold]
-        fits = [*(model.fit for model in models if model is not None), *(one.fit for one in recipe.policies.values())]
-        assert [fit.learning_rate for fit in fits if fit is not None] == expected
-        assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe  # the recorded recipe says them
-    small = {"policy": tuned, "reward": new, "policies": {"trunk": policies["trunk"]}}
-    assert Recipe.model_validate(least(bare) | small).policies["trunk"].fit.learning_rate == 1e-3
-
-
 @pytest.mark.parametrize(
     ("settings", "rewind"),
     [

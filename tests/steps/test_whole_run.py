@@ -3,9 +3,6 @@
 import io
 import json
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +87,15 @@ def test_a_run_leaves_models_that_transformers_loads(finished: Path) -> None:
 
 
 def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
-    """Rollouts, scores, calibrated prompts and evaluations have all their rows, and calibration is a dataset column."""
+    """Rollouts, scores, calibrated prompts and evaluations have all their rows, and calibration is a dataset column.
+
+    Each of the first prompts is in one of the four parts.
+    """
     recipe = recipe_of(finished)
     prompts, k = recipe.rollout.prompts, recipe.rollout.k
+    first = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()[:prompts]
+    parts = [part.read().prompt_ids for part in rollout_parts(recipe, Layout(finished))]
+    assert (len(parts), sorted(i for ids in parts for i in ids)) == (4, sorted(first))
     assert len(rollouts(finished)) == prompts * k
     scores = pa.concat_tables([pq.read_table(path) for path in sorted((finished / "scores").glob("*.parquet"))])
     assert scores.num_rows == prompts * k
@@ -105,15 +108,6 @@ def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
         table = pq.read_table(finished / "evaluation" / name / "scores.parquet")
         assert table.num_rows == recipe.evaluate.prompts * recipe.evaluate.samples
         assert {"reward", "judge", "gold", "length"} <= set(table.column_names)
-
-
-def test_the_parts_share_out_the_training_prompts(finished: Path) -> None:
-    """Each of the first prompts is in one part."""
-    recipe = recipe_of(finished)
-    table = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()
-    parts = rollout_parts(recipe, Layout(finished))
-    assert len(parts) == 4
-    assert sorted(i for part in parts for i in part.read().prompt_ids) == sorted(table[: recipe.rollout.prompts])
 
 
 @pytest.mark.parametrize("judge", ["reward", "judge", "gold"])
@@ -141,19 +135,14 @@ def test_the_win_rates_follow_from_the_table_of_scores(finished: Path, policy: s
     assert results["kl"]["mean"] == pytest.approx(samples(policy, "kl").mean())
 
 
-def test_running_again_does_nothing(root: Path) -> None:
-    """A finished run has nothing left to do, and no file of it changes."""
-    before = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
-    assert again(root) == []
-    assert {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")} == before
-
-
 def test_a_recipe_runs_from_python(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Settings change by dotted key, done work is kept, the numbers come back, and stdout stays empty."""
+    """Settings change by dotted key, no file of a finished run changes, the numbers come back; stdout stays empty."""
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
     recipe = micro.write(root / "again.yaml", micro.settings(root / "elsewhere"))
     results = infalign.run(recipe, {"run_dir": str(root), "compute.processes": 1})
     assert results == json.loads((root / "results.json").read_text())
     assert capsys.readouterr().out == ""
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")} == before
 
 
 def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:
@@ -212,12 +201,6 @@ def test_the_held_out_likelihood_adds_its_numbers_and_redoes_nothing_else(root: 
     assert found["policies"]["plain"]["difference"]["mean"] == pytest.approx(differences.mean())
     assert found["responses"] == len(differences) > 2
     assert 'id="likelihood"' in (root / "report.html").read_text()
-
-
-def test_an_output_that_was_deleted_is_made_again(root: Path) -> None:
-    """A record without its output is not believed, and what was made from that output is made again too."""
-    (root / "results.json").unlink()
-    assert again(root) == ["results", "report", *CARDS]
 
 
 def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
@@ -333,46 +316,6 @@ def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: 
         run = Run.of(recipe.model_copy(update={"policies": policies}))
         order = [unit.name for unit in train.units(run) if unit.name.startswith("train-")]
         assert order == [f"train-{name}" for name in ("aware", "aware-student", "raw", "identity")]
-
-
-def test_more_rollouts_keep_those_that_are_there(root: Path) -> None:
-    """With a larger K and more prompts the old rollouts are the same bit for bit and only the new ones are drawn."""
-    before = rollouts(root)
-    done = again(root, "rollout.k=10", "rollout.prompts=16", until="calibrate")
-    assert done == [*(f"{stage}-{i}" for i in range(4) for stage in ("rollout", "score")), "calibrate"]
-    after = rollouts(root)
-    assert len(after) == 160
-    keys = {(row["prompt_id"], row["index"]) for row in before}
-    assert [row for row in after if (row["prompt_id"], row["index"]) in keys] == before
-    calibrated = pq.read_table(root / "calibrated.parquet").to_pylist()
-    assert {len(row["reference_rewards"]) for row in calibrated} == {10}
-
-
-def test_a_run_killed_during_rollouts_ends_as_an_undisturbed_one(root: Path, tmp_path: Path) -> None:
-    """After SIGKILL the workers end by themselves, and the same command gives the rollouts that no kill would."""
-    changes = ["rollout.prompts=68", "rollout.k=300"]
-    undisturbed = Path(shutil.copytree(root, tmp_path / "undisturbed"))
-    again(undisturbed, *changes, until="rollout")
-
-    path = micro.write(tmp_path / "killed.yaml", micro.settings(root) | micro.WORKERS)
-    words = [
-        micro.COMMAND,
-        "run",
-        path,
-        "--until",
-        "rollout",
-        *(word for change in changes for word in ("--set", change)),
-    ]
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    shards = len(list(root.glob("rollouts/part-*/*")))
-    while len(list(root.glob("rollouts/part-*/part-*"))) == shards:
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.005)
-    run.send_signal(signal.SIGKILL)
-    run.communicate()  # returns when the workers are gone too
-    assert len(rollouts(root)) < 68 * 300
-    again(root, *changes, until="rollout")
-    assert rollouts(root) == rollouts(undisturbed)
 
 
 def test_a_changed_setting_removes_what_an_unfinished_attempt_left(root: Path) -> None:
