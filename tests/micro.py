@@ -60,11 +60,6 @@ def evaluation(name: str) -> list[str]:
     return [f"{work}-{name}" for work in ("samples", "kl", "evaluate")]
 
 
-def nan_reward(prompts: list[Any], responses: list[str]) -> list[float]:
-    """Return NaN for the third response of a batch."""
-    return [float("nan") if i == 2 else 0.0 for i in range(len(responses))]
-
-
 def brightness(prompts: list[Any], responses: list[str]) -> list[float]:
     """Return the mean of the last hexadecimal digit of the letters, which rarely ties and can be learnt."""
     return [sum(ord(letter) % 16 for letter in text) / (1 + len(text)) for text in responses]

@@ -12,7 +12,6 @@ import micro
 import pytest
 
 from infalign.core.distributed import is_first, processes
-from infalign.core.errors import ConfigError
 from infalign.pipeline.lock import HOLDER, held, holder
 from infalign.pipeline.ownership import MARKER
 
@@ -120,13 +119,3 @@ def test_a_process_may_hold_a_directory_twice(tmp_path: Path) -> None:
             if content:
                 (tmp_path / "run" / "results.json").touch()
         assert (tmp_path / "run").exists() == content
-
-
-def test_a_directory_that_cannot_be_made_is_an_error_of_the_recipe(tmp_path: Path) -> None:
-    """A file in the way is said with its remedy."""
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ConfigError, match=r"file/run cannot be made: Not a directory; change run_dir"),
-        held(tmp_path / "file" / "run"),
-    ):
-        pass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.core.errors import DataError, InfalignError
 from infalign.core.progress import OnProgress, SoFar
 from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, run_units
@@ -141,11 +141,3 @@ def test_a_changed_output_is_refused_and_a_removed_one_made_again(tmp_path: Path
         run(tmp_path, toys(tmp_path))
     (tmp_path / "first").unlink()
     assert run(tmp_path, toys(tmp_path)) == ["join", "text-first"]
-
-
-def test_a_file_that_the_run_did_not_make_is_never_replaced(tmp_path: Path) -> None:
-    """A unit whose place is taken is refused before anything is done."""
-    (tmp_path / "joined").write_text("mine")
-    with pytest.raises(ConfigError, match="joined was not made by this run, and join would replace it"):
-        run(tmp_path, toys(tmp_path))
-    assert (tmp_path / "joined").read_text() == "mine"

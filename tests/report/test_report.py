@@ -117,7 +117,9 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
 
 def record(root: Path, name: str, stage: str, summary: dict) -> None:
     """Write the record of one finished step."""
-    content = {"format": FORMAT, "stage": stage, "seconds": 1.5, "summary": summary, "versions": {}}
+    kind, _, subject = name.partition("-")
+    unit = {"format": FORMAT, "stage": stage, "kind": kind, "subject": subject}
+    content = unit | {"seconds": 1.5, "summary": summary, "versions": {}}
     (root / "stages").mkdir(exist_ok=True)
     write_record(root / "stages" / f"{name}.json", content)
 
@@ -167,7 +169,7 @@ def test_what_speaks_against_the_results_comes_before_them(run, tmp_path):
     page = html_of(run[1])
     said = "train-aware, train-plain: the training had 5 optimiser steps"
     assert 0 < page.index(said) < page.index('<section class="verdict"')
-    recipe = make_recipe(tmp_path, policies={"aware": QRPO})
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO}, gold=False, judge=None)
     finish_run(tmp_path, recipe)
     for name in ("reward", "train-aware"):
         path = tmp_path / "stages" / f"{name}.json"
@@ -209,13 +211,14 @@ def test_policies_that_follow_the_law_lie_on_the_theory(run):
 def test_a_student_that_spends_far_less_does_not_bring_the_others_down(tmp_path, spent):
     """A method that is no student would be compared at .3 nats; a student is left out, and that is said."""
     policies = {"student": {"solver": "distil", "teacher": "aware"}, "aware": QRPO, "plain": RLOO}
-    recipe = make_recipe(tmp_path, policies=policies)
+    recipe = make_recipe(tmp_path, policies=policies, gold=False, judge=None)
     finish_run(tmp_path, recipe, kl=spent)
     matched, student = read_results(tmp_path)["matched"], "exp:10 (qrpo), distilled"
     assert (student in matched["left_out"]) == (spent < 0.4)
     assert matched["kl"] == pytest.approx(0.5 if spent < 0.4 else 0.45, abs=0.02)
     assert (f"{student} is left out" in printed(tmp_path, 1000)) == (spent < 0.4)
-    finish_run(tmp_path / "plain", make_recipe(tmp_path / "plain", policies={"aware": QRPO, "plain": RLOO}), kl=spent)
+    others = make_recipe(tmp_path / "plain", policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
+    finish_run(tmp_path / "plain", others, kl=spent)
     assert read_results(tmp_path / "plain")["matched"]["kl"] == pytest.approx(spent, abs=0.02)
 
 
@@ -224,7 +227,7 @@ def test_a_student_that_spends_far_less_does_not_bring_the_others_down(tmp_path,
 )
 def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spent, said):
     """Table, terminal and verdict say the same of it: it has a win rate and a star, or neither."""
-    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False)
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
     finish_run(tmp_path, recipe, kl=spent)
     rows, shown = comparison_rows(read_results(tmp_path)), printed(tmp_path, 120)
     row, compared = next(row for row in rows if row["method"] == "exp:10 (qrpo)"), spent < 1
@@ -347,7 +350,7 @@ def around(mean: float) -> dict[str, float]:
 
 def test_control_characters_of_a_model_are_shown_as_such(tmp_path):
     """A page cannot hold them, wherever a model or a prompt has them; new lines and tabs stay."""
-    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False)
+    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, judge=None)
     finish_run(tmp_path, recipe, said="a\0b\x1b[31mc\x7fd\x85e\n\tf")
     report(recipe, tmp_path)
     html = html_of(tmp_path)
@@ -374,7 +377,7 @@ def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_p
     """Of a model's samples in their order the first that reaches the reference's quantile, else the best."""
     name = "rewind:0.85:8:best"
     evaluate = {"prompts": PROMPTS, "samples": SAMPLES, "max_n": 2, "rewind": name}
-    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, procedure=name, evaluate=evaluate)
+    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, judge=None, procedure=name, evaluate=evaluate)
     finish_run(tmp_path, recipe)
     evaluated = Evaluated.of(recipe, Layout(tmp_path))
     base, places = evaluated.column("reference", "reward"), set()
@@ -407,7 +410,7 @@ def test_units_that_left_the_recipe_are_not_of_it(run):
 
 def test_rewards_have_the_confidence_of_their_fitting(tmp_path):
     """Another one asked for later does not fit them again, and does not say so of their intervals."""
-    recipe = make_recipe(tmp_path, policies={"only": QRPO})
+    recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, judge=None)
     finish_run(tmp_path, recipe)
     path = tmp_path / "stages" / "reward.json"
     fitted = read_record(path)
@@ -453,7 +456,7 @@ TIES = {"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}
     ("asked", "levels"),
     [
         (ONE, None),
-        ({"policies": TIES}, 3),
+        ({"policies": TIES, "judge": None}, 3),
         *(
             (ONE | {"judge": None, "procedure": procedure}, None)
             for procedure in ("standard", "2nd-best-of-4", "0.5*best-of-2+0.5*standard")
@@ -472,7 +475,7 @@ def test_every_run_has_a_report(tmp_path, asked, levels):
     n_is_chosen = any("largest at N" in paragraph for paragraph in verdict(read_results(tmp_path)))
     assert not n_is_chosen or served == "best-of-4"
     assert served in printed(tmp_path, 120) or served == "standard"
-    assert printed(tmp_path, 80).count("theory") == 0 or "judge" in asked
+    assert printed(tmp_path, 80).count("theory") == 0 or "procedure" in asked
 
 
 def test_results_of_another_version_are_refused(tmp_path):
@@ -497,9 +500,10 @@ def test_a_policy_that_ran_away_has_a_report(tmp_path):
     assert amount(policies["far"]["kl"]) in re.sub(r"<[^>]+>", "", html_of(tmp_path))
 
 
-def test_the_best_policies_have_a_look_and_the_others_are_counted(tmp_path):
+def test_the_best_policies_have_a_look_and_the_others_are_counted(tmp_path, monkeypatch):
     """With more policies than looks, twelve that differ, the figures name those that the judge says win most."""
     assert len(set(LOOKS)) == len(LOOKS) == 12
+    monkeypatch.setattr("infalign.evaluation.judge.MIN_JUDGED_SAMPLES", 10**9)  # estimates take long
     budgets = {f"p{i}": QRPO | {"kl_budget": 0.1 + 0.1 * i} for i in range(14)}
     recipe = make_recipe(tmp_path, policies=budgets, gold=False)
     finish_run(tmp_path, recipe)

@@ -99,7 +99,6 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     ("override", "reasons"),
     [
         ("policies.aware.kl_budget=0.8", {"train-aware": "policies.aware.kl_budget 1.0 → 0.8"}),
-        ("policies.aware.fit.learning_rate=0.01", {"train-aware": "policies.aware.fit.learning_rate 2e-05 → 0.01"}),
         (
             "rollout.k=8",
             {

@@ -145,18 +145,6 @@ def test_a_recipe_runs_from_python(root: Path, capsys: pytest.CaptureFixture[str
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")} == before
 
 
-def test_a_changed_policy_costs_only_its_own_training_and_evaluation(root: Path) -> None:
-    """Another KL budget leaves the rollouts and the other policies as they are."""
-    assert again(root, "policies.plain.kl_budget=0.3") == [
-        "train-plain",
-        *micro.evaluation("plain"),
-        "results",
-        "report",
-        *CARDS,
-    ]
-    assert again(root, "policies.plain.kl_budget=0.3") == []
-
-
 def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> None:
     """Samples, KL and the reward's scores stay as they are; the judge's are new."""
     evaluated = {path: path.stat().st_mtime_ns for path in (root / "evaluation").rglob("*.parquet")}
