@@ -456,7 +456,7 @@ TIES = {"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}
     ("asked", "levels"),
     [
         (ONE, None),
-        ({"policies": TIES, "judge": None}, 3),
+        ({"policies": TIES}, 3),
         *(
             (ONE | {"judge": None, "procedure": procedure}, None)
             for procedure in ("standard", "2nd-best-of-4", "0.5*best-of-2+0.5*standard")

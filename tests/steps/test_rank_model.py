@@ -222,8 +222,8 @@ def test_what_is_not_finite_is_no_reward(output: float, transform: Any, said: st
         (["rank_model={}"], "`rank_model.fit` is missing"),
         (["policies.fast.transform=par"], "ranks: model needs a transformation of the rank, and par is none"),
         (
-            ["policies.fast.solver=bond", "policies.fast.transform=log"],
-            "`policies.fast`: ranks is for the solver rloo or ppo or grpo, found bond",
+            ["policies.fast={solver: qrpo, kl_budget: 0.5, ranks: model}"],
+            "`policies.fast`: ranks is for the solver rloo or ppo or grpo, found qrpo",
         ),
         (
             ["policies.fast.solver=grpo", "policies.fast.stored=true"],
