@@ -123,10 +123,7 @@ def test_a_set_that_no_run_could_use_is_refused(tmp_path: Path, hub: Path, rows:
     [
         (["get", "hh"], "there is no public set hh; there are hh-helpful, hh-harmless, tldr"),
         (["get", "tldr", "--part", "dev"], "tldr has the parts train, test, demonstrations, found dev"),
-        (
-            ["get", "tldr", "--from", "nowhere"],
-            "`hf download trl-lib/tldr-preference --repo-type dataset --local-dir n",
-        ),
+        (["get", "tldr", "--from", "nowhere"], "`hf download trl-lib/tldr-preference --repo-type dataset --local-d"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_with_the_way_out(
@@ -153,16 +150,14 @@ def test_without_a_network_the_error_says_how_to_bring_the_files(tmp_path: Path)
 def test_a_recipe_names_a_set_and_changes_with_its_content(tmp_path: Path, hub: Path) -> None:
     """What was fetched is read; another content of the file is another key, and another folder is not."""
     sources = [{"set": "hh-helpful", "split": "online", "limit": 3}]
-    path = micro.write(
-        tmp_path / "recipe.yaml",
-        micro.settings(tmp_path / "run") | {"data": {"sources": sources, "max_prompt_tokens": 180}},
-    )
+    settings = micro.settings(tmp_path / "run") | {"data": {"sources": sources, "max_prompt_tokens": 180}}
+    path = micro.write(tmp_path / "recipe.yaml", settings)
     recipes = [load_recipe(path, [f"data.folder={tmp_path / name}"]) for name in ("a", "b")]
     for name in ("a", "b"):
         fetch("hh-helpful", "online", tmp_path / name, source=str(hub), on_progress=quiet)
     examples, _ = read_examples(recipes[0].data, recipes[0].data.sources, seed=0)
-    assert [example.prompt[0]["content"][:20] for example in examples] == [
-        f"helpful-online test {i}"[:20] for i in "012"
+    assert [example.prompt[0]["content"] for example in examples] == [
+        f"helpful-online test {i} of é\u2028?" for i in range(3)
     ]
     keys = [Run.of(recipe).key("data") for recipe in recipes]
     assert keys[0] == keys[1]

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import micro
 import numpy as np
 import pytest
 import retries
@@ -21,8 +20,6 @@ from infalign.data.examples import prompt_id
 from infalign.integrations import environment as source
 from infalign.integrations import trl as adapter
 from infalign.integrations.environment import score
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
 from infalign.world import gold
 
@@ -42,11 +39,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder with a tokenizer that has a chat template."""
-    tokenizer = train_tokenizer(["How do I bake bread?", "Please knead the dough."] * 9, Scratch(**micro.SCRATCH))
-    tokenizer.save_pretrained(tmp_path / "policy")
-    return tmp_path / "policy"
+def folder(calibrated_run: Path) -> Path:
+    """Return the folder of a policy with a chat template; tests only read it."""
+    return calibrated_run.parent / "policy"
 
 
 @pytest.mark.parametrize("response", RESPONSES)
@@ -121,16 +116,17 @@ def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, fo
         assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Path) -> None:
+def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
     """A folder names a classifier; asked by eight threads at once it gives each what it gives one."""
     torch.manual_seed(0)
     shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_labels": 1, "max_position_embeddings": 192, "pad_token_id": 0}
-    LlamaForSequenceClassification(LlamaConfig(**shape | heads)).save_pretrained(folder)
-    environment.setenv("INFALIGN_REWARD", str(folder))
+    LlamaForSequenceClassification(LlamaConfig(**shape | heads)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    environment.setenv("INFALIGN_REWARD", str(tmp_path))
     environment.setenv("INFALIGN_DEVICE", "cpu")
     texts = [f"Knead the dough {'please ' * i}." for i in range(32)]
-    alone = ClassifierReward.load(folder)([PROMPT] * 32, texts)
+    alone = ClassifierReward.load(tmp_path)([PROMPT] * 32, texts)
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda text: score(PROMPT, text, REFERENCES).reward, texts))
     assert len(set(alone)) > 16
@@ -153,8 +149,6 @@ def test_an_adapter_is_imported_alone_and_light(adapter: str) -> None:
 @pytest.mark.slow
 def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path, folder: Path) -> None:
     """`trl rloo --reward_funcs infalign.integrations.trl.reward`: no Python, offline, and its log has the win rate."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder)
     rows = [{"prompt": PROMPT, "prompt_id": prompt_id(PROMPT), "reference_rewards": REFERENCES}] * 8
     (tmp_path / "data").mkdir()
     Dataset.from_list(rows).to_parquet(tmp_path / "data" / "train.parquet")

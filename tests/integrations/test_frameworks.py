@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import micro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,8 +25,7 @@ from infalign.method.calibration import calibrate
 from infalign.method.credit import credit, served_win_rate
 from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Exponential
-from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.pretrained import load_tokenizer
 from infalign.theory.law import training_beta
 from infalign.world import gold
 
@@ -39,17 +37,15 @@ SAID = ["Knead the dough.", "Please, please knead.", "No.", "Wait an hour, then 
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def tokenizer(calibrated_run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a policy's tokenizer and name gold, the reward of the demo's world, by the environment."""
-    texts = [*SAID, *(prompt[0]["content"] for prompt in PROMPTS)]
-    found = train_tokenizer(texts * 9, Scratch(**micro.SCRATCH))
-    found.save_pretrained(tmp_path / "tokenizer")
+    folder = calibrated_run / "data" / "tokenizer"
     monkeypatch.setenv("INFALIGN_REWARD", "infalign.world:gold")
     monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
-    monkeypatch.setenv("INFALIGN_TOKENIZER", str(tmp_path / "tokenizer"))
+    monkeypatch.setenv("INFALIGN_TOKENIZER", str(folder))
     environment._loaded.cache_clear()
     openrlhf._tokenizer.cache_clear()
-    return found
+    return load_tokenizer(folder)
 
 
 def expected(tokenizer: Any) -> np.ndarray:

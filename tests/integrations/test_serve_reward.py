@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import micro
 import numpy as np
 import pytest
 from listening import listening
@@ -18,10 +17,6 @@ from infalign.data.examples import prompt_id
 from infalign.integrations.environment import calibrated, tokenizer
 from infalign.integrations.server import MAX_BYTES, Batches, app
 from infalign.method.calibration import calibrate
-from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
-from infalign.recipe.reading import dump_recipe
-from infalign.recipe.settings import Recipe
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
@@ -31,21 +26,10 @@ LABEL = {"prompt": PROMPT, "prompt_id": prompt_id(PROMPT), "reference_rewards": 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run directory with a recipe, whose reward is gold, and a tokenizer."""
-    root = tmp_path_factory.mktemp("run")
-    train_tokenizer([*SAID, "How do I bake bread?"] * 9, Scratch(**micro.SCRATCH)).save_pretrained(
-        root / "data" / "tokenizer"
-    )
-    recipe = Recipe.model_validate(micro.given(root, "policy"))
-    (root / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    return root
-
-
-@pytest.fixture(scope="module")
-def url(run: Path) -> Iterator[str]:
+def url(calibrated_run: Path) -> Iterator[str]:
     """Return the URL of a server of the run's reward."""
-    with listening(app(calibrated(str(run), "exp:10"), tokenizer(str(run)))) as found:
+    source = str(calibrated_run)
+    with listening(app(calibrated(source, "exp:10"), tokenizer(source))) as found:
         yield found
 
 
