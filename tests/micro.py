@@ -49,6 +49,17 @@ def given(root: Path, policy: str) -> dict[str, Any]:
     return recipe
 
 
+def write_policy(folder: Path) -> str:
+    """Write a random policy with its tokenizer into a folder, and return its name."""
+    from infalign.models.scratch import new_policy, train_tokenizer
+    from infalign.models.settings import Scratch
+
+    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**SCRATCH))
+    new_policy(Scratch(**SCRATCH), tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def write(path: Path, recipe: Mapping[str, Any]) -> str:
     """Write a recipe and return its path."""
     path.write_text(write_yaml(dict(recipe)), encoding="utf-8")

@@ -49,26 +49,20 @@ def test_a_write_over_a_folder_leaves_no_temporary_file(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
-def test_a_flipped_byte_is_found(tmp_path):
-    """One changed byte in a page of rewards fails its checksum, here and in read_rows, instead of becoming a reward."""
+def test_what_is_absent_cut_or_changed_is_named_with_what_to_do(tmp_path):
+    """One changed byte in a page of rewards fails its checksum, here and in read_rows, and never becomes a reward."""
     path = tmp_path / "rewards.parquet"
+    with pytest.raises(DataError, match="does not exist; run the step that writes it"):
+        read_table(path)
     write_table(path, pa.table({"reward": np.random.default_rng(0).normal(size=1000)}))
     column = pq.read_metadata(path).row_group(0).column(0)
     content = bytearray(path.read_bytes())
+    path.write_bytes(content[:-5])
+    with pytest.raises(DataError, match="is damaged"):
+        read_table(path)
     content[column.dictionary_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"is damaged .*CRC.*; delete it and run"):
         read_table(path)
     with pytest.raises(DataError, match=r"cannot be read from its start .*CRC"):
         list(read_rows(path))
-
-
-def test_unreadable_tables_say_what_to_do(tmp_path):
-    """A missing and a truncated table name the file and the next step."""
-    path = tmp_path / "rewards.parquet"
-    with pytest.raises(DataError, match="does not exist; run the step that writes it"):
-        read_table(path)
-    write_table(path, pa.table({"reward": [1.0, 2.0]}))
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="is damaged"):
-        read_table(path)

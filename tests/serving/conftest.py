@@ -10,8 +10,6 @@ from clients import client_of, policy, serving
 from openai import OpenAI
 from rich.console import Console
 
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 
@@ -20,11 +18,7 @@ from infalign.steps import whole_run
 def evaluated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of an evaluated run, whose one reward hardly ever ties."""
     folder = tmp_path_factory.mktemp("evaluated")
-    scratch = Scratch(**micro.SCRATCH)
-    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
-    new_policy(scratch, tokenizer, seed=0).save_pretrained(folder / "policy")
-    tokenizer.save_pretrained(folder / "policy")
-    recipe = micro.given(folder / "run", str(folder / "policy"))
+    recipe = micro.given(folder / "run", micro.write_policy(folder / "policy"))
     del recipe["gold"]
     recipe |= {"reward": {"function": "micro:brightness"}, "judge": {"function": "micro:brightness"}}
     recipe["rollout"] = {"prompts": 16, "k": 32, "max_new_tokens": 12}
