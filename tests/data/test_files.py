@@ -56,6 +56,16 @@ def test_lines_end_at_newline_only(tmp_path):
     assert list(read_rows(path)) == [(f"{path} line 1", {"a": "x\u2028y\x85z"}), (f"{path} line 3", {"a": "b"})]
 
 
+def test_rows_stream(tmp_path):
+    """The rows before a broken line arrive before the error."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": \n')
+    rows = read_rows(path)
+    assert next(rows) == (f"{path} line 1", {"a": 1})
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        next(rows)
+
+
 GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
 
 
