@@ -156,50 +156,18 @@ def files(rows: list[dict[str, Any]]) -> st.SearchStrategy[tuple[str, bytes]]:
 
 def recipes() -> st.SearchStrategy[bytes]:
     """Return texts made of YAML's own words, and the recipes of the repository with something changed."""
-    signs = [
-        "{",
-        "}",
-        "[",
-        "]",
-        ": ",
-        ",",
-        "- ",
-        "\n",
-        "\n  ",
-        "\t",
-        "&a ",
-        "*a",
-        "<<: *a",
-        "? ",
-        "---\n",
-        "# ",
-        "|",
-        "'",
-    ]
+    signs = ["\n", "\n  ", "\t", "&a ", "<<: *a", "? ", "- ", ": ", "---\n", "# ", *"{}[],|'", "*a"]
     tags = [f"!!{name} " for name in ("int", "bool", "timestamp", "float", "set", "omap", "python/object:os.system")]
     words = "run_dir data sources policies k 1 1:2 0x_ .nan 1e9 yes ~ 2024-13-01"
-    text = st.lists(st.sampled_from([*signs, *tags, *words.split()]), max_size=20).map(
-        lambda parts: "".join(parts).encode()
-    )
-    return st.one_of(text, *(mutated(path.read_bytes()) for path in RECIPES))
+    text = st.lists(st.sampled_from([*signs, *tags, *words.split()]), max_size=20)
+    return st.one_of(text.map(lambda parts: "".join(parts).encode()), *(mutated(path.read_bytes()) for path in RECIPES))
 
 
 def overrides() -> st.SearchStrategy[str]:
     """Return what may follow ``--set``."""
     parts = "data sources 0 -1 policies aware fit rollout evaluate samples k"
-    values = [
-        "1",
-        "1e18",
-        "-1",
-        "0x" + "f" * 5000,
-        "9" * 18,
-        ".inf",
-        "{a: 1, a: 2}",
-        "yes",
-        '"\\0"',
-        '"\\ud800"',
-        "!!int ''",
-    ]
+    values = ["1", "1e18", "-1", "0x" + "f" * 5000, "9" * 18, ".inf", "yes", "!!int ''"]
+    values += ["{a: 1, a: 2}", '"\\0"', '"\\ud800"']
     key = st.lists(st.sampled_from(["", "9" * 5000, *parts.split()]), max_size=5).map(".".join)
     return st.builds("{}={}".format, key, st.sampled_from(values) | st.text(max_size=8)) | st.text(max_size=12)
 

@@ -39,52 +39,11 @@ def texts(file: Path) -> list[str]:
     ],
 )
 def test_win_rates_at_one_nat(main: Any, procedure: str, win_rates: dict[str, float]) -> None:
-    """Several transformations give a list, in the order asked for, with the known win rates."""
-    points = curve(main, procedure, " ".join(win_rates), "--kl", 1)
-    assert [point["transform"] for point in points] == list(win_rates)
-    assert [point["win_rate"] for point in points] == pytest.approx(list(win_rates.values()), abs=5e-5)
-    assert [point["kl"] for point in points] == pytest.approx([1.0] * len(points), abs=1e-9)
-    assert all(point["error"] < 1e-8 for point in points)
-
-
-@pytest.mark.parametrize(
-    ("procedure", "beta", "kl", "win_rate"),
-    [
-        ("best-of-2", 0.1, 1.096990, 0.90724754),
-        ("best-of-4", 0.1, 0.890859, 0.93116998),
-        ("best-of-8", 0.03, 1.203401, 0.98361295),
-        ("worst-of-2", 0.1, 1.013609, 0.95000000),
-        ("worst-of-4", 0.1, 0.683601, 0.97500000),
-    ],
-)
-def test_optima_at_a_beta(main: Any, procedure: str, beta: float, kl: float, win_rate: float) -> None:
-    """One point is one object; the optimum at a β has the known KL and win rate."""
-    point = curve(main, procedure, "optimal", "--beta", beta)
-    assert point["kl"] == pytest.approx(kl, abs=1e-6)
-    assert point["win_rate"] == pytest.approx(win_rate, abs=1e-8)
-    assert point["beta"] == pytest.approx(beta, rel=1e-12)
-    assert {"residual", "self_check", "normalised_beta"} <= point.keys()
-
-
-def test_beta_is_the_papers(main: Any) -> None:
-    """At β = 1 of raw Φ the KLs are the known ones, with every digit of a double."""
-    points = curve(main, "standard", "identity exp:5 exp:-10", "--beta", 1)
-    assert [point["kl"] for point in points] == pytest.approx(
-        [0.040651852256, 5.595752225436, 0.014329036775], abs=1e-11
-    )
-    assert points[0]["win_rate"] == points[0]["standard_win_rate"] == pytest.approx(0.581976706869, abs=1e-12)
-
-
-def test_budgets_repeat(main: Any) -> None:
-    """Two transformations at two budgets are four points."""
-    points = curve(main, "best-of-2", "identity log", "--kl", 0.5, "--kl", 1, "--base", "standard")
-    assert [(p["transform"], round(p["kl"], 9)) for p in points] == [
-        ("identity", 0.5),
-        ("identity", 1.0),
-        ("log", 0.5),
-        ("log", 1.0),
-    ]
-    assert {point["base"] for point in points} == {"standard"}
+    """Transformations at two budgets give a list, in the order asked for, with the known win rates."""
+    points = curve(main, procedure, " ".join(win_rates), "--kl", 0.5, "--kl", 1, "--base", procedure)
+    assert [(p["transform"], round(p["kl"], 9)) for p in points] == [(n, kl) for n in win_rates for kl in (0.5, 1.0)]
+    assert [p["win_rate"] for p in points[1::2]] == pytest.approx(list(win_rates.values()), abs=5e-5)
+    assert all(point["error"] < 1e-8 and point["base"] == procedure for point in points)
 
 
 def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
@@ -99,20 +58,16 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("curve --procedure best-of-0 --transform log --kl 1", "N = 0"),
         ("curve --procedure best-of-four --transform log --kl 1", "unknown procedure 'best-of-four'"),
         ("curve --procedure best-of-4 --transform lgo --kl 1", "unknown transformation 'lgo'"),
         ("curve --procedure best-of-4 --transform log --kl -1", "must be positive and finite, found -1.0"),
-        ("curve --procedure best-of-4 --transform log --beta 0", "must be positive and finite, found 0.0"),
         ("curve --procedure best-of-4 --transform identity --beta 1e-320", "beta = 9.99989e-321 is too small"),
-        ("curve --procedure best-of-4 --transform exp:-5 --kl 1e6", "exp:-5 cannot reach a KL of 1e+06 nats"),
         ("curve --procedure best-of-4 --transform log --kl 1 --beta 1", "either --kl or --beta or --sweep"),
         ("curve --procedure best-of-4 --transform log", "either --kl or --beta or --sweep"),
         ("curve --procedure best-of-4 --kl 1", "--transform"),
         ("curve --procedure best-of-4 --transform log --kl 1 --plot x.jpg", "must end in .png or .svg or .pdf"),
         ("curve --procedure best-of-4 --transform log --kl 1 --plot absent/x.png", "there is no folder absent"),
         ("choose --procedure best-of-4 --kl 50 --rollouts 100", "100 rollouts cannot spend a KL of 50.0 nats"),
-        ("choose --procedure best-of-4 --kl 1 --rollouts 0", "at least 1 rollout"),
         ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output x.yaml", "must end in .json"),
     ],
 )
@@ -123,16 +78,6 @@ def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, 
     assert err.startswith("infalign: ")
     assert err.count("\n") == 1
     assert said in err
-
-
-def test_help_explains_beta_and_fits_the_terminal(main: Any) -> None:
-    """Each command's help has an example of itself and lines of at most 80 characters."""
-    for command, word in (("curve", "raw Φ"), ("choose", "standard error")):
-        code, out, _ = main(*command.split(), "--help")
-        assert code == 0
-        assert f"infalign {command}" in out
-        assert word in out
-        assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_point_needs_no_heavy_library() -> None:
@@ -208,11 +153,20 @@ def test_a_transformation_that_fails_does_not_hide_the_others(main: Any) -> None
     assert err.splitlines()[1].startswith("infalign: exp:-500 cannot reach a KL of 600 nats")
 
 
-def test_the_papers_fixed_points_are_the_optima(main: Any) -> None:
-    """bon_fp and won_fp have every number of `optimal`, under their own names."""
-    for procedure, name in (("best-of-4", "bon_fp"), ("worst-of-2", "won_fp")):
-        paper, ours = curve(main, procedure, f"{name} optimal", "--beta", 0.1)
-        assert paper == ours | {"transform": name}
+@pytest.mark.parametrize(
+    ("procedure", "name", "kl", "win_rate"),
+    [("best-of-4", "bon_fp", 0.890859, 0.93116998), ("worst-of-2", "won_fp", 1.013609, 0.95)],
+)
+def test_the_papers_fixed_points_are_the_optima(
+    main: Any, procedure: str, name: str, kl: float, win_rate: float
+) -> None:
+    """At a β bon_fp and won_fp have the known KL and win rate, as `optimal` has, under their own names."""
+    paper, ours = curve(main, procedure, f"{name} optimal", "--beta", 0.1)
+    assert paper == ours | {"transform": name}
+    assert ours["kl"] == pytest.approx(kl, abs=1e-6)
+    assert ours["win_rate"] == pytest.approx(win_rate, abs=1e-8)
+    assert ours["beta"] == pytest.approx(0.1, rel=1e-12)
+    assert {"residual", "self_check", "normalised_beta"} <= ours.keys()
 
 
 def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def columns(samples: Samples, *, judge: bool = True, lengths: bool = True, prefi
     return found
 
 
+def pair_of(models: tuple[Samples, Samples], folder: Path, ending: str = "parquet", **options: bool) -> list[Path]:
+    """Write the tables of a policy and its base."""
+    return [write(folder / f"{n}.{ending}", columns(side, **options)) for n, side in zip("pb", models, strict=True)]
+
+
 def drawn(prompts: int, samples: int, seed: int, shift: float = 0.0) -> Samples:
     """Return samples with a judge that agrees partly, ties and lengths."""
     rng = np.random.default_rng(seed)
@@ -76,7 +81,7 @@ def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(
 ) -> None:
     """Rows in any order and format give what the estimators give on the arrays, for every procedure."""
     policy, base = models
-    paths = [write(tmp_path / f"{n}.{ending}", columns(side)) for n, side in zip("pb", models, strict=True)]
+    paths = pair_of(models, tmp_path, ending)
     best, rewind = compare(*paths, ["best-of-4", "rewind:0.5:4"], confidence=0.9)
     # Prompts come in the order of the policy's table, on which the resampling depends.
     order = [int(p.split()[1]) for p in dict.fromkeys(columns(policy)["prompt_id"])]
@@ -110,10 +115,7 @@ def test_a_table_sorted_by_reward_gives_rewind_an_honest_threshold(tmp_path: Pat
 
 def test_without_a_judge_the_reward_judges(models: tuple[Samples, Samples], tmp_path: Path) -> None:
     """Without judge_reward the selecting reward judges and the record says so; without lengths the notes do."""
-    paths = [
-        write(tmp_path / f"{name}.parquet", columns(side, judge=False, lengths=False))
-        for name, side in zip("pb", models, strict=True)
-    ]
+    paths = pair_of(models, tmp_path, judge=False, lengths=False)
     (row,) = compare(*paths, ["best-of-2"], base_procedure="standard")
     plain = [Samples(side.selected, side.selected) for side in models]
     assert row["win_rate"] == pytest.approx(prompt_win_rates(*plain, BestOfN(2), parse_procedure("standard")).mean())
@@ -183,19 +185,16 @@ def test_the_precision_of_a_file_does_not_decide_ties(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("name", ["reward", "judge_reward", "length"])
+@pytest.mark.parametrize(("name", "value"), [("reward", np.nan), ("judge_reward", np.inf), ("length", -np.inf)])
 def test_a_number_that_is_not_finite_is_refused_with_its_place(
     ending: str, value: float, name: str, tmp_path: Path
 ) -> None:
     """NaN and infinities are named by file, row, prompt and column in every format."""
     table = {"prompt_id": ["a", "a", "b"]} | {n: [1.0, 2.0, 3.0] for n in ("reward", "judge_reward", "length")}
-    table[name] = [1.0, value, 3.0]
-    path = write(tmp_path / f"t.{ending}", table)
+    path = write(tmp_path / f"t.{ending}", table | {name: [1.0, value, 3.0]})
     row = {"parquet": "row 1", "csv": "line 3", "jsonl": "line 2"}[ending]
-    with pytest.raises(
-        DataError, match=rf"t.{ending} {row}, prompt 'a': {name} is -?(nan|inf), which cannot be ranked"
-    ):
+    message = rf"t.{ending} {row}, prompt 'a': {name} is -?(nan|inf), which cannot be ranked"
+    with pytest.raises(DataError, match=message):
         read_rewards(path)
 
 
@@ -268,9 +267,7 @@ def test_what_cannot_be_estimated_is_an_error_or_a_note(tmp_path: Path) -> None:
 
 def test_the_printed_table_has_every_number_and_note(models: tuple[Samples, Samples], tmp_path: Path) -> None:
     """Win rates, draws, counts and notes appear for each procedure, a note that all share once."""
-    paths = [
-        write(tmp_path / f"{name}.csv", columns(side, lengths=False)) for name, side in zip("pb", models, strict=True)
-    ]
+    paths = pair_of(models, tmp_path, "csv", lengths=False)
     rows = compare(*paths, ["best-of-4", "rewind:0.5:4"])
     console = Console(width=110, file=io.StringIO())
     print_comparison(rows, console)

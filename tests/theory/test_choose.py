@@ -1,6 +1,5 @@
 """Points of the curves, rankings for K rollouts, and transformations as files, against closed forms and brute force."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +17,11 @@ from infalign.theory.optimum import optimal
 from infalign.theory.tabulation import smoothed, tabulated
 
 
-@pytest.mark.parametrize("n", [2, 4, 16])
-def test_a_point_of_log_is_best_of_n_itself(n: int) -> None:
-    """Φ = log at β = 1/(n−1) wins n/(n+1), with standard sampling too, and its KL is log n − (n−1)/n."""
-    point = curve_point(BestOfN(8), Log(), beta=1 / (n - 1))
-    assert point.win_rate == pytest.approx(n / (n + 1), abs=1e-12)
-    assert point.standard_win_rate == pytest.approx(n / (n + 1), abs=1e-12)
-    assert point.kl == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-12)
-    assert point.error < 1e-9
-
-
-def test_a_point_has_both_betas() -> None:
-    """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's."""
+def test_a_point_has_both_betas_and_the_standard_win_rate() -> None:
+    """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's; a plain draw of log at β = 1 wins 2/3."""
     point = curve_point(BestOfN(4), Exponential(10.0), kl=1.0)
     assert point.normalised_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
+    assert curve_point(BestOfN(8), Log(), beta=1.0).standard_win_rate == pytest.approx(2 / 3, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["best-of-4", "worst-of-4", "0.5*best-of-2+0.5*standard", "rewind:0.85:8"])
@@ -116,16 +106,6 @@ def test_smoothing_is_the_mean_over_all_counts_and_leaves_identity_alone() -> No
     )
 
 
-def test_smoothing_is_what_regression_on_many_prompts_finds() -> None:
-    """The mean of Φ(Ĉ) of responses of one rank u over prompts with K references each, within 4 standard errors."""
-    rng, k = np.random.default_rng(5), 16
-    table = smoothed(Exponential(10.0), k)
-    for u in (0.5, 0.9, 0.99):
-        seen = Exponential(10.0)((rng.random((40_000, k)) < u).mean(axis=1))
-        error = seen.std() / np.sqrt(len(seen))
-        assert abs(seen.mean() - 1.0 - table.drop(1.0 - u) * table.scale / np.exp(10.0)) < 4 * error
-
-
 def test_finite_rollouts_turn_the_ranking_around() -> None:
     """For Best-of-32 the exact optimum is best with exact ranks and for who generalises, an exponential under both."""
     ranking = choose(BestOfN(32), kl=0.5, rollouts=100)
@@ -144,12 +124,11 @@ def test_the_recommendation_is_good_under_both_limits() -> None:
     wins = {c.transform.name: np.array([c.memorising, c.generalising]) for c in ranking.candidates}
     most = np.max(list(wins.values()), axis=0)
     behind = {name: float((most - won).max()) for name, won in wins.items()}
-    assert min(behind, key=behind.__getitem__) == ranking.candidates[0].transform.name
     assert behind == pytest.approx({c.transform.name: c.behind for c in ranking.candidates})
+    assert list(behind) == sorted(behind, key=behind.__getitem__)
     assert behind[ranking.recommended.transform.name] < 0.006
     for limit in (0, 1):
-        alone = max(wins, key=lambda name: wins[name][limit])
-        assert behind[alone] > 0.01
+        assert behind[max(wins, key=lambda name: wins[name][limit])] > 0.01
 
 
 def test_a_candidate_is_what_the_simulation_says() -> None:
@@ -174,14 +153,10 @@ def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> Non
     procedure = parse_procedure(name)
     ranking = choose(procedure, kl=0.7, rollouts=40)
     found = max(c.memorising or 0.0 for c in ranking.candidates if isinstance(c.transform, Exponential))
-    tried = [
-        finite_rollouts(
-            Exponential(sign * t), procedure, simulated_gaps(40, prompts=ranking.prompts, seed=0), kl=0.7
-        ).win_rate
-        for t in np.geomspace(2.0, 40.0, 12)
-        for sign in (1.0, -1.0)
-    ]
-    assert found > max(tried) - 5e-4
+    gaps = simulated_gaps(40, prompts=ranking.prompts, seed=0)
+    rates = np.geomspace(2.0, 40.0, 12)
+    tried = [finite_rollouts(Exponential(t), procedure, gaps, kl=0.7) for t in (*rates, *-rates)]
+    assert found > max(one.win_rate for one in tried) - 5e-4
 
 
 def test_what_ties_gives_way_to_the_simplest() -> None:
@@ -223,26 +198,14 @@ def test_a_budget_that_rollouts_cannot_spend_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kl"),
-    [
-        ("identity", 1.0),
-        ("exp:47", 0.5),
-        ("exp:47", 5.0),
-        ("exp:-47", 0.5),
-        ("exp:330", 1.0),
-        ("exp:-10", 3.0),
-        ("power:63", 0.5),
-        ("power:-63", 0.5),
-        ("power:7", 4.0),
-        ("power:-7", 3.0),
-    ],
+    [("identity", 1.0), ("exp:47", 5.0), ("exp:-47", 0.5), ("exp:330", 1.0), ("power:63", 0.5), ("power:-7", 3.0)],
 )
 def test_a_table_has_the_law_of_what_it_tabulates(tmp_path: Path, name: str, kl: float) -> None:
     """Written to a file and read again, a transformation has the same CDF, KL and win rates at the same β to 1e-8."""
-    transform = parse_transform(name)
+    transform, file = parse_transform(name), tmp_path / "table.json"
     law = law_at_kl(transform, kl=kl)
-    file = tmp_path / "table.json"
     file.write_text(tabulated(transform, beta=law.beta).to_json())
-    assert json.loads(file.read_text())["name"] == name
+    assert parse_transform(str(file)).name == name
     for beta in (law.beta, 10 * law.beta):
         exact, read = aligned_law(transform, beta=beta), aligned_law(parse_transform(str(file)), beta=beta)
         u = np.linspace(0.0, 1.0, 301)

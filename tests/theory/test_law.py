@@ -33,14 +33,6 @@ def test_log_with_beta_one_over_n_minus_one_is_best_of_n_itself(n: int) -> None:
         assert law.win_rate(BestOfN(served)) == pytest.approx(n / (n + 1), abs=1e-12)
 
 
-@pytest.mark.parametrize(("beta", "win_rate"), [(1.0, 0.581976706869), (0.3, 0.736993706590)])
-def test_identity_has_its_closed_form(beta: float, win_rate: float) -> None:
-    """Standard win rate of the identity is 1/(1 − e^{−1/β}) − β."""
-    law = aligned_law(Identity(), beta=beta)
-    assert law.win_rate(Standard()) == pytest.approx(win_rate, abs=1e-12)
-    assert law.win_rate(Standard()) == pytest.approx(1 / (1 - np.exp(-1 / beta)) - beta, abs=1e-13)
-
-
 @pytest.mark.parametrize(
     ("transform", "kl"),
     [
@@ -56,44 +48,6 @@ def test_kl_at_beta_one(transform: str, kl: float) -> None:
     assert aligned_law(parse_transform(transform), beta=1.0).kl == pytest.approx(kl, abs=2e-11)
 
 
-@pytest.mark.parametrize("t", [5.0, 10.0, -10.0])
-@pytest.mark.parametrize("beta", [0.01, 0.5, 100.0])
-def test_kl_agrees_with_forty_digits(t: float, beta: float) -> None:
-    """KL of the exponential agrees with 40-digit quadrature also where e^{Φ/β} overflows a double."""
-    with mpmath.workdps(40):
-        sign = mpmath.sign(t)
-        top = sign * mpmath.exp(max(t, 0) if t > 0 else t)
-
-        def weight(u: mpmath.mpf) -> mpmath.mpf:
-            return mpmath.exp((sign * mpmath.exp(t * u) - top) / beta)
-
-        edges = [0, *[1 - mpmath.mpf(2) ** -k for k in range(1, 60)], 1]
-        if t < 0:
-            edges = [*sorted(1 - e for e in edges), mpmath.mpf(1)]
-            edges = sorted(set(edges))
-        z = mpmath.quad(weight, edges)
-        mean = mpmath.quad(lambda u: weight(u) * (sign * mpmath.exp(t * u) - top), edges) / z
-        exact = float(mean / beta - mpmath.log(z))
-    assert aligned_law(Exponential(t), beta=beta).kl == pytest.approx(exact, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("transform", "procedure", "win_rate"),
-    [
-        ("identity", BestOfN(4), 0.8770),
-        ("log", BestOfN(4), 0.8631),
-        ("exp:5", BestOfN(4), 0.9192),
-        ("exp:10", BestOfN(4), 0.9351),
-        ("identity", WorstOfN(4), 0.9745),
-        ("log", WorstOfN(4), 0.9859),
-        ("exp:-10", WorstOfN(4), 0.9927),
-    ],
-)
-def test_win_rate_at_one_nat(transform: str, procedure: BestOfN | WorstOfN, win_rate: float) -> None:
-    """At KL = 1 the win rates equal the known answers to their four digits."""
-    assert law_at_kl(parse_transform(transform), kl=1.0).win_rate(procedure) == pytest.approx(win_rate, abs=5e-5)
-
-
 @pytest.mark.parametrize("n", [1, 2, 4, 16])
 @pytest.mark.parametrize("transform", ["identity", "exp:5", "exp:-10"])
 def test_reflection_swaps_best_and_worst(transform: str, n: int) -> None:
@@ -103,24 +57,6 @@ def test_reflection_swaps_best_and_worst(transform: str, n: int) -> None:
     mirror = aligned_law(Function("mirrored", lambda u: phi(1 - u)), beta=0.7)
     assert mirror.kl == pytest.approx(law.kl, rel=1e-9)
     assert mirror.win_rate(WorstOfN(n)) == pytest.approx(1 - law.win_rate(BestOfN(n)), abs=1e-9)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("procedure", [Standard(), BestOfN(4), WorstOfN(4)])
-def test_a_large_beta_gives_the_base_policy(transform: str, procedure: Standard | BestOfN | WorstOfN) -> None:
-    """β → ∞ gives win rate 1/2 and KL 0 for any procedure."""
-    law = aligned_law(parse_transform(transform), beta=1e9)
-    assert law.win_rate(procedure) == pytest.approx(0.5, abs=1e-4)
-    assert law.kl == pytest.approx(0.0, abs=1e-7)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("kl", [1e-6, 0.1, 1.0, 5.0, 15.0])
-def test_a_budget_is_spent_exactly(transform: str, kl: float) -> None:
-    """The law found for a KL budget has that KL, and its β gives the same law again."""
-    law = law_at_kl(parse_transform(transform), kl=kl)
-    assert law.kl == pytest.approx(kl, rel=1e-8)
-    assert aligned_law(parse_transform(transform), beta=law.beta).kl == law.kl
 
 
 def test_curve_is_the_law_at_every_budget() -> None:
@@ -138,13 +74,6 @@ def test_beta_converts_between_raw_and_normalised() -> None:
     assert training_beta(Exponential(10), kl=1.0) == normalised_beta(Exponential(10), beta)
 
 
-@pytest.mark.parametrize("beta", [0.0, -1.0, np.inf, np.nan])
-def test_a_senseless_beta_is_refused(beta: float) -> None:
-    """β must be positive and finite."""
-    with pytest.raises(ConfigError, match="beta must be positive"):
-        aligned_law(Identity(), beta=beta)
-
-
 def test_an_unreachable_budget_is_refused() -> None:
     """A Φ that is flat on its best tenth spends at most log 10 nats, and the error says so."""
     step = Function("step", lambda u: np.where(u > 0.9, 1.0, 0.0))
@@ -153,36 +82,17 @@ def test_an_unreachable_budget_is_refused() -> None:
         law_at_kl(step, kl=2.31)
 
 
-@pytest.mark.parametrize("name", ["exp:", "exp:x", "exp:0", "exp:inf", "square", ""])
-def test_an_unknown_transformation_is_refused(name: str) -> None:
-    """A spelling that is none of ours is an error that lists ours, or says what is wrong with t."""
-    with pytest.raises(ConfigError, match=r"known: identity, log, exp:T|finite t"):
-        parse_transform(name)
-
-
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transformations_round_trip_through_their_names(name: str) -> None:
-    """A transformation's name spells it."""
-    assert parse_transform(name).name == name
-
-
-@pytest.mark.parametrize(("n", "win_rate"), [(1, 2 / 3), (2, 11 / 15), (4, 0.802020), (8, None), (32, None)])
-def test_worst_of_n_under_the_log_has_its_closed_form(n: int, win_rate: float | None) -> None:
-    """For F = u^a Worst-of-N wins N·Σ_k (−1)^k·C(N, k)·B(ak + 1, N); at β = 1 this is 11/15 for N = 2."""
-    for beta in (0.5, 1.0, 3.0):
-        with mpmath.workdps(60):
-            a = 1 + 1 / mpmath.mpf(beta)
-            terms = ((-1) ** k * mpmath.binomial(n, k) * mpmath.beta(a * k + 1, n) for k in range(n + 1))
-            exact = float(n * mpmath.fsum(terms))
-        found = aligned_law(Log(), beta=beta).win_rate(WorstOfN(n))
-        assert found == pytest.approx(exact, abs=1e-12)
-        assert beta != 1.0 or win_rate is None or found == pytest.approx(win_rate, abs=5e-7)
+@pytest.mark.parametrize(("n", "win_rate"), [(1, 2 / 3), (2, 11 / 15), (4, 0.802020)])
+def test_worst_of_n_under_the_log_at_beta_one(n: int, win_rate: float) -> None:
+    """Known answers for F = u²."""
+    assert aligned_law(Log(), beta=1.0).win_rate(WorstOfN(n)) == pytest.approx(win_rate, abs=5e-7)
 
 
 @pytest.mark.parametrize("beta", [1e-6, 1e-3, 0.3, 1.0, 50.0])
-def test_the_kl_of_the_identity_has_its_closed_form(beta: float) -> None:
-    """KL = W/β − log(β(e^{1/β} − 1)) = W/β − 1/β − log(β(1 − e^{−1/β}))."""
+def test_the_identity_has_its_closed_form(beta: float) -> None:
+    """W = 1/(1 − e^{−1/β}) − β and KL = W/β − log(β(e^{1/β} − 1)) = W/β − 1/β − log(β(1 − e^{−1/β}))."""
     law = aligned_law(Identity(), beta=beta)
+    assert law.win_rate(Standard()) == pytest.approx(-1 / np.expm1(-1 / beta) - beta, abs=1e-12)
     exact = (law.win_rate(Standard()) - 1) / beta - np.log(-beta * np.expm1(-1 / beta))
     assert law.kl == pytest.approx(exact, abs=1e-15 / beta + 1e-13)
     u = np.array([0.0, 1e-3, 0.5, 1 - 1e-3, 1.0])
@@ -191,15 +101,16 @@ def test_the_kl_of_the_identity_has_its_closed_form(beta: float) -> None:
 
 
 @pytest.mark.parametrize("name", [*TRANSFORMS, "power:7", "power:-7", "power:0.1", "exp:500", "power:1000"])
-@pytest.mark.parametrize("kl", [1e-9, 30.0])
-def test_extreme_budgets_are_spent(name: str, kl: float) -> None:
-    """From 1e-9 to 30 nats a budget is spent to 1e-9, and the win rate lies where it must."""
+@pytest.mark.parametrize("kl", [1e-9, 1.0, 30.0])
+def test_a_budget_is_spent(name: str, kl: float) -> None:
+    """From 1e-9 to 30 nats a budget is spent to 1e-10, by the law of the β found, and wins what it must."""
     law = law_at_kl(parse_transform(name), kl=kl)
     assert law.kl == pytest.approx(kl, abs=1e-15, rel=1e-10)
+    assert aligned_law(parse_transform(name), beta=law.beta).kl == law.kl
     assert law.error < 1e-11
     for n in (1, 4, 1024):
         for procedure in (BestOfN(n), WorstOfN(n)):
-            assert law.win_rate(procedure) > (0.5 if kl < 1 else 1 - 1e-9)
+            assert law.win_rate(procedure) > (0.5 if kl <= 1 else 1 - 1e-9)
 
 
 @pytest.mark.parametrize("procedure", [RewindAndRepeat(0.999, 32), RewindAndRepeat(0.85, 32, "best"), BestOfN(4)])
@@ -211,11 +122,13 @@ def test_a_jump_is_resolved_among_rounded_values(procedure: RewindAndRepeat | Be
     assert law_at_kl(flat, kl=kl).win_rate(procedure) == pytest.approx(exact, abs=1e-6)
 
 
-@pytest.mark.parametrize("kl", [0.0, -1.0, np.nan, np.inf])
-def test_a_senseless_budget_is_refused(kl: float) -> None:
-    """A KL budget is positive and finite."""
-    with pytest.raises(ConfigError, match=f"the KL budget must be positive and finite, found {kl}"):
-        law_at_kl(Identity(), kl=kl)
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_a_senseless_beta_or_budget_is_refused(value: float) -> None:
+    """β and a KL budget are positive and finite."""
+    with pytest.raises(ConfigError, match="beta must be positive"):
+        aligned_law(Identity(), beta=value)
+    with pytest.raises(ConfigError, match=f"the KL budget must be positive and finite, found {value}"):
+        law_at_kl(Identity(), kl=value)
 
 
 # An independent oracle: closed forms of F in 40 digits
@@ -268,38 +181,31 @@ def exact_density(transform: Transformation, beta: float) -> tuple[Callable, Cal
         return (lambda u: raw(u) / b - mpmath.log(whole)), (lambda u: area(u) / whole)
 
 
-def check_against_closed_forms(transform: Transformation, share: float) -> None:
-    """Compare the law at β = ``share`` × scale, and that at its KL, with the oracle."""
-    beta = share * transform.scale
-    u, v, weights, cdf, above, density, log_density = exact_law(transform, beta)
-    assert np.sum(weights * density) == pytest.approx(1.0, abs=1e-11)  # the oracle's own rule resolves f
-    kl = float(np.sum(weights * (density * log_density - density + 1)))
-    law = aligned_law(transform, beta=beta)
-    assert law.error < 1e-11
-    assert law.kl == pytest.approx(kl, abs=1e-10)
-    at_kl = law_at_kl(transform, kl=kl)
-    assert at_kl.kl == pytest.approx(kl, abs=1e-10)
-    for n in SERVINGS:
-        best = 1 - n * np.sum(weights * cdf**n * u ** (n - 1))
-        worst = n * np.sum(weights * above**n * v ** (n - 1))
-        for found in (law, at_kl):
-            assert found.win_rate(BestOfN(n)) == pytest.approx(best, abs=1e-9), (n, found.beta)
-            assert found.win_rate(WorstOfN(n)) == pytest.approx(worst, abs=1e-9), (n, found.beta)
-
-
 ORACLE = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "power:7", "power:-7", "power:63", "power:0.5"]
 
 
-@pytest.mark.parametrize("name", ORACLE)
-@pytest.mark.parametrize("share", [1e-3, 0.1])
+OVERFLOWS = [("exp:10", 4.5e-7), ("exp:-10", 0.01), ("exp:5", 1e-6)]  # e^{Φ/β} beyond a double
+SHARES = [(name, share) for name in ORACLE for share in (1e-3, 0.1)] + OVERFLOWS
+SLOW_SHARES = [
+    pytest.param(name, share, marks=pytest.mark.slow)
+    for name in ORACLE
+    for share in (1e-4, 0.01, 0.3, 1.0, 10.0, 100.0)
+]
+
+
+@pytest.mark.parametrize(("name", "share"), SHARES + SLOW_SHARES)
 def test_laws_agree_with_closed_forms_in_forty_digits(name: str, share: float) -> None:
-    """KL and win rates, given β or given the KL, agree to 1e-9 with F in closed form for N up to 1024."""
-    check_against_closed_forms(parse_transform(name), share)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ORACLE)
-@pytest.mark.parametrize("share", [1e-4, 1e-2, 0.03, 0.3, 1.0, 10.0, 100.0])
-def test_laws_agree_with_closed_forms_over_six_decades(name: str, share: float) -> None:
-    """The same for β over six decades."""
-    check_against_closed_forms(parse_transform(name), share)
+    """At β = share × scale, and at its KL, KL and win rates agree with F in closed form for N up to 1024."""
+    transform = parse_transform(name)
+    u, v, weights, cdf, above, density, log_density = exact_law(transform, share * transform.scale)
+    assert np.sum(weights * density) == pytest.approx(1.0, abs=1e-11)  # the oracle's own rule resolves f
+    kl = float(np.sum(weights * (density * log_density - density + 1)))
+    laws = aligned_law(transform, beta=share * transform.scale), law_at_kl(transform, kl=kl)
+    assert [law.kl for law in laws] == pytest.approx([kl, kl], abs=1e-10)
+    assert laws[0].error < 1e-11
+    for n in SERVINGS:
+        best = 1 - n * np.sum(weights * cdf**n * u ** (n - 1))
+        worst = n * np.sum(weights * above**n * v ** (n - 1))
+        for law in laws:
+            assert law.win_rate(BestOfN(n)) == pytest.approx(best, abs=1e-9), (n, law.beta)
+            assert law.win_rate(WorstOfN(n)) == pytest.approx(worst, abs=1e-9), (n, law.beta)

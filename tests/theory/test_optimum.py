@@ -1,10 +1,8 @@
-"""The optimal transformation: known answers, exact identities, Taylor series, and optimisers that try to beat it."""
+"""The optimal transformation: known answers, exact identities, and optimisers that try to beat it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
-import mpmath
 import numpy as np
 import pytest
 from numpy.polynomial.legendre import leggauss
@@ -32,48 +30,29 @@ from infalign.theory.optimum import Optimum, contest_between, optimal, stationar
 
 # Known answers
 
+KNOWN = [  # W and KL at β = 1, 0.1 and 0.01, from Taylor series in 40 digits of the equation in docs/theory.md
+    ("best-of-2", 0.624265311655, 0.058807569884, 0.907247538204, 1.096989777262, 0.989966810632, 3.286633594487),
+    ("best-of-4", 0.689660854967, 0.082701519582, 0.931169977481, 0.890858972335, 0.991366196721, 2.53179054307),
+    ("best-of-8", 0.767035506511, 0.101476252075, 0.954217749111, 0.685597854409, 0.993868338982, 1.774389298148),
+    ("best-of-32", 0.896995979027, 0.095148713954, 0.983091622978, 0.343761099033, 0.997710687585, 0.74312759181),
+    ("best-of-128", 0.962771153945, 0.056880285483, 0.994527702644, 0.145372656888, 0.999282614118, 0.274021697283),
+    ("worst-of-2", 0.647426399404, 0.073573764542, 0.950000000772, 1.013609008091, 0.995, 2.164901546492),
+    ("worst-of-4", 0.763360042589, 0.124247608404, 0.975, 0.683601057592, 0.9975, 1.259247330841),
+    ("worst-of-8", 0.875131185729, 0.141594564955, 0.9875, 0.429271588794, 0.99875, 0.717094725418),
+    ("worst-of-32", 0.96875, 0.078833784169, 0.996875, 0.150789568325, 0.9996875, 0.222745352481),
+    ("worst-of-128", 0.9921875, 0.030548073515, 0.99921875, 0.048537019555, 0.999921875, 0.066525965594),
+]
+
 
 @pytest.mark.parametrize(
     ("name", "beta", "win_rate", "kl"),
-    [
-        ("best-of-2", 1.0, 0.62426531, 0.058808),
-        ("best-of-2", 0.1, 0.90724754, 1.096990),
-        ("best-of-2", 0.01, 0.98996681, 3.286634),
-        ("best-of-4", 1.0, 0.68966085, 0.082702),
-        ("best-of-4", 0.1, 0.93116998, 0.890859),
-        ("best-of-4", 0.01, 0.99136620, 2.531791),
-        ("best-of-8", 1.0, 0.76703551, 0.101476),
-        ("best-of-8", 0.1, 0.95421775, 0.685598),
-        ("best-of-8", 0.03, 0.98361295, 1.203401),
-        ("best-of-8", 0.01, 0.99386834, 1.774389),
-        ("best-of-32", 1.0, 0.89699598, 0.095149),
-        ("best-of-32", 0.1, 0.98309162, 0.343761),
-        ("best-of-32", 0.01, 0.99771069, 0.743128),
-        ("best-of-128", 1.0, 0.96277115, 0.056880),
-        ("best-of-128", 0.1, 0.99452770, 0.145373),
-        ("best-of-128", 0.01, 0.99928261, 0.274022),
-        ("worst-of-2", 1.0, 0.64742640, 0.073574),
-        ("worst-of-2", 0.1, 0.95000000, 1.013609),
-        ("worst-of-2", 0.01, 0.995, 2.164902),
-        ("worst-of-4", 1.0, 0.76336004, 0.124248),
-        ("worst-of-4", 0.1, 0.97500000, 0.683601),
-        ("worst-of-4", 0.01, 0.9975, 1.259247),
-        ("worst-of-8", 1.0, 0.87513119, 0.141595),
-        ("worst-of-8", 0.1, 0.9875, 0.429272),
-        ("worst-of-8", 0.01, 0.99875, 0.717095),
-        ("worst-of-32", 1.0, 0.96875, 0.078834),
-        ("worst-of-32", 0.1, 0.996875, 0.150790),
-        ("worst-of-32", 0.01, 0.9996875, 0.222745),
-        ("worst-of-128", 1.0, 0.9921875, 0.030548),
-        ("worst-of-128", 0.1, 0.99921875, 0.048537),
-        ("worst-of-128", 0.01, 0.99992188, 0.066526),
-    ],
+    [(name, beta, *row[2 * i : 2 * i + 2]) for name, *row in KNOWN for i, beta in enumerate((1.0, 0.1, 0.01))]
+    + [("best-of-8", 0.03, 0.983612948569, 1.203401479189)],
 )
 def test_known_optima(name: str, beta: float, win_rate: float, kl: float) -> None:
-    """Best- and Worst-of-N have the win rate and KL of the known answers, as solved and as a law of the table."""
+    """Best- and Worst-of-N have the win rate and KL of the series to 1e-11, and as a law of the table."""
     optimum = optimal(parse_procedure(name), beta=beta)
-    assert optimum.win_rate == pytest.approx(win_rate, abs=1.1e-8)
-    assert optimum.kl == pytest.approx(kl, abs=1.1e-6)
+    assert (optimum.win_rate, optimum.kl) == pytest.approx((win_rate, kl), abs=1e-11)
     assert optimum.law.win_rate(optimum.procedure) == pytest.approx(optimum.win_rate, abs=1e-9)
     assert optimum.law.kl == pytest.approx(optimum.kl, abs=1e-9)
 
@@ -142,10 +121,9 @@ def test_at_small_kl_the_power_is_optimal(procedure: BestOfN | WorstOfN) -> None
 
 # Exact identities
 
-N_AND_BETAS = [(n, beta) for n in (2, 4, 8, 32, 128) for beta in (1e3, 30.0, 1.0, 0.1, 1e-2, 1e-3)]
 
-
-@pytest.mark.parametrize(("n", "beta"), N_AND_BETAS)
+@pytest.mark.parametrize("n", [2, 8, 128])
+@pytest.mark.parametrize("beta", [1e3, 1.0, 1e-2, 1e-3])
 def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
     """W and KL of an optimum's law satisfy the exact identities with the density at its end, over six decades of β."""
     for procedure, end in ((BestOfN(n), -1), (WorstOfN(n), 0)):
@@ -161,73 +139,6 @@ def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
         assert (wins if end else wins - 1) == pytest.approx(gain, abs=2e-8 * max(1.0, beta / n * math.exp(log_f)))
         spread = n / beta * (wins - 1 if end else wins)
         assert kl == pytest.approx(log_f + spread, abs=2e-8 * max(1.0, n / beta))
-
-
-def exact_optimum(n: int, sign: int, beta: str) -> tuple[float, float]:
-    """Return KL and W of the optimum for Best-of-n (sign 1) or Worst-of-n (−1) from Taylor series in 40 digits.
-
-    G'' = ±n²(xG)^{n−1}G' is followed from x = 0 to the λ with λⁿG^{n−1} = 1/β, with the integrals
-    ∫G'·log G' dx and ∫x^{n−1}Gⁿ dx that KL and W need (docs/theory.md, optimum of Best-of-N).
-    """
-    terms = 36
-    with mpmath.workdps(40):
-        s, target = sign * n * n, -mpmath.log(mpmath.mpf(beta))
-        x = (mpmath.mpf("1e-26") / n**2) ** (mpmath.mpf(1) / (2 * n - 1))
-        height, entropy, overlap, log_slope = (
-            x,
-            mpmath.mpf(0),
-            x ** (2 * n) / (2 * n),
-            s * x ** (2 * n - 1) / (2 * n - 1),
-        )
-        while True:
-            g, slope, log_g1 = [height], [mpmath.exp(log_slope)], [log_slope]  # series of G, G', log G'
-            q, power = [x * height], [(x * height) ** (n - 1)]  # of xG and (xG)^{n−1}
-            for k in range(terms):
-                g.append(slope[k] / (k + 1))
-                q.append(x * g[k + 1] + g[k])
-                log_g1.append(s * power[k] / (k + 1))
-                slope.append(sum(j * log_g1[j] * slope[k + 1 - j] for j in range(1, k + 2)) / (k + 1))
-                total = sum(((n - 1) * j - (k + 1 - j)) * q[j] * power[k + 1 - j] for j in range(1, k + 2))
-                power.append(total / ((k + 1) * q[0]))
-            running = [
-                [start, *(sum(a[j] * b[k - j] for j in range(k + 1)) / (k + 1) for k in range(terms))]
-                for start, a, b in ((entropy, slope, log_g1), (overlap, power, g))
-            ]
-            series = [g, log_g1, *running]
-
-            def at(step: mpmath.mpf, series: list[list[mpmath.mpf]] = series) -> list[mpmath.mpf]:
-                return [mpmath.polyval(coefficients[::-1], step) for coefficients in series]
-
-            def excess(step: mpmath.mpf, x: mpmath.mpf = x, at: Callable = at) -> mpmath.mpf:
-                return n * mpmath.log(x + step) + (n - 1) * mpmath.log(at(step)[0]) - target
-
-            tail = max(abs(coefficients[-1]) + abs(coefficients[-2]) for coefficients in series)
-            step = min((mpmath.mpf("1e-27") / tail) ** (mpmath.mpf(1) / terms), x)
-            if excess(step) > 0:
-                step = mpmath.findroot(excess, (mpmath.mpf(0), step), solver="anderson")
-                end, (height, _, entropy, overlap) = x + step, at(step)
-                lost = n * overlap / (height * end) ** n
-                return float(mpmath.log(end / height) + entropy / height), float(lost if sign < 0 else 1 - lost)
-            height, log_slope, entropy, overlap = at(step)
-            x += step
-
-
-@pytest.mark.parametrize(("n", "beta"), [(2, "0.1"), (4, "0.03"), (32, "1000")])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_optimum_agrees_with_taylor_series_in_forty_digits(n: int, sign: int, beta: str) -> None:
-    """KL and win rate of Best- and Worst-of-N agree to 1e-11 with the series solution of their equation."""
-    kl, win_rate = exact_optimum(n, sign, beta)
-    optimum = optimal((BestOfN if sign > 0 else WorstOfN)(n), beta=float(beta))
-    assert optimum.kl == pytest.approx(kl, abs=1e-11)
-    assert optimum.win_rate == pytest.approx(win_rate, abs=1e-11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "beta"), [(2, "0.001"), (8, "0.01"), (32, "0.1"), (128, "1"), (128, "0.001"), (4, "30")])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_optimum_agrees_with_taylor_series_over_six_decades(n: int, sign: int, beta: str) -> None:
-    """The same for more N and β."""
-    test_optimum_agrees_with_taylor_series_in_forty_digits(n, sign, beta)
 
 
 @pytest.mark.parametrize("n", [1024, 10_000])
@@ -253,20 +164,18 @@ def test_one_draw_is_optimal_under_the_identity(procedure: Served, beta: float) 
     assert table.scale * (table(u) - table(1.0)) == pytest.approx(u - 1, abs=1e-8)
 
 
-@pytest.mark.parametrize("n", [4])
 @pytest.mark.parametrize("beta", [1.0, 0.01])
-def test_shooting_agrees_with_the_equation_of_best_and_worst_of_n(n: int, beta: float) -> None:
+@pytest.mark.parametrize(
+    ("general", "special"),
+    [(kth_best(1, 4), BestOfN(4)), (kth_best(4, 4), WorstOfN(4)), (RankDensity("cube", lambda u: u**3), BestOfN(4))],
+)
+def test_shooting_agrees_with_the_equation_of_best_and_worst_of_n(
+    general: Served, special: Served, beta: float
+) -> None:
     """The search for stationary points finds what the differential equation of Best- and Worst-of-N says."""
-    for general, special in ((kth_best(1, n), BestOfN(n)), (kth_best(n, n), WorstOfN(n))):
-        found, exact = optimal(general, beta=beta), optimal(special, beta=beta)
-        assert found.kl == pytest.approx(exact.kl, abs=1e-8)
-        assert found.win_rate == pytest.approx(exact.win_rate, abs=1e-9)
-
-
-def test_a_density_of_the_users_has_the_optimum_of_its_procedure() -> None:
-    """g = u³ has the optimum of Best-of-4."""
-    found, exact = optimal(RankDensity("cube", lambda u: u**3), beta=0.1), optimal(BestOfN(4), beta=0.1)
-    assert (found.kl, found.win_rate) == pytest.approx((exact.kl, exact.win_rate), abs=1e-8)
+    found, exact = optimal(general, beta=beta), optimal(special, beta=beta)
+    assert found.kl == pytest.approx(exact.kl, abs=1e-8)
+    assert found.win_rate == pytest.approx(exact.win_rate, abs=1e-9)
 
 
 def test_the_value_falls_with_beta_at_the_rate_of_the_kl() -> None:
@@ -287,46 +196,23 @@ def test_the_best_of_several_stationary_points_is_returned(beta: float, value: f
     assert optimum.win_rate - beta * optimum.kl == pytest.approx(value, abs=5e-5)
 
 
-def check_that_the_budget_is_spent(procedure: Served, kl: float) -> None:
-    """Solve for a KL budget, compare the KL with it, and solve again for the β that was found."""
-    optimum = optimal(procedure, kl=kl)
-    assert optimum.kl == pytest.approx(kl, abs=1e-9)
-    assert optimum.law.kl == pytest.approx(kl, abs=1e-9 + optimum.self_check)
-    again = optimal(procedure, beta=optimum.beta)
-    assert again.win_rate == pytest.approx(optimum.win_rate, abs=1e-8)
-    assert again.kl == pytest.approx(kl, abs=1e-8)
+BUDGETS = [(procedure, kl) for procedure in (WorstOfN(4), RewindAndRepeat(0.85, 32)) for kl in (1e-9, 0.5)]
+BUDGETS += [(BestOfN(n), kl) for n in (2, 128) for kl in (1e-15, 0.5, 5.0)]
+SLOW = [kth_best(2, 8), top_k(2, 8), RewindAndRepeat(0.85, 4, "best"), Standard()]
+SLOW += [Mixture(((0.5, BestOfN(4)), (0.5, WorstOfN(2))))]
+SLOW_BUDGETS = [pytest.param(one, kl, marks=pytest.mark.slow) for one in SLOW for kl in (1e-3, 1.0)]
 
 
-QUICK = [BestOfN(2), BestOfN(32), WorstOfN(4), RewindAndRepeat(0.85, 32)]
-SLOW = [
-    *(kth_best(2, 8), kth_best(4, 4), top_k(2, 8), RewindAndRepeat(0.85, 4, "best")),
-    *(Standard(), Mixture(((0.5, BestOfN(4)), (0.5, WorstOfN(2))))),
-]
-
-
-@pytest.mark.parametrize("procedure", QUICK, ids=lambda procedure: procedure.name)
-@pytest.mark.parametrize("kl", [1e-9, 0.5])
+@pytest.mark.parametrize(("procedure", "kl"), [*BUDGETS, *SLOW_BUDGETS])
 def test_a_budget_is_spent(procedure: Served, kl: float) -> None:
-    """The optimum at a KL budget has that KL to 1e-9, and is the optimum at its β."""
-    check_that_the_budget_is_spent(procedure, kl)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("procedure", [*QUICK, *SLOW], ids=lambda procedure: procedure.name)
-@pytest.mark.parametrize("kl", [1e-3, 0.5, 1.0])
-def test_more_budgets_are_spent(procedure: Served, kl: float) -> None:
-    """The same for more procedures and budgets."""
-    check_that_the_budget_is_spent(procedure, kl)
-
-
-@pytest.mark.parametrize("n", [2, 128])
-@pytest.mark.parametrize("kl", [1e-15, 5.0])
-def test_extreme_budgets_of_best_of_n_are_spent(n: int, kl: float) -> None:
-    """From 1e-15 to 5 nats a budget is spent and the win rate is a probability that grows with it."""
-    optimum = optimal(BestOfN(n), kl=kl)
-    assert optimum.kl == pytest.approx(kl, rel=1e-7)
-    assert 0.5 < optimum.win_rate <= 1.0
-    assert optimum.win_rate >= optimal(BestOfN(n), kl=kl / 2).win_rate
+    """The optimum at a KL budget has that KL, is the optimum at its β, and wins at least what half the budget wins."""
+    optimum = optimal(procedure, kl=kl)
+    assert optimum.kl == pytest.approx(kl, rel=1e-7, abs=1e-9 if kl > 1e-9 else 0.0)
+    assert optimum.law.kl == pytest.approx(kl, abs=1e-9 + optimum.self_check)
+    if kl <= 1:  # beyond, β is below what is solved for directly
+        again = optimal(procedure, beta=optimum.beta)
+        assert (again.win_rate, again.kl) == pytest.approx((optimum.win_rate, kl), abs=1e-8)
+    assert max(0.5, optimal(procedure, kl=kl / 2).win_rate) <= optimum.win_rate <= 1.0
 
 
 # Optimisers that try to beat it
@@ -436,42 +322,28 @@ GAMES = [
     (WorstOfN(8), BestOfN(8), 0.2),
     (RewindAndRepeat(0.85, 32), None, 0.1),
     (RewindAndRepeat(0.85, 32, "best"), None, 0.1),
-    (RewindAndRepeat(0.5, 4, "best"), None, 0.2),
 ]
-MORE_GAMES = [
+SLOW_GAMES = [
+    (RewindAndRepeat(0.5, 4, "best"), None, 0.2),
     (kth_best(4, 7), None, 0.03),
     (top_k(2, 8), None, 0.1),
     (Mixture(((0.5, BestOfN(8)), (0.5, WorstOfN(8)))), None, 0.1),
-    (Standard(), BestOfN(4), 0.1),
     (WorstOfN(8), BestOfN(8), 0.3),
     (BestOfN(4), RewindAndRepeat(0.75, 8), 0.1),
-    (RewindAndRepeat(0.85, 32), None, 0.1),
     (RewindAndRepeat(0.75, 8), Standard(), 0.3),
-    (RewindAndRepeat(0.75, 8), BestOfN(4), 0.1),
 ]
 
 
-def check_that_it_is_not_beaten(procedure: Served, base: Served | None, beta: float) -> None:
-    """Ascend in W − β·KL from six starts: this comes close to the optimum and never exceeds it."""
+@pytest.mark.parametrize(
+    ("procedure", "base", "beta"), GAMES + [pytest.param(*game, marks=pytest.mark.slow) for game in SLOW_GAMES]
+)
+def test_no_optimiser_beats_the_optimum(procedure: Served, base: Served | None, beta: float) -> None:
+    """Ascents in W − β·KL over densities that are constant in cells come close to the optimum and never exceed it."""
     optimum = optimal(procedure, base=base, beta=beta)
     best = optimum.win_rate - beta * optimum.kl
     cells = Cells(optimum, base)
     reached = [cells.ascend(beta, start) for start in cells.starts(optimum)]
-    assert max(reached) <= best + 1e-8
-    assert max(reached) >= best - 4e-3
-
-
-@pytest.mark.parametrize(("procedure", "base", "beta"), GAMES)
-def test_no_optimiser_beats_the_optimum(procedure: Served, base: Served | None, beta: float) -> None:
-    """No ascent over densities that are constant in cells finds a better policy than the optimum."""
-    check_that_it_is_not_beaten(procedure, base, beta)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("procedure", "base", "beta"), MORE_GAMES)
-def test_no_optimiser_beats_more_optima(procedure: Served, base: Served | None, beta: float) -> None:
-    """The same for more procedures."""
-    check_that_it_is_not_beaten(procedure, base, beta)
+    assert best - 4e-3 <= max(reached) <= best + 1e-8
 
 
 @pytest.mark.parametrize("kl", [1.0, 2.5])
@@ -516,12 +388,6 @@ def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served,
         assert win_rate - 0.2 * law.kl < optimum.win_rate - 0.2 * optimum.kl
 
 
-def test_a_wrong_beta_shows_in_the_residual() -> None:
-    """The optimum of another β is not one: its residual is no rounding error."""
-    law = aligned_law(optimal(BestOfN(4), beta=0.1).transform, beta=0.11)
-    assert stationarity(contest_between(BestOfN(4), BestOfN(4)), law)[0] > 0.05
-
-
 def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
     """Rewind-and-Repeat with a quantile of 0.999 and 1024 draws is certified although log f climbs by 1e6 above it."""
     for beta in (1.0, 0.1, 1e-3):
@@ -551,21 +417,11 @@ def test_senseless_settings_are_refused(settings: dict[str, float], message: str
         optimal(BestOfN(2), **settings)
 
 
-@pytest.mark.parametrize(
-    ("procedure", "kl"), [(WorstOfN(128), 30.0), (WorstOfN(1024), 30.0), (RewindAndRepeat(0.999, 1024), 5.0)]
-)
+@pytest.mark.parametrize(("procedure", "kl"), [(WorstOfN(1024), 30.0), (RewindAndRepeat(0.999, 1024), 5.0)])
 def test_a_budget_out_of_reach_is_refused(procedure: Served, kl: float) -> None:
     """Worst-of-N is so easily won that 1 − W is rounding at a large budget."""
     with pytest.raises(ConfigError, match=rf"no optimum for {procedure.name} was found at {kl:g} nats; give a smaller"):
         optimal(procedure, kl=kl)
-
-
-def test_the_spelling_of_a_procedure_does_not_matter() -> None:
-    """The worst of 4 as an order statistic wins what Worst-of-4 wins."""
-    found = optimal(parse_procedure("4th-best-of-4"), kl=1.5)
-    assert found.kl == pytest.approx(1.5, rel=1e-9)
-    assert found.win_rate == pytest.approx(optimal(WorstOfN(4), kl=1.5).win_rate, abs=1e-9)
-    assert found.residual < 1e-7
 
 
 @pytest.mark.parametrize(
