@@ -111,6 +111,15 @@ def test_a_judge_with_kinks_has_an_optimum_at_a_small_budget(kl: float) -> None:
     assert optimal_by(judge, BestOfN(4), kl=kl).law.kl == pytest.approx(kl, abs=1e-9)
 
 
+@pytest.mark.parametrize("kl", [0.1, 0.3753])
+def test_a_judge_who_is_surest_at_the_lowest_ranks_has_an_optimum(kl: float) -> None:
+    """A is surest at ranks that a table cannot hold; without them the policy wins what other policies are known to."""
+    judge = ProbitSpline(np.array([-1.22, 0.0, 1.22]), np.array([-0.061, -0.057, 0.005]))
+    found = optimal_by(judge, parse_procedure("worst-of-4"), kl=kl)
+    assert found.law.kl == pytest.approx(kl, abs=1e-6)
+    assert found.win_rate >= {0.1: 0.51221, 0.3753: 0.52463}[kl]
+
+
 def test_where_the_judge_turns_the_transformation_falls() -> None:
     """For a judge who likes normal score 1.2 best, the optimum's Φ rises up to there and falls above."""
     found = optimal_by(TurningJudge(1.2), BestOfN(4), kl=0.5)

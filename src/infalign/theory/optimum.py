@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import ndtri
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
@@ -16,6 +17,7 @@ from infalign.theory.tabulation import table_of_knots
 
 KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
 LAST_PIECE = 1e-12  # of the table, next to u = 0, where 1 − u has no digits for a steep Φ
+LAST_SCORE = float(ndtri(LAST_PIECE))  # the normal score of that rank
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 MAX_ERROR = 1e-4  # of KL and win rate
 FIRST_KL = 1e-3  # from which the search for a β starts
@@ -80,7 +82,8 @@ def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
     """Return the policy with the largest win rate by ``judge`` at ``kl`` nats, served by ``procedure``.
 
     With A(u) the judge's chance that a response of reward rank u beats what the base serves, W = ∫ A dh(F) and
-    Φ'(u) = h'(F(u))·A'(u). Raises ConfigError for Rewind-and-Repeat and for a budget out of reach.
+    Φ'(u) = h'(F(u))·A'(u). A is taken as constant below the rank `LAST_PIECE`, where a table has no digits. Raises
+    ConfigError for Rewind-and-Repeat and for a budget out of reach.
     """
     if rewinds(procedure):
         raise ConfigError(f"the optimum by a judge is known for rank procedures only, not for {procedure.name}")
@@ -90,11 +93,12 @@ def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
         raise ConfigError("the judge finds all ranks of the reward equal, so there is nothing to win by it")
 
     def chance(u: Array, v: Array) -> Array:
-        return np.asarray(judge.chance(normal_scores(u, v)).reshape(u.shape))
+        return np.asarray(judge.chance(np.maximum(normal_scores(u, v), LAST_SCORE)).reshape(u.shape))
 
     def slope(u: Array, v: Array) -> Array:
         score = normal_scores(u, v)
-        return np.asarray(judge.slope(score).reshape(u.shape) / normal_density(score))
+        rises = judge.slope(score).reshape(u.shape) / normal_density(score)
+        return np.where(score > LAST_SCORE, rises, 0.0)
 
     contest = Contest(procedure, chance, slope)
     return certified(contest, contest.best(kl), f"judged:{procedure.name}")
