@@ -193,7 +193,7 @@ def test_what_is_served_wins_as_often_as_was_measured(
 
 def test_an_engine_at_a_url_draws_and_this_server_chooses(evaluated_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine gives four draws in one request, the best by reward is served, and seeds are refused."""
-    monkeypatch.setattr("infalign.serving.policy.RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("infalign.serving.policy.SERVING_RETRY_SECONDS", 0.5)
     with (
         RolloutServer(*load_policy(evaluated_run / "models" / "aware")) as engine,
         serving(open_policy(evaluated_run, engine_url=engine.url, engine_model="policy")) as url,

@@ -33,7 +33,8 @@ Answer = TypeVar("Answer")
 
 READ_AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
 CONNECT_SECONDS = 10.0
-LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
+RETRY_SECONDS = 300.0  # for which a failed request is repeated, unless its caller says otherwise
+MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the server asks for
 SECRET_NAME = re.compile(
     r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
 )
@@ -207,7 +208,7 @@ class Servers:
                     "" if response is None else response.headers.get("Retry-After", ""),
                 )
                 if wanted.isdecimal():
-                    wait = min(float(wanted), LONGEST_WAIT)
+                    wait = min(float(wanted), MAX_WAIT_BETWEEN_ATTEMPTS)
                 left = deadline - time.monotonic()
                 if not may_pass(error) or wait > left:
                     raise
@@ -293,7 +294,7 @@ def quote_answer(text: str, key: str | None) -> str:
 def backoff() -> Iterator[float]:
     """Yield the seconds to wait between attempts: each time twice as many, and up to one more."""
     for number in count():
-        yield min(LONGEST_WAIT, 0.1 * 2 ** min(number, 10) + random())
+        yield min(MAX_WAIT_BETWEEN_ATTEMPTS, 0.1 * 2 ** min(number, 10) + random())
 
 
 def may_pass(error: Exception) -> bool:

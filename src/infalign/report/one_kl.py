@@ -12,7 +12,7 @@ from infalign.method.procedures import Served
 from infalign.method.transforms import Identity
 from infalign.theory.law import Law, law_at_kl
 
-MAX_NORMAL_SCORE = 300.0  # nats; beyond it the identity wins all that there is to win
+MAX_LAW_KL = 300.0  # nats; beyond it the identity wins all that there is to win
 SMALLEST = 1e-6  # nats, that a law is asked for
 
 
@@ -76,7 +76,7 @@ class AtOneKL:
 
         def of(nats: float) -> float:
             law = self.law(method, nats) if lawful else None
-            return (law or law_at_kl(Identity(), kl=float(np.clip(nats, SMALLEST, MAX_NORMAL_SCORE)))).win_rate(
+            return (law or law_at_kl(Identity(), kl=float(np.clip(nats, SMALLEST, MAX_LAW_KL)))).win_rate(
                 procedure
             ) - 0.5
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from infalign.core.errors import ConfigError, DataError, PartialError
-from infalign.core.http import Post, Servers, api_key, may_pass, quote_answer
+from infalign.core.http import RETRY_SECONDS, Post, Servers, api_key, may_pass, quote_answer
 from infalign.data.examples import Message, prompt_id
 from infalign.data.lines import reject_duplicate_keys
 from infalign.rewards.base import Batch, checked_rewards
@@ -47,7 +47,7 @@ class RemoteReward:
     batch: int = 64
     in_flight: int | None = None
     read_seconds: float = 120.0
-    retry_seconds: float = 300.0
+    retry_seconds: float = RETRY_SECONDS
 
     def __post_init__(self) -> None:
         api_key(self.api_key_env)  # raises before anything is asked

@@ -14,7 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from infalign.core.errors import ConfigError, PartialError, first_line
-from infalign.core.http import Post, Servers, api_key, checked_url, checked_variable, may_pass, quote_answer, url_list
+from infalign.core.http import (
+    RETRY_SECONDS,
+    Post,
+    Servers,
+    api_key,
+    checked_url,
+    checked_variable,
+    may_pass,
+    quote_answer,
+    url_list,
+)
 from infalign.core.settings import Count
 from infalign.models.pretrained import eos_token_id, load_tokenizer
 from infalign.sampling.engine import (
@@ -82,7 +92,7 @@ class ServerEngine:
     api_key_env: str | None = None
     in_flight: int = IN_FLIGHT
     read_seconds: float = 600.0
-    retry_seconds: float = 300.0
+    retry_seconds: float = RETRY_SECONDS
     servers: Servers = field(init=False)
     eos: int = field(init=False)
 

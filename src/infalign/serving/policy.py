@@ -29,7 +29,7 @@ from infalign.steps.whole_run import units
 
 LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "INFALIGN_ENGINE_KEY"
-RETRY_SECONDS = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
+SERVING_RETRY_SECONDS = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
 MAX_DRAWS_AT_ONCE = 64  # draws at once; of an engine at a URL, requests
 PROBE_CONVERSATION = [{"role": "user", "content": "Hello"}]
 
@@ -64,7 +64,7 @@ def open_policy(
     sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=recipe.compute.dtype)
     reward = run.scorer("reward").load()
     if isinstance(reward, RemoteReward):
-        reward = replace(reward, retry_seconds=RETRY_SECONDS)
+        reward = replace(reward, retry_seconds=SERVING_RETRY_SECONDS)
     scores = Batches(partial(_scored, reward))
     engine = engine_model or path
     draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, tokenizer, sampling)
@@ -128,7 +128,7 @@ def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> Draw
     except ValueError as error:
         raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY_VARIABLE)}") from error
     key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
-    engine = partial(ServerEngine, url, model, tokenizer, api_key_env=key, retry_seconds=RETRY_SECONDS)
+    engine = partial(ServerEngine, url, model, tokenizer, api_key_env=key, retry_seconds=SERVING_RETRY_SECONDS)
     engine(sampling).check(conversation_ids(tokenizer, PROBE_CONVERSATION, add_generation_prompt=True))
     return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 
