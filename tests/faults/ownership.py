@@ -266,7 +266,7 @@ def figures_file(lab: Lab) -> Seen:
 def comparison(lab: Lab) -> Seen:
     """A table of the user lies in the folder of comparisons → Its name; it stays."""
     root = lab.copy()
-    mine(root / "compare" / "comparison.csv")
+    mine(root / "compare" / "comparison.md")
     seen = refused("compare", lab.recipe(), "--methods", "rloo", "--kl-budgets", "0.5")
-    assert (root / "compare" / "comparison.csv").read_text() == "mine"
+    assert (root / "compare" / "comparison.md").read_text() == "mine"
     return seen
