@@ -164,13 +164,13 @@ def test_ties_are_counted_alike_in_every_chunk() -> None:
 
 
 class Pieces:
-    """160 MB in pieces that are freed, between pieces that are kept."""
+    """400 MB in pieces that are freed, between pieces that are kept."""
 
     kept: ClassVar[list[bytearray]] = []
 
     def __init__(self) -> None:
         freed = []
-        for _ in range(1600):
+        for _ in range(4000):
             freed.append(bytearray(b"x" * 100_000))
             self.kept.append(bytearray(b"x" * 1_000))
         self.in_use = Process().memory_info().rss
@@ -205,7 +205,7 @@ def test_a_training_gives_back_what_its_steps_freed(
         model=model, args=TrainingArguments(**given), train_dataset=rows, eval_dataset=rows[:1] if evaluated else None
     )
     run_training(trainer, job)
-    assert trainer.pieces.given_back() > 120_000_000  # a training may take some itself
+    assert trainer.pieces.given_back() > 300_000_000  # a training may take some itself
 
 
 class Cyclic:
