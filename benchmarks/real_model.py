@@ -23,6 +23,7 @@ from transformers import GenerationConfig
 
 from infalign.data.examples import Message
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
+from infalign.models.conversations import conversation_ids
 from infalign.models.gguf import convert_gguf, is_gguf
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import (
@@ -35,7 +36,7 @@ from infalign.models.logprobs import (
 )
 from infalign.models.packed import PackedBatch, packed_logprobs, packing
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
-from infalign.models.pretrained import conversation_ids, load_policy
+from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import states_of

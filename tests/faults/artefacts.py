@@ -19,7 +19,8 @@ from faults.registry import fault
 from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
 from infalign.data.hub import hub_rows
-from infalign.models.pretrained import conversation_ids, load_classifier, load_policy, load_tokenizer
+from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.pretrained import load_classifier, load_policy
 from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe

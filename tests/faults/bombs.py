@@ -13,7 +13,8 @@ from faults.data import ROWS, lines
 from faults.lab import Lab, Seen, infalign, told
 from faults.registry import fault
 from infalign.data.files import read_rows
-from infalign.models.pretrained import conversation_ids, load_tokenizer, model_digest
+from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.pretrained import model_digest
 
 
 @fault(3, brief=True)

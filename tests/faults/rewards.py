@@ -23,7 +23,7 @@ from infalign.data.examples import prompt_id
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
-from infalign.models.pretrained import load_tokenizer
+from infalign.models.conversations import load_tokenizer
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward

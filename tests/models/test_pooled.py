@@ -10,9 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.models.conversations import conversation_ids, load_tokenizer
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.pooled import ANY_TOKEN, PooledForSequenceClassification, response_opening
-from infalign.models.pretrained import conversation_ids, load_tokenizer, load_without_head
+from infalign.models.pretrained import load_without_head
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward

@@ -15,16 +15,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
 from infalign.method.procedures import Standard
-from infalign.models.pretrained import (
-    TEMPLATES,
-    add_network_guide,
-    check_response_end,
-    conversation_ids,
-    load_classifier,
-    load_policy,
-    load_tokenizer,
-    merge_adapter,
-)
+from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer
+from infalign.models.pretrained import add_network_guide, load_classifier, load_policy, merge_adapter
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.training import reward_model, sft

@@ -15,7 +15,7 @@ from transformers import (
 
 from infalign import world
 from infalign.core.storage import read_table
-from infalign.models.pretrained import load_tokenizer
+from infalign.models.conversations import load_tokenizer
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.built_in import built_in

@@ -13,7 +13,8 @@ import pytest
 from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving, until
 from openai import AsyncOpenAI, OpenAI
 
-from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
+from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.pretrained import load_policy
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
 from infalign.serving.openai import MAX_BYTES

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from infalign.core.errors import ConfigError
-from infalign.models.pretrained import conversation_ids, load_tokenizer
+from infalign.models.conversations import conversation_ids, load_tokenizer
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import dump_recipe, load_recipe

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from infalign.core.errors import ConfigError
 from infalign.data.examples import prompt_id
 from infalign.method.procedures import BestOfN
-from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.pipeline.pending import pending

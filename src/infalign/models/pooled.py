@@ -17,9 +17,9 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 from infalign.core.errors import ConfigError
 from infalign.data.examples import reply
+from infalign.models.conversations import conversation_ids
 from infalign.models.packed import PackedBatch
 from infalign.models.parts import SHARED, as_part
-from infalign.models.pretrained import conversation_ids
 
 ANY_TOKEN = -1  # in an opening: a token that may be joined with a response's beginning, as a line break is
 

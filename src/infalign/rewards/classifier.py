@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id, reply
+from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import length_batches, right_padded
-from infalign.models.pretrained import conversation_ids, why_unloadable
+from infalign.models.pretrained import why_unloadable
 from infalign.models.settings import is_hub_id
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class ClassifierReward:
     def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:
         """Return the token ids of each conversation with its response, the same as the reward was trained on.
 
-        Special tokens spelled out in a prompt or a response are treated as text (`pretrained.conversation_ids`).
+        Special tokens spelled out in a prompt or a response are treated as text (`conversations.conversation_ids`).
         """
         return [
             conversation_ids(self.tokenizer, [*prompt, reply(response)], add_generation_prompt=False)

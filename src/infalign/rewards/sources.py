@@ -8,7 +8,8 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
 from infalign.data.examples import Message
 from infalign.method.calibration import Array
-from infalign.models.pretrained import load_tokenizer, model_digest
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward

@@ -11,7 +11,8 @@ import numpy as np
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import calibrate
 from infalign.method.reward import Reward, rewards_of
-from infalign.models.pretrained import conversation_ids, load_policy
+from infalign.models.conversations import conversation_ids
+from infalign.models.pretrained import load_policy
 from infalign.sampling.engine import Engine, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine

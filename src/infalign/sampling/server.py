@@ -26,7 +26,8 @@ from infalign.core.http import (
     url_list,
 )
 from infalign.core.settings import Count
-from infalign.models.pretrained import eos_token_id, load_tokenizer
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import eos_token_id
 from infalign.sampling.engine import (
     Asked,
     Engine,

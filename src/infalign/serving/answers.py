@@ -16,7 +16,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
-from infalign.models.pretrained import conversation_ids
+from infalign.models.conversations import conversation_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, OnTokens

@@ -13,7 +13,8 @@ from infalign.core.errors import ConfigError
 from infalign.core.http import checked_url
 from infalign.data.examples import Message
 from infalign.method.procedures import parse_procedure
-from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer, merge_adapter
+from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.pretrained import load_policy, merge_adapter
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward

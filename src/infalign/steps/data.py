@@ -13,7 +13,7 @@ from infalign.core.storage import remove, write_table, write_text, writing
 from infalign.data.examples import MESSAGES, Example, Message
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import drop_groups, split_by_group
-from infalign.models.pretrained import check_response_end, conversation_ids, load_tokenizer
+from infalign.models.conversations import check_response_end, conversation_ids, load_tokenizer
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit

@@ -19,8 +19,9 @@ from infalign.core.errors import ConfigError
 from infalign.core.http import api_key, run_within
 from infalign.data.sources import Source
 from infalign.method.procedures import Standard
+from infalign.models.conversations import check_response_end, load_tokenizer
 from infalign.models.gguf import gguf_file, is_gguf
-from infalign.models.pretrained import check_causal, check_response_end, load_tokenizer
+from infalign.models.pretrained import check_causal
 from infalign.models.settings import is_hub_id
 from infalign.pipeline.ownership import check_inputs, check_run_dir
 from infalign.pipeline.pending import pending, reasons

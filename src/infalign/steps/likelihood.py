@@ -13,7 +13,8 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import reply
 from infalign.method.calibration import Array
-from infalign.models.pretrained import conversation_ids, load_policy, load_tokenizer
+from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_table
-from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.steps.counts import Cost, Counts

@@ -12,7 +12,7 @@ from infalign.core.progress import OnProgress
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import calibrate
-from infalign.models.pretrained import load_tokenizer
+from infalign.models.conversations import load_tokenizer
 from infalign.models.settings import RankModel
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score

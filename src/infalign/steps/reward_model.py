@@ -14,7 +14,8 @@ from infalign.data.examples import Message
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
-from infalign.models.pretrained import load_tokenizer, load_without_head
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import load_without_head
 from infalign.models.settings import Fit
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout

@@ -7,7 +7,8 @@ from typing import Any
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
-from infalign.models.pretrained import load_policy, load_tokenizer
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import load_policy
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout

@@ -15,7 +15,8 @@ from infalign.core.storage import read_table
 from infalign.method.procedures import rewinds
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
-from infalign.models.pretrained import TRANSFORMATION, load_policy, load_tokenizer
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import TRANSFORMATION, load_policy
 from infalign.models.settings import Lora
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.resolved import policy_betas, resolved, table_of

@@ -15,10 +15,10 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.data.examples import Message, prompt_id, reply
 from infalign.method.calibration import Array
+from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import TokenIds, padded_batches
 from infalign.models.packed import PackedBatch, can_pack, packed_batches, packing
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
-from infalign.models.pretrained import conversation_ids
 
 DEPTHS = 6  # layers to choose from, evenly spaced
 PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

@@ -9,7 +9,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from infalign.data.examples import Message, reply
-from infalign.models.pretrained import conversation_ids, load_classifier
+from infalign.models.conversations import conversation_ids
+from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import (
     Job,

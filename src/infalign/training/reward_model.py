@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 
 from infalign.data.examples import Message, reply
-from infalign.models.pretrained import AS_TEXT, load_classifier
+from infalign.models.conversations import AS_TEXT
+from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
 

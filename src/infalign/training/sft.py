@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
 from infalign.data.examples import Message, reply
-from infalign.models.pretrained import AS_TEXT
+from infalign.models.conversations import AS_TEXT
 from infalign.models.settings import Fit
 from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
 

@@ -13,7 +13,7 @@ from infalign.core.memory import free_memory
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import fsync, remove, writing
 from infalign.data.examples import reply
-from infalign.models.pretrained import conversation_ids
+from infalign.models.conversations import conversation_ids
 from infalign.models.settings import Compute
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from infalign.data.examples import Message, prompt_id
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform
-from infalign.models.pretrained import AS_TEXT
+from infalign.models.conversations import AS_TEXT
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
 from infalign.training.solvers.on_policy import OnPolicy
