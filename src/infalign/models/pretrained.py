@@ -1,4 +1,4 @@
-"""Untrusted model folders: only safetensors and text files are read, and special tokens in a message stay text.
+"""Untrusted model folders: only safetensors and text files are read.
 
 Needs the ``train`` extra.
 """
