@@ -21,7 +21,7 @@ from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
 
 from infalign.core.display import LOOKS, QUIET, panels, save, style
 from infalign.evaluation.matched import MIN_KL
-from infalign.recipe.resolved import resolved
+from infalign.recipe.data_dependent import resolved_policy
 from infalign.report.results import at_one_kl, read_results
 from infalign.steps.status import recorded_recipe
 from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
@@ -58,7 +58,7 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
                     results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
                 ]
                 most = max(policy["kl"]["mean"] for policy in found)
-                law = resolved(name, policies, seed.evaluated.layout).theory.law_at(aim, max(most, MIN_KL))
+                law = resolved_policy(name, policies, seed.evaluated.layout).theory.law_at(aim, max(most, MIN_KL))
                 if judge == "reward" and known and law is not None:
                     rho, kls = (
                         supported_correlation(float(np.mean(known))),

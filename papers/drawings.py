@@ -17,7 +17,7 @@ from infalign.evaluation.intervals import estimate
 from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import parse_procedure, rewinds
-from infalign.recipe.resolved import reference_rewards
+from infalign.recipe.data_dependent import reference_rewards
 from infalign.report.curve_figures import COLOR_OF_TRANSFORM, by_transform, plot_line
 from infalign.report.pictures import reward_by_rank
 from infalign.theory.curve import Point, parse_transform_or_optimum, sweep

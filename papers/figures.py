@@ -24,7 +24,7 @@ from infalign.evaluation.win_rates import rewind_draws
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import Served, Standard
 from infalign.pipeline.records import records
-from infalign.recipe.resolved import reference_rewards
+from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.theory.curve import Point

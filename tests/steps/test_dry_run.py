@@ -17,11 +17,11 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.pipeline.units import Unit, keys
 from infalign.recipe.settings import Recipe
-from infalign.steps.counts import Cost, Counts, Shape, UnknownSizeError
+from infalign.steps.costs import Cost, Counts, Shape, UnknownSizeError
 from infalign.steps.data import prepare_data
 from infalign.steps.dry_run import print_plan
-from infalign.steps.estimate import SAMPLED_ROWS, count, read_sample, shape_of
 from infalign.steps.run import Run
+from infalign.steps.time_estimate import SAMPLED_ROWS, count, read_sample, shape_of
 from infalign.steps.whole_run import units
 
 SCRATCH = Scratch(**micro.SCRATCH)

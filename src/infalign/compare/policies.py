@@ -12,8 +12,8 @@ from infalign.compare.methods import BEST_OF_N, METHODS, extreme_procedure, near
 from infalign.core.errors import ConfigError
 from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.transforms import Log
+from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
-from infalign.recipe.resolved import reference_rewards
 from infalign.recipe.settings import Recipe
 from infalign.theory.law import Law, law_at_kl
 from infalign.training.solvers.base import Solver, ToBestOfN

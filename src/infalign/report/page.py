@@ -14,9 +14,9 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.ownership import claim
 from infalign.pipeline.records import records
+from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
-from infalign.recipe.resolved import policy_betas, reference_rewards, resolved
 from infalign.recipe.settings import Recipe
 from infalign.report.evaluated import Evaluated
 from infalign.report.explorer import explorer_of_run
@@ -54,7 +54,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     recorded = records(root)
     results, made = read_results(root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
-    policies = {name: resolved(name, recipe.policies, layout) for name in recipe.policies}
+    policies = {name: resolved_policy(name, recipe.policies, layout) for name in recipe.policies}
     looks = {name: Look(*look, policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)

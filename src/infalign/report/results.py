@@ -22,8 +22,8 @@ from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
+from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
-from infalign.recipe.resolved import reference_rewards
 from infalign.report.evaluated import Evaluated
 from infalign.report.one_kl import AtOneKL
 from infalign.theory.law import Law, judged_win_rate, resampled_win_rates

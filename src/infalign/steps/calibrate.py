@@ -10,7 +10,7 @@ import pyarrow as pa
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps import judged, rank_model
+from infalign.steps import judged_transform, rank_model
 from infalign.steps.run import MANIFEST, Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
 
@@ -27,7 +27,7 @@ def units(run: Run) -> Iterator[Unit]:
         work=partial(calibrate_prompts, run.stored, run.recipe.rollout.prompts, run.provenance),
     )
     yield from rank_model.units(run)
-    yield from judged.units(run)
+    yield from judged_transform.units(run)
 
 
 def calibrate_prompts(

@@ -34,9 +34,9 @@ from infalign.report.findings import fewer_prompts
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
 from infalign.steps import STAGES
-from infalign.steps.counts import Cost, Counts, UnknownSizeError, summed
-from infalign.steps.estimate import count, has_gpu, job_speed, read_sample
+from infalign.steps.costs import Cost, Counts, UnknownSizeError, summed
 from infalign.steps.run import Run
+from infalign.steps.time_estimate import count, has_gpu, job_speed, read_sample
 from infalign.steps.train import coarse_ranks
 from infalign.steps.whole_run import units
 

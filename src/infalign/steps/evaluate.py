@@ -17,7 +17,7 @@ from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.recipe.resolved import resolved
+from infalign.recipe.data_dependent import resolved_policy
 from infalign.report.card import write_card
 from infalign.report.evaluated import Evaluated
 from infalign.report.results import FORMAT, read_results, write_results
@@ -27,7 +27,7 @@ from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, rollout_keys, rollout_progress
 from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.steps import likelihood
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import cut_off
 from infalign.training.solvers.base import Solver
@@ -129,7 +129,7 @@ def summarize(
     evaluated: Evaluated, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
 ) -> Summary:
     """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
-    found = {name: resolved(name, solvers, evaluated.layout) for name in solvers}
+    found = {name: resolved_policy(name, solvers, evaluated.layout) for name in solvers}
     headline = write_results(evaluated, found, on_progress=on_progress)
     track(report_to, read_results(evaluated.layout.root), evaluated.layout)
     return headline

@@ -18,7 +18,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
 
 BATCH_TOKENS = 16384  # tokens per forward pass

@@ -17,8 +17,8 @@ from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.counts import Cost, Counts
-from infalign.steps.material import Material
+from infalign.steps.costs import Cost, Counts
+from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
 from infalign.training.solvers.base import Solver
 from infalign.training.solvers.offline import Offline
@@ -28,7 +28,7 @@ BATCH_TOKENS = 16384  # tokens per forward pass
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit for each kind of log-probabilities that some policy is trained with."""
-    material, layout = Material.of(run), run.layout
+    material, layout = PolicyInputs.of(run), run.layout
     asking = {material.logprobs(policy): policy for policy in run.recipe.policies.values()}
     for asked, policy in asking.items():
         if asked is None:
@@ -50,7 +50,7 @@ def units(run: Run) -> Iterator[Unit]:
 
 def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
     """Return the table that a policy's training reads, if there is one."""
-    asked = Material.of(run).logprobs(policy)
+    asked = PolicyInputs.of(run).logprobs(policy)
     return () if asked is None else (run.layout.logprobs(str(asked)),)
 
 
@@ -66,7 +66,7 @@ def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
 
 
 def write_logprobs(
-    policy: Offline, material: Material, compute: Compute, path: Path, *, on_progress: OnProgress
+    policy: Offline, material: PolicyInputs, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts."""
     which = policy.data_needs.states
@@ -78,7 +78,7 @@ def write_logprobs(
     return {"responses": len(found)}
 
 
-def _compute_logprobs(policy: Offline, material: Material, compute: Compute, on_progress: OnProgress) -> Any:
+def _compute_logprobs(policy: Offline, material: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 

@@ -18,7 +18,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.prompts import repeated
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.target import Target, drop_long_rows

@@ -23,7 +23,7 @@ from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
-from infalign.steps.counts import WEIGHT_BYTES, Cost, Counts, summed
+from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, summed
 from infalign.steps.run import Run
 from infalign.training.target import Target, drop_long_rows
 

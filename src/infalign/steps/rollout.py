@@ -7,7 +7,7 @@ from pathlib import Path
 from infalign.core.progress import OnProgress, SoFar
 from infalign.pipeline.units import Summary, Unit
 from infalign.sampling.prompts import PromptTable, Sampler, rollout_progress
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
 
 

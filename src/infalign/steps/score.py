@@ -14,7 +14,7 @@ from infalign.rewards.scores import count_scored
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.sampling.rollouts import find_rollouts
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import cut_off
 

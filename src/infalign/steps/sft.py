@@ -12,7 +12,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
 from infalign.training.target import Target, drop_long_rows
 

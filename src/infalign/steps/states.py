@@ -11,7 +11,7 @@ from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.counts import Cost, Counts, UnknownSizeError
+from infalign.steps.costs import Cost, Counts, UnknownSizeError
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.solvers.base import Solver, States

@@ -19,12 +19,12 @@ from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import TRANSFORMATION, load_policy
 from infalign.models.settings import Lora
 from infalign.pipeline.units import Summary, Unit
-from infalign.recipe.resolved import policy_betas, resolved, table_of
+from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
-from infalign.steps import judged, logprobs, states
-from infalign.steps.counts import ROLLOUTS_PER_PROMPT, WEIGHT_BYTES, Cost, Counts, summed
-from infalign.steps.material import Material, computed_parameters
+from infalign.steps import judged_transform, logprobs, states
+from infalign.steps.costs import ROLLOUTS_PER_PROMPT, WEIGHT_BYTES, Cost, Counts, summed
+from infalign.steps.policy_inputs import PolicyInputs, computed_parameters
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
@@ -42,7 +42,7 @@ def units(run: Run) -> Iterator[Unit]:
     recipe = run.recipe
     yield from states.units(run)
     yield from logprobs.units(run)
-    material = Material.of(run)
+    material = PolicyInputs.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
     for name in _teachers_first(policies):
         policy = policies[name]
@@ -54,7 +54,7 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(
                 run.layout.calibrated,
                 *(run.layout.model(model) for model in policy.data_needs.models),
-                *judged.inputs(run, name),
+                *judged_transform.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
                 *logprobs.inputs(run, policy),
             ),
@@ -134,14 +134,14 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
 
 
 def train_policy(
-    name: str, policies: Mapping[str, Solver], material: Material, target: Target, *, on_progress: OnProgress
+    name: str, policies: Mapping[str, Solver], material: PolicyInputs, target: Target, *, on_progress: OnProgress
 ) -> Summary:
     """Train one of the policies by its solver, with the β that its KL budget or its n requires.
 
     Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
     """
     material.provenance.check(material.layout)
-    policy = resolved(name, policies, material.layout)
+    policy = resolved_policy(name, policies, material.layout)
     beta, trainer_beta = policy_betas(policy, material.procedure, material.layout)
     with target.job(on_progress) as job:
         if isinstance(policy, OnPolicy):
@@ -151,7 +151,7 @@ def train_policy(
         else:
             assert isinstance(policy, Offline)
             history = _train_offline(policy, beta, material, target, job)
-        table = table_of(name, policies, material.layout)
+        table = transform_table(name, policies, material.layout)
         if table is not None and is_first():
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
@@ -162,7 +162,9 @@ def train_policy(
     return {"beta": beta, "trainer_beta": trainer_beta, **losses, **last, "history": history}
 
 
-def _train_offline(policy: Offline, beta: float, material: Material, target: Target, job: Any) -> list[dict[str, Any]]:
+def _train_offline(
+    policy: Offline, beta: float, material: PolicyInputs, target: Target, job: Any
+) -> list[dict[str, Any]]:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
     from infalign.training.offline import RolloutRegression, fit_to_rollouts, held_out_rollouts
     from infalign.training.scale import scale_guide_to_kl
@@ -177,7 +179,7 @@ def _train_offline(policy: Offline, beta: float, material: Material, target: Tar
     return fitted.save(tokenizer)
 
 
-def _distil(policy: Distil, beta: float, material: Material, target: Target, job: Any) -> list[dict[str, Any]]:
+def _distil(policy: Distil, beta: float, material: PolicyInputs, target: Target, job: Any) -> list[dict[str, Any]]:
     """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
     from infalign.training.offline import Distillation, fit_to_rollouts
 
@@ -190,7 +192,7 @@ def _distil(policy: Distil, beta: float, material: Material, target: Target, job
 
 
 def _train_on_policy(
-    policy: OnPolicy, beta: float, material: Material, target: Target, job: Any
+    policy: OnPolicy, beta: float, material: PolicyInputs, target: Target, job: Any
 ) -> list[dict[str, Any]]:
     """Train a policy on-policy, with ``beta`` for the normalized values, and return the log.
 

@@ -12,7 +12,7 @@ from infalign.method.procedures import Served
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Compute, Scratch
 from infalign.recipe.layout import Layout
-from infalign.steps.counts import Counts
+from infalign.steps.costs import Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.solvers.base import Solver, States
@@ -31,7 +31,7 @@ class Logprobs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class PolicyInputs:
     """What the policies of a run are trained from."""
 
     reference: str
@@ -42,7 +42,7 @@ class Material:
     drawn_as_trained: bool  # whether the engine's log-probabilities equal those that training in float32 computes
 
     @classmethod
-    def of(cls, run: Run) -> Material:
+    def of(cls, run: Run) -> PolicyInputs:
         """Return that of a run."""
         recipe, rollout = run.recipe, run.recipe.rollout
         drawn_as_trained = rollout.engine.rounds_as_training and recipe.compute.dtype == "float32"

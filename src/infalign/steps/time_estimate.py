@@ -18,7 +18,7 @@ from infalign.data.sets import SETS
 from infalign.data.sources import Source, read_examples
 from infalign.models.gguf import gguf_file
 from infalign.models.settings import Compute, Scratch, is_hub_id
-from infalign.steps.counts import Counts, Shape, UnknownSizeError
+from infalign.steps.costs import Counts, Shape, UnknownSizeError
 from infalign.steps.data import HELD_OUT_PAIRS, split
 from infalign.steps.run import Run
 

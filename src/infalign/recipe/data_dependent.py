@@ -28,16 +28,16 @@ def policy_betas(policy: Solver, procedure: Served, layout: Layout) -> tuple[flo
     return beta, beta / policy.shaping.scale
 
 
-def asking(name: str, policies: Mapping[str, Solver]) -> str | None:
+def transform_owner(name: str, policies: Mapping[str, Solver]) -> str | None:
     """Return which policy's transformation the run finds to train a policy: its own, its teacher's or none."""
     if policies[name].shaping != JUDGED:
         return None
     return next((need for need in policies[name].data_needs.models if need in policies), name)
 
 
-def resolved(name: str, policies: Mapping[str, Solver], layout: Layout) -> Solver:
+def resolved_policy(name: str, policies: Mapping[str, Solver], layout: Layout) -> Solver:
     """Return a policy with the transformation that was found for it, or for its teacher."""
-    owner = asking(name, policies)
+    owner = transform_owner(name, policies)
     if owner is None:
         return policies[name]
     table = parse_transform(str(layout.transform(owner)))
@@ -48,9 +48,9 @@ def resolved(name: str, policies: Mapping[str, Solver], layout: Layout) -> Solve
     return policy
 
 
-def table_of(name: str, policies: Mapping[str, Solver], layout: Layout) -> Path | None:
+def transform_table(name: str, policies: Mapping[str, Solver], layout: Layout) -> Path | None:
     """Return the file with the table that a policy is trained on, None if its transformation is no table."""
-    if (owner := asking(name, policies)) is not None:
+    if (owner := transform_owner(name, policies)) is not None:
         return layout.transform(owner)
     shaping = policies[name].shaping.name
     return Path(shaping) if shaping.endswith(".json") else None

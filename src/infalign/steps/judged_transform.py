@@ -15,12 +15,12 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import write_table, write_text
 from infalign.method.procedures import Served
 from infalign.pipeline.units import Summary, Unit
+from infalign.recipe.data_dependent import transform_owner
 from infalign.recipe.layout import Layout
-from infalign.recipe.resolved import asking
 from infalign.rewards.scores import count_scored
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import rollout_keys
-from infalign.steps.counts import Cost, Counts
+from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 
@@ -32,7 +32,7 @@ def units(run: Run) -> Iterator[Unit]:
     """Yield the judging of some rollouts, and the transformation of each policy that asks for it."""
     layout, recipe = run.layout, run.recipe
     policies = recipe.policies
-    found = [name for name in policies if asking(name, policies) == name]
+    found = [name for name in policies if transform_owner(name, policies) == name]
     if not found:
         return
     yield Unit(
@@ -109,5 +109,5 @@ def find_transform(layout: Layout, name: str, procedure: Served, kl: float, *, o
 
 def inputs(run: Run, name: str) -> tuple[Path, ...]:
     """Return the table that a run finds for a policy, or for its teacher, if it finds one."""
-    found = asking(name, run.recipe.policies)
+    found = transform_owner(name, run.recipe.policies)
     return () if found is None else (run.layout.transform(found),)
