@@ -34,6 +34,7 @@ from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
 from infalign.training.target import Target
 
+History = list[dict[str, Any]]
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
 
@@ -162,9 +163,7 @@ def train_policy(
     return {"beta": beta, "trainer_beta": trainer_beta, **losses, **last, "history": history}
 
 
-def _train_offline(
-    policy: Offline, beta: float, material: PolicyInputs, target: Target, job: Any
-) -> list[dict[str, Any]]:
+def _train_offline(policy: Offline, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
     from infalign.training.offline import RolloutRegression, fit_to_rollouts, held_out_rollouts
     from infalign.training.scale import scale_guide_to_kl
@@ -179,7 +178,7 @@ def _train_offline(
     return fitted.save(tokenizer)
 
 
-def _distil(policy: Distil, beta: float, material: PolicyInputs, target: Target, job: Any) -> list[dict[str, Any]]:
+def _distil(policy: Distil, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
     from infalign.training.offline import Distillation, fit_to_rollouts
 
@@ -191,9 +190,7 @@ def _distil(policy: Distil, beta: float, material: PolicyInputs, target: Target,
     return fit_to_rollouts(loss, model, material.rows(policy), policy.fit, job).save(tokenizer)
 
 
-def _train_on_policy(
-    policy: OnPolicy, beta: float, material: PolicyInputs, target: Target, job: Any
-) -> list[dict[str, Any]]:
+def _train_on_policy(policy: OnPolicy, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on-policy, with ``beta`` for the normalized values, and return the log.
 
     With ranks from the rank model it uses all training prompts, including those without rollouts.
