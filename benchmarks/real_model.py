@@ -109,7 +109,7 @@ def compared(name: str, plain: tuple[Material, Work], ours: tuple[Material, Work
 def drawing(material: Material) -> Work:
     """Return the draws of our sampler, all prompts in one batch."""
     engine = SharedPrefixEngine(material.model, material.tokenizer, Sampling(RESPONSE))
-    return lambda: engine.sample_together([(prompt, range(K)) for prompt in material.asked])
+    return lambda: engine.sample_together([(prompt, i) for prompt in material.asked for i in range(K)])
 
 
 def generating(material: Material) -> Work:

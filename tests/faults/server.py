@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
+from transformers import TopPLogitsWarper
 
 from infalign.sampling.engine import Sampling
 from infalign.sampling.transformers import TransformersEngine
@@ -139,13 +140,12 @@ class RolloutServer(Server):
 
     def answer(self, body: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
         """Return the responses that the model draws, with what the script does to them."""
-        sampling = Sampling(
-            body["max_tokens"], body["temperature"], self.truncate_to or body["top_p"], seed=body["seed"]
-        )
-        engine = TransformersEngine(self.model, self.tokenizer, sampling)
+        engine = TransformersEngine(self.model, self.tokenizer, Sampling(body["max_tokens"], seed=body["seed"]))
         choices = []
         with self.computing:
+            hook = self.model.register_forward_hook(self._truncate)
             drawn = engine.sample(body["prompt"], "", range(body["n"]))
+            hook.remove()
         for response in drawn:
             logprobs = token_logprobs(self.model, body["prompt"], response.token_ids)
             choices.append(
@@ -167,6 +167,11 @@ class RolloutServer(Server):
                     fault
                 )
         return {"choices": choices}
+
+    def _truncate(self, model: Any, given: Any, output: Any) -> Any:
+        if self.truncate_to is not None:
+            output.logits[:, -1] = TopPLogitsWarper(self.truncate_to)(None, output.logits[:, -1])
+        return output
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Rewards from a server: real HTTP on 127.0.0.1, and scores that are kept. Its faults are in `faults.rewards`."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -146,7 +147,7 @@ def test_vllm_gives_the_raw_output_of_its_model_at_both_endpoints(tokenizer: Any
     ("path", "output", "message"),
     [
         ("classify", {"probs": [0.1, 0.9]}, "returned 2 rewards for the 1 responses"),
-        ("classify", {"data": [0.1]}, "no JSON object with one `data`, whose output is `probs`"),
+        ("classify", {"scores": [0.1]}, "no JSON object with one `data`, whose output is `probs` or `data`"),
         ("pooling", {"data": [[0.5, 1.5]]}, "returned 2 rewards for the 1 responses"),
         ("pooling", {"data": []}, "no JSON object with one `data`"),
         ("pooling", {"data": "AAAA"}, "returned str"),
@@ -171,8 +172,9 @@ def test_repetitions_of_two_threads_are_logged(
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(reward, ASKED, SAID) for _ in range(2)]
         assert [future.result() for future in found] == [gold(ASKED, SAID)] * 2
-    said = f"{server.url}: status 503; again in 0 s, for 300 s more"
-    assert [record.getMessage() for record in caplog.records] == [said, said]
+    said = rf"{server.url}: status 503: .*; again in 0 s, for 300 s more"
+    assert all(re.fullmatch(said, record.getMessage()) for record in caplog.records)
+    assert len(caplog.records) == 2
 
 
 def test_a_reward_is_asked_from_inside_an_event_loop(server: RewardServer, tokenizer: Any) -> None:
@@ -236,7 +238,6 @@ def test_a_server_must_still_give_the_rewards_it_gave(
         ({"url": "ftp://me:secret@host/x"}, "use api_key_env"),
         ({"url": "http://host", "function": "a:b"}, "not both"),
         ({"url": ["http://a/classify", "http://b/get_reward"]}, "asked alike"),
-        ({"url": ["http://a/classify", "http://b/pooling"]}, "asked alike"),
         ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
         ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env is for a `url`"),
     ],

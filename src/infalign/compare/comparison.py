@@ -28,7 +28,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.evaluated import Evaluated
 from infalign.report.one_kl import AtOneKL
-from infalign.sampling.prompts import Prompts
+from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.evaluate import evaluations
@@ -230,7 +230,7 @@ def serve_best_of_n(recipe: Recipe, evaluated: Evaluated, n: int, served: Sequen
 
     Served by a procedure that is not extreme, it is served once.
     """
-    prompt_ids = Prompts.read(evaluated.layout.prompts("test"), recipe.evaluate.prompts).prompt_ids
+    prompt_ids = PromptTable(evaluated.layout.prompts("test"), recipe.evaluate.prompts).read().prompt_ids
     rollouts = read_rollouts(evaluated.layout.evaluation("reference") / "samples", prompt_ids, evaluated.samples)
     reward = evaluated.column("reference", "reward")
     kl = best_of_n_kl(reward, rollouts["logprob"].to_numpy().reshape(reward.shape), n)

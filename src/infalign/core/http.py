@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, PartialError
 
 if TYPE_CHECKING:
     import ssl
@@ -100,8 +100,8 @@ class Post(Protocol):
     async def __call__(self, body: object, *, max_bytes: int) -> httpx2.Response:
         """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
 
-        The answer may have ``max_bytes``, decompressed. Raises httpx2.HTTPError, that of the last attempt, whose
-        request has the URL that was asked.
+        The answer may have ``max_bytes``, decompressed. Raises PartialError if there is none in time, ConfigError if
+        the server refuses.
         """
 
 
@@ -202,18 +202,21 @@ class Servers:
             try:
                 return (await self._attempt(client, url, body, max_bytes)).raise_for_status()
             except httpx2.HTTPError as error:
-                response = getattr(error, "response", None)
-                wait, wanted = (
-                    next(waits, math.inf),
-                    "" if response is None else response.headers.get("Retry-After", ""),
-                )
+                why, said, wait, wanted = type(error).__name__, str(error), next(waits, math.inf), ""
+                if isinstance(error, httpx2.HTTPStatusError):
+                    why, said = f"status {error.response.status_code}", error.response.text
+                    wanted = error.response.headers.get("Retry-After", "")
                 if wanted.isdecimal():
                     wait = min(float(wanted), MAX_WAIT_BETWEEN_ATTEMPTS)
-                left = deadline - time.monotonic()
-                if not may_pass(error) or wait > left:
-                    raise
-                why = f"{type(error).__name__}: {error}" if response is None else f"status {response.status_code}"
-                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, quote_answer(why, self.key), wait, left)
+                left, why = deadline - time.monotonic(), f"{why}: {quote_answer(said, self.key)}"
+                if not may_pass(error):
+                    raise ConfigError(f"{url} refused the request with {why}") from error
+                if wait > left:
+                    raise PartialError(
+                        f"{url} did not answer for {self.retry_seconds:.0f} s, the last attempt gave {why}; what is "
+                        "done is kept, so start the server and run the same command again"
+                    ) from error
+                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, why, wait, left)
             await sleep(wait)
         raise AssertionError  # the attempts have no end
 

@@ -162,7 +162,7 @@ class Recipe(Settings):
             has_rank_model=self.rank_model is not None,
             has_judge=self.judge is not None,
             has_reward_model=self.reward.has_trunk,
-            own_models=self.rollout.engine.own_models,
+            own_models=self.rollout.engine.is_local,
         )
         for name, policy in self.policies.items():
             try:

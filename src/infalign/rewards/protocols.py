@@ -1,4 +1,4 @@
-"""What reward servers are asked and how they answer: OpenRLHF's protocol, and the two of vLLM."""
+"""What reward servers are asked and how they answer: OpenRLHF's protocol, and vLLM's."""
 
 from __future__ import annotations
 
@@ -29,43 +29,31 @@ class RewardProtocol:
     rewards: Callable[[Any], object]
 
 
-def _conversation(prompts: list[list[Message]], responses: list[str]) -> dict[str, Any]:
-    """Return the one conversation of a request of vLLM, which renders it with its model's chat template.
+def is_vllm(url: str) -> bool:
+    """Return whether a server speaks vLLM's protocol, by its path; others speak OpenRLHF's."""
+    return urlsplit(url).path.rstrip("/").endswith(("/classify", "/pooling"))
+
+
+def vllm_protocol() -> RewardProtocol:
+    """Return the protocol of vLLM, whose requests are a conversation each, rendered by its model's chat template.
 
     So the text is the one that the model was trained on. ``use_activation`` is off: a sigmoid would round large rewards
-    to 1.
+    to 1. The output is ``probs`` of a sequence classifier at /classify; at /pooling it is ``data``, or its last if the
+    model has one for each token.
     """
-    return {"messages": [*prompts[0], reply(responses[0])], "use_activation": False}
 
+    def body(prompts: list[list[Message]], responses: list[str]) -> dict[str, Any]:
+        return {"messages": [*prompts[0], reply(responses[0])], "use_activation": False}
 
-def _output(answer: Any, key: str) -> Any:
-    (found,) = answer["data"]
-    return found[key]
+    def rewards(answer: Any) -> object:
+        (output,) = answer["data"]
+        if "probs" in output:
+            return output["probs"]
+        values = output["data"]
+        return values[-1] if isinstance(values[-1], list) else values
 
-
-def _last_output(answer: Any) -> Any:
-    values = _output(answer, "data")
-    return values[-1] if isinstance(values[-1], list) else values
-
-
-VLLM = {
-    "/classify": RewardProtocol(  # a sequence classifier with one output
-        1,
-        64,
-        "JSON object with one `data`, whose output is `probs`",
-        _conversation,
-        lambda answer: _output(answer, "probs"),
-    ),
-    "/pooling": RewardProtocol(  # a pooling model: its only output, or that at the last token if it has one for each
-        1, 64, "JSON object with one `data`, whose output is `data`", _conversation, _last_output
-    ),
-}
-
-
-def vllm_protocol(url: str) -> RewardProtocol | None:
-    """Return the protocol of vLLM that a server speaks, None for a server that speaks OpenRLHF's."""
-    path = urlsplit(url).path.rstrip("/")
-    return next((protocol for ending, protocol in VLLM.items() if path.endswith(ending)), None)
+    answers = "JSON object with one `data`, whose output is `probs` or `data`"
+    return RewardProtocol(1, 64, answers, body, rewards)
 
 
 def openrlhf_protocol(tokenizer: PreTrainedTokenizerBase, rows: int) -> RewardProtocol:
@@ -80,10 +68,7 @@ def openrlhf_protocol(tokenizer: PreTrainedTokenizerBase, rows: int) -> RewardPr
         for prompt, same in groupby(prompts):  # rows that follow each other are rendered once
             text = str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
             named += [(text, prompt_id(prompt))] * len(list(same))
-        return {
-            "query": [prompt + response for (prompt, _), response in zip(named, responses, strict=True)],
-            "prompts": [prompt for prompt, _ in named],
-            "labels": [label for _, label in named],
-        }
+        rendered, labels = zip(*named, strict=True)
+        return {"query": list(map(str.__add__, rendered, responses)), "prompts": rendered, "labels": labels}
 
     return RewardProtocol(rows, 16, "JSON object with `rewards`", body, lambda answer: answer["rewards"])

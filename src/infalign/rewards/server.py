@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from infalign.core.errors import ConfigError, DataError, PartialError
-from infalign.core.http import RETRY_SECONDS, Post, Servers, api_key, may_pass, quote_answer
-from infalign.data.examples import Message, prompt_id
+from infalign.core.errors import DataError
+from infalign.core.http import RETRY_SECONDS, Post, Servers, api_key, quote_answer
+from infalign.data.examples import Message
 from infalign.data.lines import reject_duplicate_keys
 from infalign.rewards.base import Batch, checked_rewards
-from infalign.rewards.protocols import RewardProtocol, openrlhf_protocol, vllm_protocol
+from infalign.rewards.protocols import is_vllm, openrlhf_protocol, vllm_protocol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ class RemoteReward:
     def score_each(self, batches: Iterable[Batch]) -> Generator[tuple[int, list[float]]]:
         """Yield the number of each batch and its rewards, as they come; raises as a call, after those under way."""
         urls = (self.url,) if isinstance(self.url, str) else tuple(self.url)
-        protocol = vllm_protocol(urls[0]) or openrlhf_protocol(self.tokenizer, self.batch)
+        protocol = vllm_protocol() if is_vllm(urls[0]) else openrlhf_protocol(self.tokenizer, self.batch)
         in_flight = self.in_flight or protocol.in_flight
         servers = Servers(urls, in_flight, self.read_seconds, self.retry_seconds, api_key(self.api_key_env))
         found: dict[int, dict[int, list[float]]] = {}  # of the batches under way, by the first row of a request
@@ -79,7 +79,15 @@ class RemoteReward:
                     yield _Request(number, first, prompts[rows], responses[rows])
 
         async def ask(post: Post, request: _Request) -> list[float]:
-            return await self._ask(post, protocol, request, servers.key)
+            _, first, prompts, responses = request
+            answer = await post(protocol.body(prompts, responses), max_bytes=ROW_BYTES * (1 + len(responses)))
+            name = f"{answer.url} (batch {first // protocol.rows + 1})"
+            try:
+                rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=reject_duplicate_keys))
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                said = quote_answer(answer.text, servers.key)
+                raise DataError(f"reward {name}: the answer is no {protocol.answers}, it begins {said!r}") from error
+            return checked_rewards(rewards, prompts, first=first, name=name)
 
         with closing(servers.answers(ask, requests())) as answered:
             for request, given in answered:
@@ -88,34 +96,3 @@ class RemoteReward:
                 if all(parts.values()):
                     del found[request.number]
                     yield request.number, [reward for part in parts.values() for reward in part]
-
-    async def _ask(self, post: Post, protocol: RewardProtocol, request: _Request, key: str | None) -> list[float]:
-        """Return the rewards of one request."""
-        import httpx2
-
-        _, first, prompts, responses = request
-        batch = f"(batch {first // protocol.rows + 1})"
-        try:
-            max_bytes = ROW_BYTES * (1 + len(responses))
-            answer = await post(protocol.body(prompts, responses), max_bytes=max_bytes)
-        except httpx2.HTTPError as error:
-            if isinstance(error, httpx2.HTTPStatusError):
-                said = f"status {error.response.status_code}: {quote_answer(error.response.text, key)}"
-            else:
-                said = f"{type(error).__name__}: {quote_answer(str(error), key)}"
-            name = f"{error.request.url} {batch}"
-            if not may_pass(error):
-                raise ConfigError(f"reward {name}: the server refused the request with {said}") from error
-            raise PartialError(
-                f"reward {name}: no rewards within {self.retry_seconds:.0f} s for rows {first} to "
-                f"{first + len(responses) - 1} (first prompt {prompt_id(prompts[0])}), the last answer was {said}; the "
-                "scores so far are kept, so start the server and run the same command again"
-            ) from error
-        name = f"{answer.url} {batch}"
-        try:
-            rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=reject_duplicate_keys))
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise DataError(
-                f"reward {name}: the answer is no {protocol.answers}, it begins {quote_answer(answer.text, key)!r}"
-            ) from error
-        return checked_rewards(rewards, prompts, first=first, name=name)

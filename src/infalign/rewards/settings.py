@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from infalign.core.http import checked_url, checked_variable, url_list
 from infalign.core.settings import Count, Settings
 from infalign.models.settings import Model
-from infalign.rewards.protocols import vllm_protocol
+from infalign.rewards.protocols import is_vllm
 
 
 class Head(Settings):
@@ -65,8 +65,8 @@ class RewardSource(Model):
             raise ValueError("api_key_env is for a `url`")
         if self.in_flight is not None and self.url is None:
             raise ValueError("in_flight is for a `url`")
-        if len({id(vllm_protocol(url)) for url in self.url or ()}) > 1:
-            raise ValueError("the servers of one reward are asked alike: all at /classify, all at /pooling, or none")
+        if len(set(map(is_vllm, self.url or ()))) > 1:
+            raise ValueError("the servers of one reward are asked alike: all at vLLM's /classify or /pooling, or none")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
             raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch, fit and head")

@@ -1,8 +1,8 @@
-"""What an engine is: a distribution, prompts, responses, and a random stream for each response.
+"""What an engine is: prompts, responses, and a random stream for each response.
 
-Samples follow the policy itself: temperature 1 and no truncation unless requested, and no setting of a model folder or
-a server applies silently. Tokens are picked by inverse CDF from a separate random stream for each response, so K can
-grow without redrawing. Needs the ``train`` extra.
+Samples follow the policy itself: temperature 1 and no truncation, whatever a model folder or a server would apply.
+Tokens are picked by inverse CDF from a separate random stream for each response, so K can grow without redrawing.
+Needs the ``train`` extra.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -20,6 +20,7 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import Kind
+from infalign.models.settings import Compute
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,34 +32,21 @@ UNDEFINED_POLICY = "the model gives NaN or infinite logits, so it defines no pol
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The distribution that responses are drawn from; every field reaches the engine explicitly.
-
-    ``top_k``, ``min_p`` and ``repetition_penalty`` are always off. Raises `ConfigError` for a value out of range.
-    """
+    """How long responses may be, and the seed of their random streams. Raises `ConfigError` for a length below 1."""
 
     max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
     seed: int = 0
-    dtype: str = "float32"  # of the weights of a model that is loaded here
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(
-                f"temperature is {self.temperature}; it must be positive and finite (1 draws from the policy)"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}; it must be in (0, 1] (1 draws from the policy)")
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """One response: its token ids with the EOS that ended it, and its text without special tokens.
 
-    ``finish`` is ``"stop"`` (EOS) or ``"length"``; ``logprob`` is Σ log-probability of ``token_ids`` under the
-    distribution that was sampled, NaN if the engine gives none.
+    ``finish`` is ``"stop"`` (EOS) or ``"length"``; ``logprob`` is Σ log-probability of ``token_ids``, NaN if the
+    engine gives none.
     """
 
     token_ids: tuple[int, ...]
@@ -90,8 +78,8 @@ Asked = tuple[Prompt, Sequence[int]]
 class BatchEngine(Engine, Protocol):
     """An engine that draws for several prompts in one batch."""
 
-    def sample_together(self, asked: Sequence[Asked]) -> list[list[Response]]:
-        """Return the rollouts of each of ``asked``."""
+    def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
+        """Return rollouts, each of a prompt and a number, in that order."""
         ...
 
 
@@ -111,9 +99,7 @@ class EngineSettings(Kind):
     """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
     discriminator: ClassVar[str] = "engine"
-    parts: ClassVar[int] = 4  # number of parts in which rollouts are drawn, one unit of work each
-    own_models: ClassVar[bool] = True  # whether it loads models of infalign's own kind, such as a guided policy
-    rounds_as_training: ClassVar[bool] = True  # whether its log-probabilities equal those that training computes
+    is_local: ClassVar[bool] = True  # whether it computes here, as training does, also with models of infalign's own
 
     kind: str
 
@@ -123,15 +109,11 @@ class EngineSettings(Kind):
         return (), None
 
     @abstractmethod
-    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> OpenEngine:
+    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> AbstractContextManager[Engine]:
         """Return a context that gives the engine, ready to draw from the folder or id ``model``.
 
-        ``device`` gives the torch device. Raises ConfigError for a model or server that cannot be sampled from;
-        some engines test this on ``probe``.
+        Raises ConfigError for a model or server that cannot be sampled from; some engines test this on ``probe``.
         """
-
-
-OpenEngine = AbstractContextManager[Engine]
 
 
 def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling: Sampling) -> None:
@@ -169,7 +151,6 @@ def check_not_empty(prompt_ids: Sequence[int], prompt_id: str) -> None:
 
 def token_uniforms(sampling: Sampling, prompt_id: str, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return one uniform on [0, 1) for each response and token (indices × max_new_tokens), from Philox streams."""
-
     keys = (stream_key(sampling, prompt_id, index) for index in indices)
     return np.stack([np.random.Generator(np.random.Philox(key=key)).random(sampling.max_new_tokens) for key in keys])
 
@@ -180,17 +161,12 @@ def stream_key(sampling: Sampling, prompt_id: str, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
-def pick_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def pick_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token and its log-probability for each row of ``logits`` (rows × V), by inverse CDF at ``uniforms``."""
     import torch
     from torch.nn.functional import pad
 
-    logits = logits.float() if sampling.temperature == 1 else logits.float() / sampling.temperature
-    probabilities = torch.softmax(logits, dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
-        probabilities = probabilities.scatter(-1, order, ordered.where(before < sampling.top_p, 0.0))
+    probabilities = torch.softmax(logits.float(), dim=-1)
     # Two levels, a block of tokens and then a token: one cumulative sum over the vocabulary is slow and less precise.
     padding = -probabilities.shape[-1] % CDF_BLOCK
     padded = pad(probabilities, (0, padding)) if padding else probabilities
@@ -214,4 +190,4 @@ def as_responses(ids: Sequence[Sequence[int]], logprobs: Sequence[float], tokeni
         raise ConfigError(UNDEFINED_POLICY)
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     finishes = ["stop" if row[-1] == tokenizer.eos_token_id else "length" for row in ids]
-    return [Response(*fields) for fields in zip(map(tuple, ids), texts, finishes, logprobs, strict=True)]
+    return list(map(Response, map(tuple, ids), texts, finishes, logprobs))

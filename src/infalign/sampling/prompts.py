@@ -1,7 +1,8 @@
 """Prompts of a table, and responses drawn to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from infalign.core.sequences import Lazy, in_blocks, token_lists
 from infalign.core.storage import listed, read_table
 from infalign.data.examples import Message
 from infalign.models.settings import Compute
-from infalign.sampling.engine import EngineSettings, OpenEngine, Prompt, Sampling
-from infalign.sampling.rollouts import draw
+from infalign.sampling.engine import Engine, EngineSettings, Prompt, Sampling
+from infalign.sampling.rollouts import count_drawn, draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,6 @@ class Prompts:
     conversations: Sequence[list[Message]]
     token_ids: Sequence[list[int]]
 
-    @classmethod
-    def read(cls, path: Path, first: int, every: slice = slice(None)) -> "Prompts":
-        """Return the prompts that the slice ``every`` picks from the ``first`` ones of a table."""
-        table = read_table(path)
-        table = table.take(np.arange(min(first, table.num_rows))[every])
-
-        conversations = in_blocks(table.num_rows, 64, lambda start: listed(table.slice(start, 64), "prompt"))
-        return cls(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
-
     def asked(self) -> Lazy[Prompt]:
         """Return the prompts in the form that engines take."""
         return Lazy(len(self.prompt_ids), lambda i: Prompt(self.prompt_ids[i], self.token_ids[i]))
@@ -41,15 +33,19 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class PromptTable:
-    """Some prompts of a table on disk: those that the slice ``every`` picks from the ``first`` ones."""
+    """The ``first`` prompts of a table on disk, or of these every ``step``-th from number ``start``."""
 
     path: Path
     first: int
-    every: slice = field(default_factory=lambda: slice(None))
+    start: int = 0
+    step: int = 1
 
     def read(self) -> Prompts:
         """Return the prompts."""
-        return Prompts.read(self.path, self.first, self.every)
+        table = read_table(self.path)
+        table = table.take(np.arange(self.start, min(self.first, table.num_rows), self.step))
+        conversations = in_blocks(table.num_rows, 64, lambda start: listed(table.slice(start, 64), "prompt"))
+        return Prompts(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,9 @@ class Sampler:
     max_new_tokens: int
     compute: Compute
 
-    def open(self, probe: Prompt, *, seed: int) -> OpenEngine:
+    def open(self, probe: Prompt, *, seed: int) -> AbstractContextManager[Engine]:
         """Return a context that gives the engine, checked on a probe prompt."""
-        sampling = Sampling(self.max_new_tokens, seed=seed, dtype=self.compute.dtype)
-        return self.engine.open(self.model, sampling, self.compute.torch_device, probe)
+        return self.engine.open(self.model, Sampling(self.max_new_tokens, seed), self.compute, probe)
 
     def draw(self, prompts: Prompts, k: int, folder: Path, *, seed: int, on_progress: OnProgress) -> None:
         """Draw those of ``k`` responses to each prompt that are missing in ``folder`` into it.
@@ -72,7 +67,7 @@ class Sampler:
         Where none is missing, the engine is not opened.
         """
         asked, total = prompts.asked(), len(prompts.prompt_ids) * k
-        if _count_drawn(prompts, k, folder) == total:
+        if count_drawn(folder, prompts.prompt_ids, k) == total:
             on_progress(total, total, "responses")
             return
         with self.open(asked[0], seed=seed) as engine:
@@ -81,25 +76,14 @@ class Sampler:
 
 def rollout_progress(prompts: Prompts, k: int, folder: Path) -> SoFar:
     """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``."""
-    drawn, total = _count_drawn(prompts, k, folder), len(prompts.prompt_ids) * k
+    drawn, total = count_drawn(folder, prompts.prompt_ids, k), len(prompts.prompt_ids) * k
     return SoFar(f"{drawn:,} of {total:,} responses", drawn / total) if drawn else NOTHING
-
-
-def _count_drawn(prompts: Prompts, k: int, folder: Path) -> int:
-    wanted, drawn = set(prompts.prompt_ids), 0
-    for shard in folder.glob("part-*.parquet"):
-        table = read_table(shard, ["prompt_id", "index"])
-        rows = zip(listed(table, "prompt_id"), listed(table, "index"), strict=True)
-        drawn += sum(prompt_id in wanted and index < k for prompt_id, index in rows)
-    return drawn
 
 
 def rollout_keys(prompt_ids: list[str], k: int) -> pa.Table:
     """Return the columns prompt_id and index of ``k`` responses to each prompt."""
-    repeated_ids = pa.array(prompt_ids, pa.string()).take(
-        pa.array(np.repeat(np.arange(len(prompt_ids)), k), pa.int64())
-    )
-    return pa.table({"prompt_id": repeated_ids, "index": np.tile(np.arange(k, dtype=np.int32), len(prompt_ids))})
+    indices = np.tile(np.arange(k, dtype=np.int32), len(prompt_ids))
+    return pa.table({"prompt_id": pa.array(repeated(prompt_ids, k), pa.string()), "index": indices})
 
 
 def repeated(values: Sequence[Any], times: int) -> list[Any]:

@@ -6,14 +6,14 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from infalign.core.errors import ConfigError, PartialError, first_line
+from infalign.core.errors import ConfigError
 from infalign.core.http import (
     RETRY_SECONDS,
     Post,
@@ -21,13 +21,13 @@ from infalign.core.http import (
     api_key,
     checked_url,
     checked_variable,
-    may_pass,
     quote_answer,
     url_list,
 )
 from infalign.core.settings import Count
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import eos_token_id
+from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     Asked,
     Engine,
@@ -169,8 +169,8 @@ class ServerEngine:
                 "n": len(missing),
                 "seed": stream_key(sampling, prompt.prompt_id, missing[0]) % SEEDS,
                 "max_tokens": sampling.max_new_tokens,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
+                "temperature": 1.0,
+                "top_p": 1.0,
                 "top_k": -1,  # disables top-k; SGLang refuses 0
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
@@ -180,70 +180,57 @@ class ServerEngine:
                 "return_token_ids": True,
             }
             max_bytes = TOKEN_BYTES * len(missing) * (len(prompt.token_ids) + sampling.max_new_tokens)
-            url, choices = await self._choices(post, body, max_bytes)
+            answer = await post(body, max_bytes=max_bytes)
+            url = str(answer.url)
+            try:
+                choices = _Completion.model_validate(answer.json()).choices
+            except (ValueError, RecursionError) as error:
+                said = quote_answer(answer.text, self.servers.key)
+                raise ConfigError(f"{url} is no OpenAI-compatible server; it answered {said}") from error
             if not 1 <= len(choices) <= len(missing):
                 raise ConfigError(f"{url} returned {len(choices)} responses where {len(missing)} were asked for")
-            responses += [self._response(url, choice, prompt.token_ids, sampling) for choice in choices]
+            for choice in choices:
+                if problem := self._problem(choice, prompt.token_ids, sampling.max_new_tokens):
+                    raise ConfigError(f"{url} {problem}")
+            responses += map(self._response, choices)
         ids = [response.token_ids for response in responses]
         equal = len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4
         sure = (len(ids) - 1) * responses[0].logprob > MIN_LOG_PROBABILITY  # False for NaN
         if equal and not sure:
             raise ConfigError(
-                f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature "
-                f"{sampling.temperature}; make it sample, for vLLM with --generation-config vllm"
+                f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature 1; make it "
+                "sample, for vLLM with --generation-config vllm"
             )
         return responses
 
-    async def _choices(self, post: Post, body: dict[str, Any], max_bytes: int) -> tuple[str, list[_Choice]]:
-        """Return the URL of the server that answered, and the choices in its answer."""
-        import httpx2
-
-        key = self.servers.key
-        try:
-            answer = await post(body, max_bytes=max_bytes)
-        except httpx2.HTTPError as error:
-            if may_pass(error):
-                raise PartialError(
-                    f"{error.request.url} did not answer for {self.servers.retry_seconds:.0f} s "
-                    f"({quote_answer(first_line(error), key)}); what is drawn is kept, so start the server and run the "
-                    "same command again"
-                ) from error
-            said = error.response.text if isinstance(error, httpx2.HTTPStatusError) else str(error)
-            raise ConfigError(f"{error.request.url} refused the request: {quote_answer(said, key)}") from error
-        url = str(answer.url)
-        try:
-            return url, _Completion.model_validate(answer.json()).choices
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{url} is no OpenAI-compatible server; it answered {quote_answer(answer.text, key)}"
-            ) from error
-
-    def _response(self, url: str, choice: _Choice, prompt_ids: Sequence[int], sampling: Sampling) -> Response:
-        ids, finish, most = choice.token_ids, choice.finish_reason, sampling.max_new_tokens
+    def _problem(self, choice: _Choice, prompt_ids: Sequence[int], longest: int) -> str | None:
+        """Return what is wrong with a response to a prompt, of at most so many tokens."""
+        ids, finish, logprobs = choice.token_ids, choice.finish_reason, choice.logprobs
         if not ids:
-            raise ConfigError(
-                f"{url} returns no token ids, and text does not encode back to them; use a server that knows "
+            return (
+                "returns no token ids, and text does not encode back to them; use a server that knows "
                 "return_token_ids, such as vLLM 0.10.2 or later"
             )
         if (choice.prompt_token_ids or list(prompt_ids)) != list(prompt_ids):
-            raise ConfigError(f"{url} answered another prompt than it was asked; switch its prompt rewriting off")
+            return "answered another prompt than it was asked; switch its prompt rewriting off"
         if finish not in ("stop", "length") or (finish == "stop") != (ids[-1] == self.eos):
-            raise ConfigError(
-                f"{url} ended a response with {finish!r} after token {ids[-1]}, but responses end with the "
-                f"tokenizer's EOS, {self.eos}; for vLLM, start it with --generation-config vllm"
+            return (
+                f"ended a response with {finish!r} after token {ids[-1]}, but responses end with the tokenizer's EOS, "
+                f"{self.eos}; for vLLM, start it with --generation-config vllm"
             )
-        if len(ids) > most or (finish == "length" and len(ids) < most):
-            raise ConfigError(
-                f"{url} cut a response off after {len(ids)} tokens where {most} were asked for; let it have as many, "
+        if len(ids) > longest or (finish == "length" and len(ids) < longest):
+            return (
+                f"cut a response off after {len(ids)} tokens where {longest} were asked for; let it have as many, "
                 "for vLLM with a larger --max-model-len"
             )
-        # Servers report log-probabilities of the model; these apply to the samples only if nothing modifies them.
-        logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        if logprobs is not None and len(logprobs) != len(ids):
-            raise ConfigError(f"{url} returns {len(logprobs)} log-probabilities for {len(ids)} tokens")
-        sampled = logprobs if sampling.temperature == 1 and sampling.top_p == 1 else None
+        if logprobs and logprobs.token_logprobs is not None and len(logprobs.token_logprobs) != len(ids):
+            return f"returns {len(logprobs.token_logprobs)} log-probabilities for {len(ids)} tokens"
+        return None
+
+    def _response(self, choice: _Choice) -> Response:
+        ids, logprobs = choice.token_ids or [], choice.logprobs and choice.logprobs.token_logprobs
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Response(tuple(ids), text, finish, math.fsum(sampled) if sampled else math.nan)
+        return Response(tuple(ids), text, str(choice.finish_reason), math.fsum(logprobs) if logprobs else math.nan)
 
 
 def _checked_root(url: str) -> str:
@@ -265,9 +252,7 @@ def _checked_command(command: str) -> str:
 class Settings(EngineSettings):
     """An OpenAI-compatible server, or a command that starts one."""
 
-    parts: ClassVar[int] = 1  # one part: a server batches all prompts itself
-    own_models: ClassVar[bool] = False
-    rounds_as_training: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
 
     kind: Literal["server"]
     url: Annotated[tuple[str, ...], Field(min_length=1), *url_list(_checked_root)] = Field(
@@ -289,7 +274,7 @@ class Settings(EngineSettings):
         return (self.url, self.api_key_env) if self.command is None else ((), None)
 
     @contextmanager
-    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
         tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
         with serving(self.command, model, self.url[0]) as first:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError, first_line
 from infalign.models.attention import unsupported_layers
 from infalign.models.pretrained import eos_token_id, load_policy
+from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
-    Asked,
     Engine,
     EngineSettings,
     Prompt,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-POLICY = Sampling(1)  # temperature 1 and no truncation
 ALTERNATIVES = (
     "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model, or serve it with "
     "vLLM and name that server's URL as the engine"
@@ -59,8 +58,8 @@ class SharedPrefixBatch:
     products, which depends on the batch size.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, distribution: Sampling = POLICY) -> None:
-        self.model, self.tokenizer, self.distribution = model, tokenizer, distribution
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
         self.eos = eos_token_id(tokenizer)
         self.rows: list[Row] = []  # with some that have ended: compacting the cache is costly
         self._cache = SharedPrefixCache()
@@ -71,8 +70,7 @@ class SharedPrefixBatch:
     def join(self, draws: Iterable[tuple[Prompt, int, Sampling]]) -> list[Row]:
         """Begin rollouts, each of a prompt and a number; neighbors of one prompt share its computation.
 
-        Of a rollout's sampling the seed and the length count. Raises DataError for a prompt that the model cannot
-        answer.
+        Raises DataError for a prompt that the model cannot answer.
         """
         begun: list[tuple[Sequence[int], list[Row]]] = []
         for _, group in groupby(draws, lambda draw: draw[0].prompt_id):
@@ -101,7 +99,7 @@ class SharedPrefixBatch:
         uniforms = [0.0 if row.ended else row.uniforms[len(row.token_ids)] for row in self.rows]
         with torch.no_grad():
             at = torch.tensor(uniforms, dtype=torch.float64, device=self._logits.device)
-            tokens, logprobs = pick_tokens(self._logits, at, self.distribution)
+            tokens, logprobs = pick_tokens(self._logits, at)
             ended = []
             for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
                 if row.ended:
@@ -223,25 +221,22 @@ class SharedPrefixEngine:
     """Draws the rollouts of a run by `SharedPrefixBatch`: those of one call begin together."""
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
-        self.batch, self.sampling = SharedPrefixBatch(model, tokenizer, sampling), sampling
+        self.batch, self.sampling = SharedPrefixBatch(model, tokenizer), sampling
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return rollouts number ``indices`` of the prompt, in that order."""
-        (found,) = self.sample_together([(Prompt(prompt_id, prompt_ids), indices)])
-        return found
+        return self.sample_together([(Prompt(prompt_id, prompt_ids), index) for index in indices])
 
-    def sample_together(self, asked: Sequence[Asked]) -> list[list[Response]]:
-        """Return the rollouts of each of ``asked``, which are drawn in one batch."""
+    def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
+        """Return rollouts, each of a prompt and a number; they are drawn in one batch."""
         try:
-            rows = self.batch.join((prompt, index, self.sampling) for prompt, indices in asked for index in indices)
+            rows = self.batch.join((prompt, index, self.sampling) for prompt, index in draws)
             while self.batch.rows:
                 self.batch.step()
         except BaseException:
             self.batch.leave(self.batch.rows)
             raise
-        drawn = self.batch.responses(rows)
-        ends = list(accumulate((len(indices) for _, indices in asked), initial=0))
-        return [drawn[begin:end] for begin, end in pairwise(ends)]
+        return self.batch.responses(rows)
 
 
 def _configs(model: Any) -> list[Any]:
@@ -267,6 +262,6 @@ class Settings(EngineSettings):
     kind: Literal["shared-prefix"] = "shared-prefix"
 
     @contextmanager
-    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield SharedPrefixEngine(*load_policy(model, device=device(), dtype=sampling.dtype), sampling)
+        yield SharedPrefixEngine(*load_policy(model, device=compute.torch_device(), dtype=compute.dtype), sampling)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.models.pretrained import eos_token_id, load_policy
+from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     Engine,
     EngineSettings,
@@ -45,7 +46,7 @@ class TransformersEngine:
         logprobs: list[Tensor] = []
 
         def pick(so_far: Tensor, logits: Tensor) -> Tensor:
-            tokens, logprob = pick_tokens(logits, uniforms[:, so_far.shape[1] - len(prompt_ids)], self.sampling)
+            tokens, logprob = pick_tokens(logits, uniforms[:, so_far.shape[1] - len(prompt_ids)])
             logprobs.append(logprob)
             return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 
@@ -80,6 +81,6 @@ class Settings(EngineSettings):
     kind: Literal["transformers"] = "transformers"
 
     @contextmanager
-    def open(self, model: str, sampling: Sampling, device: Callable[[], str], probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield TransformersEngine(*load_policy(model, device=device(), dtype=sampling.dtype), sampling)
+        yield TransformersEngine(*load_policy(model, device=compute.torch_device(), dtype=compute.dtype), sampling)

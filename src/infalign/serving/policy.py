@@ -62,7 +62,7 @@ def open_policy(
         import torch
 
         torch.set_num_threads(recipe.compute.threads)
-    sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed, dtype=recipe.compute.dtype)
+    sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed)
     reward = run.scorer("reward").load()
     if isinstance(reward, RemoteReward):
         reward = replace(reward, retry_seconds=SERVING_RETRY_SECONDS)

@@ -45,7 +45,7 @@ class PolicyInputs:
     def of(cls, run: Run) -> PolicyInputs:
         """Return that of a run."""
         recipe, rollout = run.recipe, run.recipe.rollout
-        drawn_as_trained = rollout.engine.rounds_as_training and recipe.compute.dtype == "float32"
+        drawn_as_trained = rollout.engine.is_local and recipe.compute.dtype == "float32"
         return cls(
             run.reference, run.provenance, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained
         )

@@ -22,6 +22,7 @@ from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.training.solvers.offline import Offline
 from infalign.training.target import Target
 
+ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
 MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with
 
 
@@ -180,5 +181,5 @@ def scorer(recipe: Recipe, layout: Layout, name: str) -> Scorer:
 
 def rollout_parts(recipe: Recipe, layout: Layout) -> list[PromptTable]:
     """Return the training prompts that get rollouts, in parts that do not depend on the number of processes."""
-    parts, first = recipe.rollout.engine.parts, recipe.rollout.prompts
-    return [PromptTable(layout.prompts("train"), first, slice(part, None, parts)) for part in range(parts)]
+    parts = ROLLOUT_PARTS if recipe.rollout.engine.is_local else 1  # a server batches all prompts itself
+    return [PromptTable(layout.prompts("train"), recipe.rollout.prompts, part, parts) for part in range(parts)]
