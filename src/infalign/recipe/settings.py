@@ -10,7 +10,7 @@ from infalign.core.settings import Name, Settings
 from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
-from infalign.models.gguf import locate_model
+from infalign.models.conversion import locate_model
 from infalign.models.settings import Compute, Fit, Model, PolicyModel, RankModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout

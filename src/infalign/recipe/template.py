@@ -18,7 +18,7 @@ from infalign.data.sets import SETS, part_file
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, rewinds
-from infalign.models.gguf import is_gguf
+from infalign.models.conversion import is_gguf
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of, write_yaml
 from infalign.rewards.function import function_reward, is_file

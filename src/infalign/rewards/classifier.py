@@ -94,8 +94,10 @@ class ClassifierReward:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from infalign.models import pooled  # noqa: F401 - so that transformers knows it
+        from infalign.models.conversion import convert
 
-        if not Path(path).is_dir() and not is_hub_id(str(path)):
+        path = convert(str(path))
+        if not Path(path).is_dir() and not is_hub_id(path):
             raise ConfigError(f"reward model {path}: there is no such folder")
         try:
             model, found = AutoModelForSequenceClassification.from_pretrained(

@@ -12,6 +12,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import calibrate
 from infalign.method.reward import Reward, rewards_of
 from infalign.models.conversations import conversation_ids
+from infalign.models.conversion import convert
 from infalign.models.pretrained import load_policy
 from infalign.sampling.engine import Engine, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
@@ -52,7 +53,7 @@ def calibrate_prompts(
 
     if k < 2:
         raise ConfigError(f"calibration needs a k of at least 2 responses per prompt, found {k}")
-    network, tokenizer = model if isinstance(model, tuple) else load_policy(model)
+    network, tokenizer = model if isinstance(model, tuple) else load_policy(convert(str(model)))
     engine = _engine(network.eval(), tokenizer, Sampling(max_new_tokens, seed=seed))
     references = []
     for number, prompt in enumerate(prompts):

@@ -13,8 +13,9 @@ from infalign.core.errors import ConfigError
 from infalign.core.http import checked_url
 from infalign.data.examples import Message
 from infalign.method.procedures import parse_procedure
+from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import conversation_ids, load_tokenizer
-from infalign.models.pretrained import load_policy, merge_adapter
+from infalign.models.pretrained import is_adapter, load_policy
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward
@@ -80,7 +81,7 @@ def _model(run: Run, name: str) -> str:
     policies = run.recipe.policies
     if name != "reference" and name not in policies:
         if Path(name).is_dir():
-            if not _is_adapter(name):
+            if not is_adapter(name):
                 check_fits(name, run)
             return name
         known = ", ".join(["reference", *policies])
@@ -109,14 +110,10 @@ def _warn_of_others(run: Run, paths: Collection[str]) -> None:
             )
 
 
-def _is_adapter(path: str) -> bool:
-    return (Path(path) / "adapter_config.json").is_file()
-
-
 def _local(run: Run, path: str) -> DrawSource:
     """Return the draws of a model, or of a LoRA adapter on the reference."""
     load = partial(load_policy, device=run.recipe.compute.torch_device(), dtype=run.recipe.compute.dtype)
-    if not _is_adapter(path):
+    if not is_adapter(path):
         return LocalDraws(*load(path), rows=MAX_DRAWS_AT_ONCE)
     model, tokenizer = load(run.reference)
     return LocalDraws(merge_adapter(model, path), tokenizer, rows=MAX_DRAWS_AT_ONCE)

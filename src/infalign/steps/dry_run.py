@@ -20,7 +20,7 @@ from infalign.core.http import api_key, run_within
 from infalign.data.sources import Source
 from infalign.method.procedures import Standard
 from infalign.models.conversations import check_response_end, load_tokenizer
-from infalign.models.gguf import gguf_file, is_gguf
+from infalign.models.conversion import converted_folder, is_convertible
 from infalign.models.pretrained import check_causal
 from infalign.models.settings import is_hub_id
 from infalign.pipeline.ownership import check_inputs, check_run_dir
@@ -133,8 +133,8 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
     models = {f"{name}.model": path for name, path in recipe.named_models.items()}
     ready = {f"{name}.model" for name, source in recipe.rewards.items() if source.is_classifier and not source.trained}
     for key, path in (models | recipe.named_trunks).items():
-        if is_gguf(path):
-            yield f"{key}: {gguf_file(path)}, which the run converts"
+        if is_convertible(path):
+            yield f"{key}: {path}, which the run converts to {converted_folder(path)}"
         elif Path(path).is_dir():
             if key in models:
                 tokenizer = load_tokenizer(

@@ -9,7 +9,7 @@ from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.storage import read_table
-from infalign.models.gguf import converted_folder, is_gguf
+from infalign.models.conversion import converted_folder, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Scratch
 from infalign.recipe.fingerprints import Digests, settings_of
@@ -77,7 +77,7 @@ class Run:
         layout = Layout(Path(recipe.run_dir))
         digests = digests or Digests(layout.digests)
         named = recipe.named_models
-        files = {name: str(converted_folder(model, digests)) for name, model in named.items() if is_gguf(model)}
+        files = {name: str(converted_folder(model, digests)) for name, model in named.items() if is_convertible(model)}
         places = (named | files).items()
         update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in places}
         ggufs = {folder: named[name] for name, folder in files.items()}

@@ -16,7 +16,9 @@ from infalign.core.http import run_within
 from infalign.data.examples import Example
 from infalign.data.sets import SETS
 from infalign.data.sources import Source, read_examples
-from infalign.models.gguf import gguf_file
+from infalign.models.adapters import adapter_base
+from infalign.models.conversion import gguf_file, is_gguf
+from infalign.models.pretrained import is_adapter
 from infalign.models.settings import Compute, Scratch, is_hub_id
 from infalign.steps.costs import Counts, Shape, UnknownSizeError
 from infalign.steps.data import HELD_OUT_PAIRS, split
@@ -120,8 +122,10 @@ def shape_of(run: Run, model: Scratch | str) -> Shape:
         width, layers = model.hidden, model.layers
         return Shape(width * (vocabulary + 1) + layers * (13 * width + 2) * width, layers, width)
     folder = _folder(model)
+    if folder is None and is_adapter(named := run.ggufs.get(model, model)):
+        return shape_of(run, adapter_base(named))
     if folder is None:
-        return Shape(gguf_file(run.ggufs[model]).stat().st_size if model in run.ggufs else _parameters_on_hub(model))
+        return Shape(gguf_file(named).stat().st_size if is_gguf(named) else _parameters_on_hub(model))
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)

@@ -13,7 +13,7 @@ from rich.console import Console
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text, writing
-from infalign.models.gguf import convert_gguf, is_gguf
+from infalign.models.conversion import convert
 from infalign.models.pretrained import check_reachable
 from infalign.pipeline.lock import held
 from infalign.pipeline.ownership import check_inputs
@@ -87,8 +87,8 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
         check_inputs(digests.files, units(found))
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
-        for model in filter(is_gguf, recipe.named_models.values()):
-            convert_gguf(model)
+        for model in recipe.named_models.values():
+            convert(model)
         if is_first():
             digests.save()
         yield found

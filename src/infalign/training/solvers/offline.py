@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from infalign.core.settings import Count, Settings
 from infalign.method.calibration import Array
-from infalign.models.gguf import is_gguf
+from infalign.models.conversion import is_gguf
 from infalign.models.settings import Adapter, Fit
 from infalign.training.solvers.base import DataNeeds, RecipeFacts, Solver, States
 

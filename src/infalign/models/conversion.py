@@ -1,11 +1,14 @@
-"""Models in GGUF files, converted once to the folders that everything else reads, and models in Python packages.
+"""Models in other forms than a folder with all their weights: GGUF files, LoRA adapters, Python packages with either.
 
-A recipe names a file, or with ``package:NAME`` an installed package that holds one, or a model folder; the package's
-code is not run. The folder of a GGUF has the dequantised weights in float32, tokenizer and chat template, and lies in
-the cache of the Hugging Face hub (``HF_HOME``) under the hash of the file. Needs the ``gguf`` extra.
+A GGUF and an adapter are converted once to the folder that everything else reads: dequantized weights, or the base with
+the adapter merged, in float32, with tokenizer and chat template. It lies in the cache of the Hugging Face hub
+(``HF_HOME``) under the hash of what it was made of. With ``package:NAME`` a recipe names an installed package that
+holds one; the package's code is not run. GGUF files need the ``gguf`` extra.
 """
 
+import re
 from collections.abc import Callable
+from hashlib import blake2b
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,10 +16,12 @@ from typing import Any
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import fsync, hash_file, settle, writing
-from infalign.models.pretrained import loading
+from infalign.models.adapters import adapter_base, load_merged
+from infalign.models.pretrained import is_adapter, loading, model_digest, read_weights
 
 PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
+PART = re.compile(r"-\d+-of-(\d+)\.gguf$")
 
 
 def locate_model(model: str) -> str:
@@ -49,6 +54,11 @@ def is_gguf(model: str) -> bool:
     return model.startswith(PACKAGE) or model.endswith(".gguf")
 
 
+def is_convertible(model: str) -> bool:
+    """Return whether a model, as `locate_model` returns it, is a GGUF or a LoRA adapter, which are converted."""
+    return is_gguf(model) or is_adapter(model)
+
+
 def gguf_file(model: str) -> Path:
     """Return the GGUF file that a recipe names. Raises ConfigError if there is none, or several."""
     if not model.startswith(PACKAGE):
@@ -57,6 +67,11 @@ def gguf_file(model: str) -> Path:
         with Path(model).open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ConfigError(f"{model} cannot be read as a GGUF: it does not begin with these letters")
+        if part := PART.search(model):
+            raise ConfigError(
+                f"{model} is one of {int(part[1])} parts of a GGUF; merge them into one file, with llama.cpp's "
+                "`llama-gguf-split --merge FIRST_PART ONE_FILE.gguf`, and name that"
+            )
         return Path(model)
     name = model.removeprefix(PACKAGE)
     try:
@@ -68,32 +83,42 @@ def gguf_file(model: str) -> Path:
     return found[0]
 
 
-def converted_folder(model: str, of_file: Callable[[Path], str] = hash_file) -> Path:
-    """Return the folder that `convert_gguf` makes of a GGUF, whether it exists or not.
+def content_hash(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
+    """Return the hash of a GGUF file, or of an adapter and its base.
 
     ``of_file`` returns the hash of one file, `hash_file`'s or one that is known.
     """
+    if is_gguf(model):
+        return of_file(gguf_file(model))
+    parts = (model_digest(folder, of_file) for folder in (model, adapter_base(model)))
+    return blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def converted_folder(model: str, of_file: Callable[[Path], str] = hash_file) -> Path:
+    """Return the folder that `convert` makes of a GGUF or an adapter, whether it exists or not; see `content_hash`."""
     from huggingface_hub.constants import HF_HOME
 
-    file = gguf_file(model)
-    return Path(HF_HOME) / "infalign" / f"{file.stem}-{of_file(file)[:16]}"
+    name = gguf_file(model).stem if is_gguf(model) else Path(model).resolve().name
+    return Path(HF_HOME) / "infalign" / f"{name}-{content_hash(model, of_file)[:16]}"
 
 
-def convert_gguf(model: str) -> str:
-    """Return the folder of a GGUF, which is converted on the first call.
+def convert(model: str) -> str:
+    """Return the folder of a GGUF or an adapter, which is made on the first call; any other model as it is.
 
-    Raises ConfigError if the file is damaged, of an unsupported architecture or quantisation, or if its tokenizer does
-    not return the text that it encodes.
+    Raises ConfigError if the file is damaged, of an unsupported architecture or quantization, or if its tokenizer does
+    not return the text that it encodes; and for an adapter that does not fit its base.
     """
+    if not is_convertible(model):
+        return model
     folder = converted_folder(model)
     if folder.is_dir():
         return str(folder)
-    policy, tokenizer = _read(model, gguf_file(model))
+    loaded, tokenizer = _read_gguf(model, gguf_file(model)) if is_gguf(model) else load_merged(model)
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
             half = Path(temporary) / folder.name  # complete when it gets its name
-            policy.save_pretrained(half)
+            loaded.save_pretrained(half)
             tokenizer.save_pretrained(half)
             settle(half)
             if not folder.is_dir():  # another process may have been faster
@@ -102,8 +127,8 @@ def convert_gguf(model: str) -> str:
     return str(folder)
 
 
-def _read(model: str, file: Path) -> tuple[Any, Any]:
-    """Return the dequantised model and the tokenizer of a GGUF file."""
+def _read_gguf(model: str, file: Path) -> tuple[Any, Any]:
+    """Return the dequantized model and the tokenizer of a GGUF file."""
     try:
         import gguf  # noqa: F401 - transformers reads with it
     except ImportError as error:
@@ -111,12 +136,12 @@ def _read(model: str, file: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    where: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
-    with loading(f"{file} cannot be read as a GGUF"):
-        policy = AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
-        )
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
+    cannot = f"{file} cannot be read as a GGUF"
+    config = GgufConfig(dequantize=True)
+    policy = read_weights(AutoModelForCausalLM, file.parent, cannot, quantization_config=config, **options)
+    with loading(cannot):
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, gguf_file=file.name)
     text = tokenizer.decode(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     if text.strip() != PROBE:
         raise ConfigError(f"the tokenizer in {file} does not return the text that it encodes; use the original model")

@@ -8,7 +8,7 @@ import torch
 from micro import write_gguf
 
 from infalign.core.errors import ConfigError
-from infalign.models.gguf import convert_gguf, converted_folder, gguf_file, is_gguf, locate_model
+from infalign.models.conversion import convert, converted_folder, gguf_file, is_gguf, locate_model
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_folder_computes_and_tokenises_as_the_model(model: Any, tmp_path: Path) -> None:
     """The same logits, token ids and EOS."""
     policy, tokenizer = model
-    ours, its = load_policy(convert_gguf(str(write_gguf(policy, tokenizer, tmp_path / "tiny.gguf"))))
+    ours, its = load_policy(convert(str(write_gguf(policy, tokenizer, tmp_path / "tiny.gguf"))))
     tokens = torch.arange(3, 43)[None]
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens).logits, policy(tokens).logits)
@@ -46,10 +46,10 @@ def test_the_folder_computes_and_tokenises_as_the_model(model: Any, tmp_path: Pa
 def test_it_is_converted_once_for_a_content(model: Any, tmp_path: Path, cache: Path) -> None:
     """A folder that is there is used, and other bytes make another one."""
     file = write_gguf(*model, tmp_path / "tiny.gguf")
-    folder = Path(convert_gguf(str(file)))
+    folder = Path(convert(str(file)))
     assert [path.name for path in cache.iterdir()] == [folder.name]
     made = folder.stat().st_mtime_ns
-    assert convert_gguf(str(file)) == str(folder)
+    assert convert(str(file)) == str(folder)
     assert folder.stat().st_mtime_ns == made
     with file.open("ab") as open_file:
         open_file.write(b"\0")
@@ -62,7 +62,7 @@ def test_a_truncated_file_is_named(model: Any, tmp_path: Path, cache: Path, byte
     file = write_gguf(*model, tmp_path / "cut.gguf")
     file.write_bytes(file.read_bytes()[:bytes_left])
     with pytest.raises(ConfigError, match=r"cut\.gguf cannot be read as a GGUF"):
-        convert_gguf(str(file))
+        convert(str(file))
     assert not cache.exists()
 
 
@@ -70,13 +70,13 @@ def test_an_unknown_architecture_is_named(model: Any, tmp_path: Path) -> None:
     """The error says which one."""
     file = write_gguf(*model, tmp_path / "odd.gguf", architecture="lmama")
     with pytest.raises(ConfigError, match=r"odd\.gguf cannot be read as a GGUF: .*lmama"):
-        convert_gguf(str(file))
+        convert(str(file))
 
 
 def test_quantised_weights_are_those_of_the_file(model: Any, tmp_path: Path) -> None:
     """Sixteen steps between the least and the largest of 32 weights: half a step is the most that is lost."""
     policy, tokenizer = model
-    ours, _ = load_policy(convert_gguf(str(write_gguf(policy, tokenizer, tmp_path / "q.gguf", quantisation="Q4_1"))))
+    ours, _ = load_policy(convert(str(write_gguf(policy, tokenizer, tmp_path / "q.gguf", quantisation="Q4_1"))))
     for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
         found, blocks = (p.state_dict()[name].detach().reshape(-1, 32) for p in (ours, policy))
         step = (blocks.amax(1) - blocks.amin(1)) / 15
@@ -88,7 +88,7 @@ def test_a_quantisation_that_nobody_reads_is_named(model: Any, tmp_path: Path, c
     """The error says which one, and nothing is left."""
     file = write_gguf(*model, tmp_path / "odd.gguf", quantisation="Q8_K")
     with pytest.raises(ConfigError, match=r"odd\.gguf cannot be read as a GGUF: .*Q8_K"):
-        convert_gguf(str(file))
+        convert(str(file))
     assert not cache.exists()
 
 
@@ -98,7 +98,7 @@ def test_a_tokenizer_that_changes_text_is_refused(model: Any, tmp_path: Path) ->
         *model, tmp_path / "text.gguf", kind="llama"
     )  # read as SentencePiece, whose spaces are other signs
     with pytest.raises(ConfigError, match=r"tokenizer in .*text\.gguf does not return the text"):
-        convert_gguf(str(file))
+        convert(str(file))
 
 
 def test_what_is_named_must_be_there() -> None:

@@ -1,0 +1,82 @@
+"""LoRA adapters as PEFT saves them: merged into the model below them. Needs the ``train`` extra."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from infalign.core.errors import ConfigError
+from infalign.models.pretrained import load_policy, loading, read_weights
+
+
+def adapter_base(folder: str) -> str:
+    """Return the folder or hub id of the model that a LoRA adapter was trained on, as the adapter names it.
+
+    Raises ConfigError for an adapter of another kind, or one that names no base.
+    """
+    try:
+        about = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+        kind, base = about["peft_type"], about["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder}/adapter_config.json cannot be read ({error}); save the adapter again") from error
+    if kind != "LORA" or not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"{folder} is an adapter of the kind {kind} on {base or 'no base'}; only LoRA adapters that name their "
+            "base model are loaded: merge it into its base, and name the merged folder"
+        )
+    return base
+
+
+def merge_adapter(model: Any, folder: str | Path) -> Any:
+    """Return a model with the LoRA adapter in ``folder`` merged into it.
+
+    Raises ConfigError for an adapter that is not in safetensors, or of another model, with the weights that are not
+    the model's or are missing.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    found, cannot = _adapter_weights(folder), f"{folder} is no adapter of {model.name_or_path}"
+    with loading(cannot):
+        adapted = PeftModel.from_pretrained(model, folder)
+        wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    # An embedding that training enlarged is in the file of its own accord, and PEFT has read it.
+    odd = sorted(name for name in found ^ wanted if "lora_" in name or name in wanted)
+    if odd:
+        raise ConfigError(f"{cannot}: in only one of both are {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
+    return adapted.merge_and_unload().eval()
+
+
+def _adapter_weights(folder: str | Path) -> set[str]:
+    """Return the names of an adapter's weights. Raises ConfigError unless they are in safetensors."""
+    from safetensors import safe_open
+
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
+    with loading(f"{file} cannot be read"), safe_open(file, framework="pt") as weights:
+        return set(weights.keys())
+
+
+def load_merged(folder: str) -> tuple[Any, Any]:
+    """Return ``(model, tokenizer)``: the LoRA adapter in ``folder``, merged into its base.
+
+    The model is a causal language model or, as the adapter says, a classifier with one output; the tokenizer is the
+    adapter's, or the base's if it has none. Raises ConfigError for an adapter that does not fit the base.
+    """
+    from peft import PeftConfig
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base = adapter_base(folder)
+    cannot = f"the LoRA adapter {folder} cannot be loaded over its base {base}"
+    names = {name.removeprefix("base_model.model.") for name in _adapter_weights(folder)}
+    with loading(cannot):
+        about = PeftConfig.from_pretrained(folder)
+    if about.task_type == "SEQ_CLS":
+        model = read_weights(
+            AutoModelForSequenceClassification, base, cannot, brought=names, num_labels=1, dtype="float32"
+        )
+    else:
+        model = load_policy(base)[0]
+    has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
+    with loading(cannot):
+        tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else base, trust_remote_code=False)
+    return merge_adapter(model, folder), tokenizer
