@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from micro import write_gguf
@@ -82,6 +83,27 @@ def test_quantised_weights_are_those_of_the_file(model: Any, tmp_path: Path) -> 
         step = (blocks.amax(1) - blocks.amin(1)) / 15
         assert (found - blocks).abs().amax() > 0
         assert ((found - blocks).abs().amax(1) <= 0.51 * step).all()
+
+
+def test_one_part_of_several_is_refused(model: Any, tmp_path: Path) -> None:
+    """The weights in the other parts would be random."""
+    part = write_gguf(*model, tmp_path / "tiny-00001-of-00003.gguf")
+    with pytest.raises(ConfigError, match=r"one of 3 parts .*llama-gguf-split --merge"):
+        convert(str(part))
+
+
+def test_weights_that_a_file_lacks_are_named(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a part under another name."""
+    whole = gguf.GGUFWriter.add_tensor
+
+    def add(writer: Any, name: str, *values: Any, **options: Any) -> None:
+        if name != "blk.1.attn_q.weight":
+            whole(writer, name, *values, **options)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add)
+    file = write_gguf(*model, tmp_path / "part.gguf")
+    with pytest.raises(ConfigError, match=r"lacks weights .*layers\.1\.self_attn\.q_proj"):
+        convert(str(file))
 
 
 def test_a_quantisation_that_nobody_reads_is_named(model: Any, tmp_path: Path, cache: Path) -> None:

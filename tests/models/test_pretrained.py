@@ -16,7 +16,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
 from infalign.method.procedures import Standard
 from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer
-from infalign.models.pretrained import add_network_guide, load_classifier, load_policy, merge_adapter
+from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.training import reward_model, sft
@@ -117,15 +117,6 @@ def test_what_cannot_start_a_reward_model_is_named(policy: str, damaged: Path) -
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
         load_classifier(str(damaged))
-
-
-@pytest.mark.parametrize("config", ["[]", '{"peft_type": "LORA", "r": "x"}'])
-def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -> None:
-    """Whatever peft raises of it."""
-    (tmp_path / "adapter_config.json").write_text(config)
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ConfigError, match="is no adapter of"):
-        merge_adapter(load_policy(policy)[0], tmp_path)
 
 
 def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None:

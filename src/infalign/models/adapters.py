@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from infalign.core.errors import ConfigError
 from infalign.models.pretrained import load_policy, loading, read_weights
@@ -34,8 +35,10 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     """
     from peft import PeftModel, get_peft_model_state_dict
 
-    found, cannot = _adapter_weights(folder), f"{folder} is no adapter of {model.name_or_path}"
-    with loading(cannot):
+    cannot = f"{folder} is no adapter of {model.name_or_path}"
+    found = _weight_names(folder, cannot)
+    with loading(cannot), catch_warnings():
+        simplefilter("ignore")  # PEFT warns of missing weights
         adapted = PeftModel.from_pretrained(model, folder)
         wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     # An embedding that training enlarged is in the file of its own accord, and PEFT has read it.
@@ -45,14 +48,14 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     return adapted.merge_and_unload().eval()
 
 
-def _adapter_weights(folder: str | Path) -> set[str]:
-    """Return the names of an adapter's weights. Raises ConfigError unless they are in safetensors."""
+def _weight_names(folder: str | Path, cannot: str) -> set[str]:
+    """Return the names of an adapter's weights. Raises ConfigError unless they can be read from safetensors."""
     from safetensors import safe_open
 
     file = Path(folder) / "adapter_model.safetensors"
     if not file.is_file():
         raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
-    with loading(f"{file} cannot be read"), safe_open(file, framework="pt") as weights:
+    with loading(cannot), safe_open(file, framework="pt") as weights:
         return set(weights.keys())
 
 
@@ -67,7 +70,7 @@ def load_merged(folder: str) -> tuple[Any, Any]:
 
     base = adapter_base(folder)
     cannot = f"the LoRA adapter {folder} cannot be loaded over its base {base}"
-    names = {name.removeprefix("base_model.model.") for name in _adapter_weights(folder)}
+    names = {name.removeprefix("base_model.model.") for name in _weight_names(folder, cannot)}
     with loading(cannot):
         about = PeftConfig.from_pretrained(folder)
     if about.task_type == "SEQ_CLS":

@@ -1,0 +1,123 @@
+"""A LoRA adapter is the model below it with the adapter's weights, or it is refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+import torch
+from peft import LoraConfig, TaskType, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from infalign.core.errors import ConfigError
+from infalign.models.adapters import merge_adapter
+from infalign.models.conversion import convert
+from infalign.models.pretrained import load_policy
+from infalign.rewards.classifier import ClassifierReward
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy's folder."""
+    return micro.write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of converted models."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+
+
+def adapt(base: str, folder: Path, task: TaskType) -> Any:
+    """Save an adapter with weights of its own, and return the model with the adapter."""
+    kinds = {TaskType.CAUSAL_LM: AutoModelForCausalLM, TaskType.SEQ_CLS: AutoModelForSequenceClassification}
+    model = kinds[task].from_pretrained(base, **({"num_labels": 1} if task is TaskType.SEQ_CLS else {}))
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task, init_lora_weights=False)
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+@pytest.fixture
+def adapter(policy: str, tmp_path: Path) -> Path:
+    """The folder of an adapter of the policy."""
+    adapt(policy, tmp_path / "adapter", TaskType.CAUSAL_LM)
+    return tmp_path / "adapter"
+
+
+def test_a_policy_is_its_base_with_the_adapter(policy: str, tmp_path: Path) -> None:
+    """The same logits; the tokenizer is the base's, as the adapter has none."""
+    adapted = adapt(policy, tmp_path / "adapter", TaskType.CAUSAL_LM)
+    merged, tokenizer = load_policy(convert(str(tmp_path / "adapter")))
+    tokens = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits, adapted(tokens).logits)
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(policy).get_vocab()
+
+
+def test_a_reward_is_its_base_with_the_adapter_and_the_adapters_head(policy: str, tmp_path: Path) -> None:
+    """The same outputs as of the adapted classifier."""
+    adapted = adapt(policy, tmp_path / "adapter", TaskType.SEQ_CLS)
+    found = ClassifierReward.load(tmp_path / "adapter")
+    texts = ["Fine.", "Where is it?"]
+    expected = ClassifierReward(adapted.merge_and_unload(), AutoTokenizer.from_pretrained(policy))([HELLO] * 2, texts)
+    assert found([HELLO] * 2, texts) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_head_that_nobody_trained_is_named(policy: str, tmp_path: Path) -> None:
+    """Neither base nor adapter has one: it would be random."""
+    adapt(policy, tmp_path / "adapter", TaskType.SEQ_CLS)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: w for name, w in load_file(file).items() if "score" not in name}, file)
+    with pytest.raises(ConfigError, match=r"LoRA adapter .* it lacks weights .*score\.weight"):
+        convert(str(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize(("change", "named"), [("layers.0", r"layers\.0\..*lora_A"), ("q_proj", "q_proj")])
+def test_weights_in_only_one_of_adapter_and_model_are_named(adapter: Path, change: str, named: str) -> None:
+    """Weights under other names, as another model's have, are left over and missing."""
+    file = adapter / "adapter_model.safetensors"
+    save_file({name.replace(change, "other"): w for name, w in load_file(file).items()}, file)
+    with pytest.raises(ConfigError, match=rf"is no adapter of .*: in only one of both are .*{named}"):
+        convert(str(adapter))
+
+
+@pytest.mark.parametrize("change", [{"peft_type": "IA3"}, {"base_model_name_or_path": None}])
+def test_another_kind_and_one_without_base_are_refused(adapter: Path, change: dict[str, Any]) -> None:
+    """The error says what is there and what to do."""
+    about = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(about | change))
+    with pytest.raises(ConfigError, match=r"is an adapter of the kind .* merge it into its base"):
+        convert(str(adapter))
+
+
+def test_where_a_whole_model_is_needed_an_adapter_is_called_one(adapter: Path) -> None:
+    """As the trunk of a guide, which is not converted."""
+    with pytest.raises(ConfigError, match="is a LoRA adapter, and a whole model is needed here"):
+        load_policy(adapter)
+
+
+@pytest.mark.parametrize("config", ["[]", '{"peft_type": "LORA", "r": "x"}'])
+def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -> None:
+    """Whatever peft raises of it."""
+    (tmp_path / "adapter_config.json").write_text(config)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match="is no adapter of"):
+        merge_adapter(load_policy(policy)[0], tmp_path)
+
+
+def test_an_adapter_is_converted_anew_for_another_base(adapter: Path, policy: str, tmp_path: Path) -> None:
+    """The base is part of the content."""
+    first = convert(str(adapter))
+    base = Path(shutil.copytree(policy, tmp_path / "base"))
+    weights = load_file(base / "model.safetensors")
+    save_file({name: w * 2 for name, w in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    about = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": str(base)}))
+    assert convert(str(adapter)) != first
