@@ -32,9 +32,8 @@ from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.reward_model import reward_start
 from infalign.steps.run import Run, target
-from infalign.training.rank_model import fit_rank_model
-from infalign.training.reward_model import fit_reward_model
-from infalign.training.target import drop_long_rows
+from infalign.training.output_folder import drop_long_rows
+from infalign.training.supervised import fit_rank_model, fit_reward_model
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 Side = Literal["chosen", "rejected"]

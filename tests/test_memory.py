@@ -24,8 +24,8 @@ from infalign.rewards.scores import NamedReward, score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
 from infalign.training.callbacks import TrimHeap
-from infalign.training.common import run_training, trainer_arguments
-from infalign.training.target import Target
+from infalign.training.common import run_training, trainer_config
+from infalign.training.output_folder import Target
 
 K = 8
 
@@ -200,10 +200,9 @@ def test_a_training_gives_back_what_its_steps_freed(
     model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 4
     fit, job = Fit(batch_size=1, learning_rate=1e-4), enumerable.job_in(tmp_path)
-    given = trainer_arguments(fit, job) | ({"eval_strategy": "steps", "eval_steps": 1.0} if evaluated else {})
-    trainer = LeavesPieces(
-        model=model, args=TrainingArguments(**given), train_dataset=rows, eval_dataset=rows[:1] if evaluated else None
-    )
+    options = {"eval_strategy": "steps", "eval_steps": 1.0} if evaluated else {}
+    args = trainer_config(TrainingArguments, fit, job, **options)
+    trainer = LeavesPieces(model=model, args=args, train_dataset=rows, eval_dataset=rows[:1] if evaluated else None)
     run_training(trainer, job)
     assert trainer.pieces.given_back() > 300_000_000  # a training may take some itself
 

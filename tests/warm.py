@@ -18,7 +18,13 @@ from typing import Any
 
 from infalign.pipeline.workers import prepare_process
 
-LOADED = ("infalign.cli", "infalign.steps.whole_run", "infalign.training.offline", "infalign.evaluation.kl", "datasets")
+LOADED = (
+    "infalign.cli",
+    "infalign.steps.whole_run",
+    "infalign.training.offline_trainer",
+    "infalign.evaluation.kl",
+    "datasets",
+)
 
 
 def run(command: Path, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

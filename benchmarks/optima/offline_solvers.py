@@ -17,13 +17,13 @@ from infalign.method.transforms import Exponential, Identity
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
-from infalign.training.offline import RolloutRegression, fit_to_rollouts
-from infalign.training.solvers.bon_sft import BestOfNTuning
-from infalign.training.solvers.bonbon import BoNBoN
-from infalign.training.solvers.ipo import IPO
+from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+from infalign.training.solvers.bon_sft import best_of_n_tuning
+from infalign.training.solvers.bonbon import bonbon
+from infalign.training.solvers.ipo import ipo
 from infalign.training.solvers.offline import Objective
-from infalign.training.solvers.qrpo import QRPO, kliep, squared
-from infalign.training.solvers.resample import Resample
+from infalign.training.solvers.qrpo import kliep, qrpo, squared
+from infalign.training.solvers.resample import resampling
 
 TAU = 0.3
 EXP10 = Exponential(10)
@@ -48,36 +48,36 @@ def fit(epochs: float, batch_size: int) -> Fit:
 
 
 METHODS = {
-    "qrpo": Method(QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)),
+    "qrpo": Method(qrpo(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)),
     "qrpo squared": Method(
-        QRPO(Identity(), TAU, squared), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
+        qrpo(Identity(), TAU, squared), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
     ),
     "qrpo kliep": Method(
-        QRPO(Identity(), TAU, kliep), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
+        qrpo(Identity(), TAU, kliep), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
     ),
     "qrpo guided": Method(
-        QRPO(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU), guided=True
+        qrpo(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU), guided=True
     ),
-    "ipo": Method(IPO(TAU), fit(10, 128), lambda case: enumerable.tilted(case, Identity(), TAU)),
-    "qrpo exp:10": Method(QRPO(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
+    "ipo": Method(ipo(TAU), fit(10, 128), lambda case: enumerable.tilted(case, Identity(), TAU)),
+    "qrpo exp:10": Method(qrpo(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
     "qrpo squared exp:10": Method(
-        QRPO(EXP10, BETA10, squared), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
+        qrpo(EXP10, BETA10, squared), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
     "qrpo kliep exp:10": Method(
-        QRPO(EXP10, BETA10, kliep), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
+        qrpo(EXP10, BETA10, kliep), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
     "resample exp:10": Method(
-        Resample(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
+        resampling(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
-    "bon-sft n=4": Method(BestOfNTuning(4), fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
+    "bon-sft n=4": Method(best_of_n_tuning(4), fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
     "ipo averaged": Method(
-        IPO(TAU, length_averaged=True),
+        ipo(TAU, length_averaged=True),
         fit(24, 128),
         lambda case: enumerable.pair_optimum(case, TAU, length_averaged=True),
     ),
-    "bonbon n=4": Method(BoNBoN(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
+    "bonbon n=4": Method(bonbon(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
     "bonbon n=4 code": Method(
-        BoNBoN(4, released_code=True),
+        bonbon(4, released_code=True),
         fit(40, 256),
         lambda case: enumerable.best_worst_optimum(case, 4, released_code=True),
         within=0.2,  # only α = 0.005 keeps the best response of all, which never loses, from infinity: a flat optimum

@@ -21,7 +21,7 @@ from infalign.method.transforms import Exponential
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
-from infalign.training.backends.trl import Problem, fit_on_policy
+from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.solvers import bond, read_solver
 from infalign.training.solvers.on_policy import OnPolicy
 

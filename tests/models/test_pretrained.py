@@ -19,8 +19,8 @@ from infalign.models.conversations import TEMPLATES, check_response_end, convers
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
-from infalign.training import reward_model, sft
-from infalign.training.backends.trl import Problem, on_policy_trainer
+from infalign.training import supervised
+from infalign.training.on_policy_trainer import Problem, on_policy_trainer
 from infalign.training.solvers import read_solver
 from infalign.world import gold
 
@@ -165,9 +165,9 @@ def kept(module: ModuleType, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> l
 
 def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's fine-tuning trains on the ids that the policy is later asked with."""
-    made = kept(sft, sft.SFTTrainer, monkeypatch)
+    made = kept(supervised, supervised.SFTTrainer, monkeypatch)
     model = new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0)
-    sft.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job_in(tmp_path))
+    supervised.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job_in(tmp_path))
     expected = conversation_ids(tokenizer, answered(SAYS, SAYS), add_generation_prompt=False)
     assert list(made[0].train_dataset["input_ids"]) == [expected] * 2
 
@@ -176,9 +176,9 @@ def test_reward_modelling_sees_text(
     tokenizer: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
-    made = kept(reward_model, reward_model.RewardTrainer, monkeypatch)
+    made = kept(supervised, supervised.RewardTrainer, monkeypatch)
     pairs = [(asked(SAYS), SAYS, "No.")] * 2
-    reward_model.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
+    supervised.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
         expected = conversation_ids(tokenizer, answered(SAYS, text), add_generation_prompt=False)
         assert list(made[0].train_dataset[column]) == [expected] * 2

@@ -19,7 +19,7 @@ from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import StateFolder, stored_states, write_states
 from infalign.models.top_layers import check_top_layers, count_layers_below, starting_from_states
 from infalign.training.common import lora_config
-from infalign.training.scale import scale_guide_to_kl
+from infalign.training.guide_strength import scale_guide_to_kl
 
 K = 3
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice

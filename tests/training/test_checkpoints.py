@@ -18,16 +18,14 @@ from infalign.method.transforms import Identity
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
-from infalign.training.backends.trl import Problem, fit_on_policy
 from infalign.training.checkpoints import find_complete_checkpoint, seal
 from infalign.training.common import Job, save_model, training_order
-from infalign.training.offline import Distillation, RolloutRegression, fit_to_rollouts, held_out_rollouts
-from infalign.training.rank_model import fit_rank_model
-from infalign.training.reward_model import fit_reward_model
-from infalign.training.scale import scale_guide_to_kl
-from infalign.training.sft import fine_tune
+from infalign.training.guide_strength import scale_guide_to_kl
+from infalign.training.offline_trainer import Distillation, RolloutRegression, fit_to_rollouts, held_out_rollouts
+from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.qrpo import QRPO, squared
+from infalign.training.solvers.qrpo import qrpo, squared
+from infalign.training.supervised import fine_tune, fit_rank_model, fit_reward_model
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
@@ -96,7 +94,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
     def offline(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
-        solver, rows = QRPO(Identity(), 0.3), case.rollouts(32)
+        solver, rows = qrpo(Identity(), 0.3), case.rollouts(32)
         model, tokenizer = load_policy(case.folder)
         guided = add_network_guide(case.folder, *load_policy(case.folder))
         torch.nn.init.constant_(guided.guide.head.linear.bias, 0.1)
@@ -256,7 +254,7 @@ def test_a_training_makes_one_step_at_least() -> None:
 def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: float = 5) -> list[dict[str, Any]]:
     """Fit a policy by steps far too large, two an epoch: of losses 1, 256, 679 and 303 the second is the model's."""
     fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), enumerable.job_in(folder, report, seed=1)
-    loss, (model, tokenizer) = RolloutRegression(QRPO(Identity(), 0.3, squared)), load_policy(case.folder)
+    loss, (model, tokenizer) = RolloutRegression(qrpo(Identity(), 0.3, squared)), load_policy(case.folder)
     return fit_to_rollouts(loss, model, case.rollouts(16), fit, job).save(tokenizer)
 
 

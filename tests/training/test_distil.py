@@ -17,8 +17,8 @@ from infalign.method.transforms import Identity
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
 from infalign.recipe.settings import Recipe
-from infalign.training.offline import Distillation, fit_to_rollouts
-from infalign.training.solvers.qrpo import QRPO
+from infalign.training.offline_trainer import Distillation, fit_to_rollouts
+from infalign.training.solvers.qrpo import qrpo
 
 K = 6  # rollouts of a prompt in the micro world
 
@@ -33,7 +33,7 @@ def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
         teacher.guide.head.linear.weight.normal_(0.0, 0.15)
     taught = case.laws(teacher)
     assert enumerable.kl(taught, case.log_reference) > 0.2
-    loss, fit = Distillation(teacher, QRPO(Identity(), TAU)), Fit(epochs=4, batch_size=128, learning_rate=3e-3)
+    loss, fit = Distillation(teacher, qrpo(Identity(), TAU)), Fit(epochs=4, batch_size=128, learning_rate=3e-3)
     history = fit_to_rollouts(loss, student, case.rollouts(256), fit, enumerable.job_in(tmp_path)).save(tokenizer)
     learnt = case.laws(load_policy(tmp_path / "policy")[0])
     assert enumerable.kl(taught, learnt) < 0.01
@@ -49,7 +49,7 @@ def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
     text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0}
     rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
     with pytest.raises(ConfigError, match="without full attention, which no guide and no distillation"):
-        fit_to_rollouts(Distillation(model, QRPO(Identity(), TAU)), model, rows, Fit(), enumerable.job_in(tmp_path))
+        fit_to_rollouts(Distillation(model, qrpo(Identity(), TAU)), model, rows, Fit(), enumerable.job_in(tmp_path))
 
 
 def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from enumerable import Enumerable
 from offline_solvers import METHODS, TAU, trained
-from peft import TaskType, get_peft_model
+from peft import TaskType
 from transformers import TrainingArguments
 
 from infalign.core.errors import ConfigError
@@ -21,14 +21,14 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.recipe.reading import load_recipe
 from infalign.theory.law import law_at_kl
-from infalign.training.common import lora_config, trainer_arguments, use_one_device
-from infalign.training.offline import RolloutRegression, _Collator, _OfflineTrainer, _packed_batch
+from infalign.training.common import LossTrainer, trainer_config, with_adapter
+from infalign.training.offline_trainer import RolloutRegression, _Collator
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.bon_sft import BestOfNTuning
-from infalign.training.solvers.bonbon import BoNBoN
-from infalign.training.solvers.ipo import IPO
-from infalign.training.solvers.qrpo import DIVERGENCES, QRPO, logistic, regression_targets, squared
-from infalign.training.solvers.resample import Resample
+from infalign.training.solvers.bon_sft import best_of_n_tuning
+from infalign.training.solvers.bonbon import bonbon, bonbon_margin
+from infalign.training.solvers.ipo import ipo
+from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
+from infalign.training.solvers.resample import resampling
 
 QUICK = ("qrpo", "qrpo squared", "qrpo kliep", "qrpo guided", "ipo")
 
@@ -99,18 +99,18 @@ def test_bonbon_is_not_best_of_n(case: Enumerable) -> None:
 
 def test_bonbon_has_the_margins_of_the_paper() -> None:
     """β_n is 0.5, 1/11 and, as the authors' README has it, 0.0275482094 for n = 2, 4, 8."""
-    assert [0.5 / BoNBoN(n).margin for n in (2, 4, 8)] == pytest.approx([0.5, 1 / 11, 0.0275482094])
+    assert [0.5 / bonbon_margin(n) for n in (2, 4, 8)] == pytest.approx([0.5, 1 / 11, 0.0275482094])
 
 
 def test_losses_are_those_of_the_papers() -> None:
     """One pair by hand: h = (1, −1) over 4 and 2 tokens, τ = 0.25, n = 2."""
     h, lengths, number = torch.tensor([[1.0, -1.0]]), torch.tensor([[4, 2]]), torch.tensor([2.0])
-    assert IPO(0.25).loss(h, lengths, number).item() == pytest.approx((1 + 1 - 2) ** 2)
-    assert IPO(0.25, length_averaged=True).loss(h, lengths, number).item() == pytest.approx((0.25 + 0.5 - 2) ** 2)
-    margin = torch.tensor([BoNBoN(2).margin])
-    assert BoNBoN(2).loss(h, lengths, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
+    assert ipo(0.25).loss(h, lengths, number).item() == pytest.approx((1 + 1 - 2) ** 2)
+    assert ipo(0.25, length_averaged=True).loss(h, lengths, number).item() == pytest.approx((0.25 + 0.5 - 2) ** 2)
+    margin = torch.tensor([bonbon_margin(2)])
+    assert bonbon(2).loss(h, lengths, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
     released = -0.005 + 0.995 * np.log1p(np.exp(-0.5 * 2))
-    assert BoNBoN(2, released_code=True).loss(h, lengths, margin).item() == pytest.approx(released)
+    assert bonbon(2, released_code=True).loss(h, lengths, margin).item() == pytest.approx(released)
 
 
 def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Path) -> None:
@@ -124,22 +124,19 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     assert np.abs(reference - exact).max() > 1e-3
     rows = [row | {"reference_logprob": float(own)} for row, own in zip(rows, reference, strict=True)]
     fit = Fit(bf16=True, lora=Lora())
-    adapted = get_peft_model(model, lora_config(fit, TaskType.CAUSAL_LM, model.config))
-    settings = TrainingArguments(**trainer_arguments(fit, enumerable.job_in(tmp_path)))
-    trainer = _OfflineTrainer(RolloutRegression(QRPO(Identity(), 0.1, squared)), model=adapted, args=settings)
-    batch = _Collator(rows, _packed_batch)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
+    adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
+    settings = trainer_config(TrainingArguments, fit, enumerable.job_in(tmp_path))
+    trainer = LossTrainer(RolloutRegression(qrpo(Identity(), 0.1, squared)).of_batch, model=adapted, args=settings)
+    batch = _Collator(rows, packs=True)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
     with packing(model), trainer.compute_loss_context_manager(), torch.no_grad():
         _, found = trainer.compute_loss(adapted, batch, return_outputs=True)
     assert found["log_ratio"].abs().max() == 0
 
 
-def test_a_process_trains_on_one_device(tmp_path: Path) -> None:
+def test_a_process_trains_on_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with four GPUs, and no launcher, the batch is not split."""
-    config = TrainingArguments(**trainer_arguments(Fit(), enumerable.job_in(tmp_path)))
-    assert config.n_gpu == 0
-    config._n_gpu = 4
-    assert use_one_device(config).n_gpu == 1
-    assert config.train_batch_size == Fit().batch_size
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 4)
+    assert trainer_config(TrainingArguments, Fit(), enumerable.job_in(tmp_path))._n_gpu == 1
 
 
 @pytest.mark.parametrize("loss", DIVERGENCES.values(), ids=DIVERGENCES)
@@ -169,11 +166,11 @@ def test_the_logistic_loss_does_not_chase_log_ratios_where_the_optimum_has_no_ma
 def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() -> None:
     """K of K rollouts in each pass, each (1 + e^T)/2 times rounded up or down, and on average exactly."""
     rewards, rng = np.random.default_rng(1).normal(size=16), np.random.default_rng(0)
-    solver = QRPO(Exponential(10), law_at_kl(Exponential(10), kl=1.0).beta)
-    expected = 0.5 + 0.5 * np.exp(regression_targets(rewards[None], solver.shaping, solver.beta)[0])
+    beta = law_at_kl(Exponential(10), kl=1.0).beta
+    expected = 0.5 + 0.5 * np.exp(regression_targets(rewards[None], Exponential(10), beta)[0])
     counts = []
     for _ in range(4000):
-        rollouts, targets = solver.examples(rewards, rng)
+        rollouts, targets = qrpo(Exponential(10), beta).examples(rewards, rng)
         assert rollouts.shape == (16, 1)
         assert np.log(2 * expected - 1)[rollouts[:, 0]] == pytest.approx(targets)
         counts.append(np.bincount(rollouts[:, 0], minlength=16))
@@ -184,7 +181,7 @@ def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() 
 def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
     """Pairs are disjoint, new in each pass, and labelled ±1/2τ, or 0 for a tie."""
     rewards, rng = np.array([0.0, 0.0, 1.0, 2.0, 2.0, 2.0]), np.random.default_rng(0)
-    passes = [IPO(0.25).examples(rewards, rng) for _ in range(2)]
+    passes = [ipo(0.25).examples(rewards, rng) for _ in range(2)]
     for pairs, labels in passes:
         assert sorted(pairs.ravel()) == list(range(6))
         assert labels.tolist() == [2.0 * np.sign(rewards[i] - rewards[j]) for i, j in pairs]
@@ -194,7 +191,7 @@ def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
 def test_bonbon_pairs_best_and_worst_of_disjoint_sets() -> None:
     """Seven rollouts make two disjoint sets of three, and each gives its best and worst with the margin."""
     rewards = np.arange(7.0)
-    pairs, numbers = BoNBoN(3).examples(rewards, np.random.default_rng(0))
+    pairs, numbers = bonbon(3).examples(rewards, np.random.default_rng(0))
     assert pairs.shape == (2, 2)
     assert len(set(pairs.ravel())) == 4
     assert (rewards[pairs[:, 0]] - rewards[pairs[:, 1]] >= 2).all()
@@ -204,7 +201,7 @@ def test_bonbon_pairs_best_and_worst_of_disjoint_sets() -> None:
 def test_weights_average_to_one() -> None:
     """Best-of-n and e^{Φ/β} weights have mean 1, and the latter are the exponential of the regression's targets."""
     rewards, rng = np.random.default_rng(1).integers(0, 9, 20).astype(float), np.random.default_rng(0)
-    for solver in (BestOfNTuning(4), Resample(Identity(), 0.3)):
+    for solver in (best_of_n_tuning(4), resampling(Identity(), 0.3)):
         rollouts, weights = solver.examples(rewards, rng)
         assert rollouts.ravel().tolist() == list(range(20))
         assert weights.mean() == pytest.approx(1.0)
@@ -226,7 +223,7 @@ def test_a_budget_sets_tau_of_ipo() -> None:
     policy = read_solver(solver="ipo", kl_budget=0.5)
     law = policy.theory.law(Standard())
     assert law is not None
-    assert policy.objective(law.beta) == IPO(law_at_kl(Identity(), kl=0.5).beta)
+    assert law.beta == law_at_kl(Identity(), kl=0.5).beta
 
 
 @pytest.mark.parametrize(

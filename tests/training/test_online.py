@@ -17,7 +17,7 @@ from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
 from infalign.recipe.reading import load_recipe
-from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy, on_policy_trainer
+from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy, on_policy_trainer
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.ppo import gae
 

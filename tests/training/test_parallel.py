@@ -28,9 +28,9 @@ from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.steps import whole_run
 from infalign.steps.run import Run
-from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
 from infalign.training.common import save_model
-from infalign.training.offline import RolloutRegression, fit_to_rollouts
+from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
 from infalign.training.solvers import read_solver
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)

@@ -21,16 +21,16 @@ from infalign.models.settings import Fit, Scratch
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.training.backends.trl import Problem, on_policy_trainer
 from infalign.training.common import save_model
-from infalign.training.offline import RolloutRegression, fit_to_rollouts
+from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+from infalign.training.on_policy_trainer import Problem, on_policy_trainer
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.qrpo import QRPO, regression_targets
+from infalign.training.solvers.qrpo import qrpo, regression_targets
 
 SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
 PROMPTS = [f"say {word}" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")]
 
-QRPO_LOSS = RolloutRegression(QRPO(Identity(), 0.3))
+QRPO_LOSS = RolloutRegression(qrpo(Identity(), 0.3))
 
 
 @pytest.fixture(scope="module")

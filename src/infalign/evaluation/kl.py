@@ -96,7 +96,7 @@ def _padded(
 ) -> Iterator[tuple[Sequence[int], Iterator[Part]]]:
     """Yield what `_packed` does, for models with layers without full attention."""
     for rows, batch in padded_batches(prompt_ids, completion_ids, batch_tokens, policy):
-        (own, targets), (base, _) = scored_logits(policy, *batch), scored_logits(reference, *batch)
+        (own, targets), (base, _) = scored_logits(policy, **batch), scored_logits(reference, **batch)
         kept = targets != IGNORED
         parts = ((row, own[row, at], base[row, at], targets[row, at]) for row, at in enumerate(kept))
         yield rows, (([row] * len(drawn), p, q, drawn) for row, p, q, drawn in parts)

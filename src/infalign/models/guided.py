@@ -26,7 +26,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from infalign.models.guides import FORMS, TopTokenHead
 from infalign.models.logits import Logits
 from infalign.models.packed import PackedBatch
-from infalign.models.parts import SHARED, as_part
+from infalign.models.submodels import SHARED, as_part
 
 
 class GuidedConfig(PreTrainedConfig):

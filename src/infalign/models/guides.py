@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from infalign.models.logits import Logits
-from infalign.models.parts import as_part
+from infalign.models.submodels import as_part
 from infalign.models.top_tokens import TopTokens, embedding_products
 
 Settings = Mapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
         start += rows
 
 
-def right_padded(rows: TokenIds, padding: int, device: torch.device) -> torch.Tensor:
+def right_padded(rows: TokenIds, padding: int, device: Any) -> torch.Tensor:
     """Return the rows as one integer tensor of shape (rows, longest), filled with ``padding`` on the right."""
     import torch
 
@@ -75,7 +75,7 @@ def token_logprobs(
     result = np.empty(len(prompt_ids))
     with evaluating(model):
         for rows, batch in padded_batches(prompt_ids, completion_ids, batch_tokens, model):
-            result[rows] = completion_logprobs(model, *batch).cpu().numpy()
+            result[rows] = completion_logprobs(model, **batch).cpu().numpy()
     return result
 
 
@@ -117,20 +117,26 @@ def check_rows(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
             raise DataError(f"row {row}: the prompt has no tokens, so the first token has no context; begin with a BOS")
 
 
+def padded_batch(prompt_ids: TokenIds, completion_ids: TokenIds, device: Any) -> dict[str, torch.Tensor]:
+    """Return input ids, attention mask and labels, as `completion_logprobs` takes them, padded on the right."""
+    texts = list(zip(prompt_ids, completion_ids, strict=True))
+    return {
+        "input_ids": right_padded([[*prompt, *completion] for prompt, completion in texts], 0, device),  # any token
+        "attention_mask": right_padded([[1] * (len(p) + len(completion)) for p, completion in texts], 0, device),
+        "labels": right_padded([[*[IGNORED] * len(p), *completion] for p, completion in texts], IGNORED, device),
+    }
+
+
 def padded_batches(
     prompt_ids: TokenIds, completion_ids: TokenIds, batch_tokens: int, model: PreTrainedModel
-) -> Iterator[tuple[list[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-    """Yield row numbers with their input ids, attention mask and labels."""
+) -> Iterator[tuple[list[int], dict[str, torch.Tensor]]]:
+    """Yield row numbers with their `padded_batch`."""
     check_rows(prompt_ids, completion_ids)
     lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
     batch_tokens = min(batch_tokens, MAX_LOGITS // model.config.get_text_config(decoder=True).vocab_size)
-    device = model.device
     for rows in length_batches(lengths, batch_tokens):
-        texts = [(prompt_ids[row], completion_ids[row]) for row in rows]
-        input_ids = right_padded([[*prompt, *completion] for prompt, completion in texts], 0, device)  # any token
-        attention_mask = right_padded([[1] * lengths[row] for row in rows], 0, device)
-        labels = right_padded([[*[IGNORED] * len(p), *completion] for p, completion in texts], IGNORED, device)
-        yield rows, (input_ids, attention_mask, labels)
+        prompts, completions = ([ids[row] for row in rows] for ids in (prompt_ids, completion_ids))
+        yield rows, padded_batch(prompts, completions, model.device)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -66,15 +66,19 @@ class PackedBatch:
         prompt_of = [rows.setdefault(tuple(prompt), len(rows)) for prompt in prompts]
         tokens = [token for row in (*rows, *responses) for token in row]
         lengths = ([len(row) for row in texts] for texts in (rows, responses))
-        asked, responded, of = (torch.tensor(part, device=device) for part in (*lengths, prompt_of))
-        batch = cls(torch.tensor(tokens, device=device), asked, responded, of)
-        if not stored:
-            return batch
-        of_prompts = dict(zip(prompt_of, (states.of_prompt for states in stored), strict=True))
-        states = [*map(of_prompts.__getitem__, range(len(rows))), *(states.of_response for states in stored)]
-        batch = replace(batch, states=torch.cat(states).to(device))
-        top = [states.top_tokens for states in stored if states.top_tokens is not None]
-        return replace(batch, top_tokens=TopTokens.concatenated(top).to(device)) if top else batch
+        packed, asked, responded, of = (torch.tensor(part) for part in (tokens, *lengths, prompt_of))
+        batch = cls(packed, asked, responded, of)
+        if stored:
+            of_prompts = dict(zip(prompt_of, (states.of_prompt for states in stored), strict=True))
+            states = [*map(of_prompts.__getitem__, range(len(rows))), *(states.of_response for states in stored)]
+            top = [states.top_tokens for states in stored if states.top_tokens is not None]
+            batch = replace(batch, states=torch.cat(states), top_tokens=TopTokens.concatenated(top) if top else None)
+        return batch if device is None else batch.to(device)
+
+    def to(self, device: Any) -> PackedBatch:
+        """Return it on a device; trainers move their batches so."""
+        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, **{name: part.to(device) for name, part in parts if part is not None})
 
     @cached_property
     def token_masks(self) -> tuple[Tensor, Tensor]:

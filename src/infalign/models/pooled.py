@@ -19,7 +19,7 @@ from infalign.core.errors import ConfigError
 from infalign.data.examples import reply
 from infalign.models.conversations import conversation_ids
 from infalign.models.packed import PackedBatch
-from infalign.models.parts import SHARED, as_part
+from infalign.models.submodels import SHARED, as_part
 
 ANY_TOKEN = -1  # in an opening: a token that may be joined with a response's beginning, as a line break is
 

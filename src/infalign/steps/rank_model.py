@@ -21,7 +21,7 @@ from infalign.sampling.prompts import repeated
 from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.stored_rollouts import StoredRollouts
-from infalign.training.target import Target, drop_long_rows
+from infalign.training.output_folder import Target, drop_long_rows
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -76,7 +76,7 @@ def fit_rank_model(
     Returns its `_rank_quality` on a held-out tenth of the prompts. Raises DataError where `Provenance.check` does, if
     no rollout fits, or if fewer than two held-out prompts have rollouts of different rewards.
     """
-    from infalign.training.rank_model import fit_rank_model
+    from infalign.training.supervised import fit_rank_model
 
     start, fit = str(settings.model), settings.fit
     provenance.check(stored.layout)

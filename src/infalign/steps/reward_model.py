@@ -25,7 +25,7 @@ from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, summed
 from infalign.steps.run import Run
-from infalign.training.target import Target, drop_long_rows
+from infalign.training.output_folder import Target, drop_long_rows
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 MAX_GARBAGE_PAIRS = 256  # test pairs whose chosen response is compared with garbage made of it
@@ -82,7 +82,7 @@ def fit_reward(
     test, _ = _pairs(layout, "test", tokenizer, settings)
     with target.job(on_progress) as job:
         if isinstance(settings, Fit):
-            from infalign.training.reward_model import fit_reward_model
+            from infalign.training.supervised import fit_reward_model
 
             found: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job)}
         else:

@@ -19,8 +19,8 @@ from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.training.output_folder import Target
 from infalign.training.solvers.offline import Offline
-from infalign.training.target import Target
 
 ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
 MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with

@@ -14,7 +14,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.steps.costs import Cost, Counts
 from infalign.steps.run import Run
-from infalign.training.target import Target, drop_long_rows
+from infalign.training.output_folder import Target, drop_long_rows
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -46,7 +46,7 @@ def sft_cost(run: Run, counts: Counts) -> Cost:
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:
     """Fine-tune the policy on the demonstrations. Raises DataError if none fits."""
     from infalign.models.scratch import new_policy
-    from infalign.training.sft import fine_tune
+    from infalign.training.supervised import fine_tune
 
     assert policy.fit is not None
     tokenizer = load_tokenizer(layout.tokenizer)

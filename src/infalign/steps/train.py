@@ -13,7 +13,7 @@ from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import rewinds
-from infalign.method.shapings import Ranked
+from infalign.method.shapings import Ranked, rank_transform
 from infalign.method.transforms import Identity
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import TRANSFORMATION, load_policy
@@ -28,11 +28,11 @@ from infalign.steps.policy_inputs import PolicyInputs, computed_parameters
 from infalign.steps.run import Run
 from infalign.steps.stored_rollouts import StoredRollouts
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
-from infalign.training.solvers.base import JUDGED, Solver
+from infalign.training.output_folder import Target
+from infalign.training.solvers.base import JUDGED, Shaped, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
-from infalign.training.target import Target
 
 History = list[dict[str, Any]]
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
@@ -118,8 +118,9 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     no result for Rewind-and-Repeat.
     """
     policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
-    transform, kl = policy.rollout_transform, policy.theory.kl_budget
-    if rewinds(procedure) or transform is None or kl is None:
+    transform, kl = rank_transform(policy.shaping), policy.theory.kl_budget
+    by_rollouts = isinstance(policy, Shaped) and not policy.predicts_ranks
+    if rewinds(procedure) or not by_rollouts or transform is None or kl is None:
         return []
     try:
         found = finite_rollouts(transform, procedure, simulated_gaps(k, seed=recipe.seed), kl=kl)
@@ -165,8 +166,8 @@ def train_policy(
 
 def _train_offline(policy: Offline, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
-    from infalign.training.offline import RolloutRegression, fit_to_rollouts, held_out_rollouts
-    from infalign.training.scale import scale_guide_to_kl
+    from infalign.training.guide_strength import scale_guide_to_kl
+    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
 
     tokenizer = load_tokenizer(material.layout.tokenizer)  # it has the chat template
     rows, kl = material.rows(policy), policy.theory.kl(material.procedure)
@@ -180,7 +181,7 @@ def _train_offline(policy: Offline, beta: float, material: PolicyInputs, target:
 
 def _distil(policy: Distil, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
-    from infalign.training.offline import Distillation, fit_to_rollouts
+    from infalign.training.offline_trainer import Distillation, fit_to_rollouts
 
     device = target.compute.torch_device()
     teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
@@ -195,7 +196,7 @@ def _train_on_policy(policy: OnPolicy, beta: float, material: PolicyInputs, targ
 
     With ranks from the rank model it uses all training prompts, including those without rollouts.
     """
-    from infalign.training.backends.trl import Problem, StoredGroups, fit_on_policy
+    from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
 
     layout = material.layout
     if policy.predicts_ranks:

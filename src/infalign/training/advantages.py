@@ -1,5 +1,7 @@
-"""Advantages that an on-policy solver computes from the rewards of fresh responses; `AdvantageLoop` takes them.
+"""Advantages that an on-policy solver computes from the rewards of fresh responses.
 
+`on_policy_trainer.AdvantageLoop`, which takes them, is the ``loop`` of their methods: TRL's GRPOTrainer and what is for
+them there.
 KL(π‖π_ref) belongs in the reward, as −β·log π/π_ref: as a separate loss term (GRPO) its gradient is not that of the KL.
 So the advantages contain the whole KL term, and the loop adds none.
 """
@@ -7,7 +9,7 @@ So the advantages contain the whole KL term, and the loop adds none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -29,52 +31,27 @@ class Batch:
         return self.tensors["completion_mask"]
 
 
-class Loop(Protocol):
-    """The interface of the training loop that advantages may use."""
-
-    kl_weight: float  # β, for the shaped rewards
-    group_size: int  # responses per prompt
-    rows_per_pass: int  # rows per forward pass
-    device: torch.device
-    pad_id: int
-
-    def reference_model(self) -> torch.nn.Module:
-        """Return the model that log-ratios are taken to."""
-
-    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model on this process's device, wrapped for distributed training if needed."""
-
-    def local_rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Return this process's rows of values that were gathered from all processes."""
-
-    def subtract_others_mean(self, values_B: torch.Tensor) -> torch.Tensor:
-        """Return each local value minus the mean of the other values in its group."""
-
-    def draw_responses(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
-        """Return one response of ``model`` to each prompt, as token ids, and their rewards."""
-
-
 class Advantages:
     """Advantages of responses or tokens; the other hooks into the loop do nothing by default."""
 
     companion: torch.nn.Module | None = None  # trained or updated with the policy, so checkpoints include it
     trains_companion = False
 
-    def start(self, loop: Loop) -> None:
+    def start(self, loop: Any) -> None:
         """Prepare for the loop; called once, when the loop is set up."""
 
-    def before_drawing(self, loop: Loop, prompts: list[Any]) -> None:
+    def before_drawing(self, loop: Any, prompts: list[Any]) -> None:
         """Process the prompts before responses to them are drawn."""
 
-    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
         """Return the advantages of the responses, (B,), or of their tokens, (B, T)."""
         raise NotImplementedError
 
-    def log_ratios_to_start(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def log_ratios_to_start(self, loop: Any, batch: Batch) -> torch.Tensor:
         """Return log π/π_start of each response, (B,), in nats."""
         return batch.log_ratio_BT.sum(1)
 
-    def training_batch(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
+    def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors that a batch is trained on, including the advantages."""
         return output
 

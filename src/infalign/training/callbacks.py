@@ -13,23 +13,37 @@ from infalign.core.memory import trim_heap
 from infalign.core.progress import OnProgress
 
 
-class ProgressReporter(TrainerCallback):
-    """Reports steps with the latest metrics, and the checkpoint that training resumed from."""
+class WatchLog(TrainerCallback):
+    """Reports steps with the latest metrics and ``resumed``; raises InfalignError for what is not finite.
+
+    Every step is logged before it is saved.
+    """
 
     SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
+    FINITE = ("loss", "grad_norm", "eval_loss")
 
-    def __init__(self, on_progress: OnProgress, resumed: str) -> None:
+    def __init__(self, on_progress: OnProgress, resumed: str, checkpoints: Path) -> None:
         self._on_progress, self._resumed, self._metrics = on_progress, resumed, ""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Keep the latest metrics for the next report."""
-        shown = {k: float(v) for k, v in (logs or {}).items() if k in self.SHOWN}
-        if shown:
-            self._metrics = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
+        self._checkpoints = checkpoints
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the step."""
+        """Report the step, and log it if it is saved."""
         self._on_progress(state.global_step, state.max_steps, "  ".join(filter(None, (self._metrics, self._resumed))))
+        control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        """Keep the latest metrics for the next report; stop at the first number that is not finite."""
+        if shown := {name: float(value) for name, value in logs.items() if name in self.SHOWN}:
+            self._metrics = "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
+        for name in self.FINITE:
+            value = float(logs.get(name, 0.0))
+            if not math.isfinite(value):
+                kept = get_last_checkpoint(str(self._checkpoints))
+                raise InfalignError(
+                    f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
+                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved yet")
+                    + "; lower fit.learning_rate"
+                )
 
 
 class TrimHeap(TrainerCallback):
@@ -47,28 +61,3 @@ class TrimHeap(TrainerCallback):
             self._trimmed = monotonic()
 
     on_prediction_step = on_step_end
-
-
-class StopUnlessFinite(TrainerCallback):
-    """Raises InfalignError for a loss or gradient that is not finite; every step is logged before it is saved."""
-
-    WATCHED = ("loss", "grad_norm", "eval_loss")
-
-    def __init__(self, checkpoints: Path) -> None:
-        self._checkpoints = checkpoints
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log every step that is saved."""
-        control.should_log |= control.should_save  # the trainer logs, evaluates and then saves
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Stop at the first number that is not finite."""
-        for name in self.WATCHED:
-            value = float((logs or {}).get(name, 0.0))
-            if not math.isfinite(value):
-                kept = get_last_checkpoint(str(self._checkpoints))
-                raise InfalignError(
-                    f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
-                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved yet")
-                    + "; lower fit.learning_rate"
-                )

@@ -1,15 +1,16 @@
 """Common parts of every training job: arguments, progress, checkpoints and the saved model."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     PreTrainedConfig,
@@ -29,10 +30,11 @@ from infalign.core.storage import settle, unwritable, writing
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.models.top_layers import count_layers_below
-from infalign.training.callbacks import ProgressReporter, StopUnlessFinite, TrimHeap
+from infalign.training.callbacks import TrimHeap, WatchLog
 from infalign.training.checkpoints import SealCheckpoints, find_complete_checkpoint, find_unsealed
 
 Configuration = TypeVar("Configuration", bound=TrainingArguments)
+Loss = Callable[[Any, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,12 @@ class Job:
     on_progress: OnProgress
 
 
-def trainer_arguments(fit: Fit, job: Job) -> dict[str, Any]:
-    """Return the keyword arguments that every trainer's configuration takes.
+def trainer_config(kind: type[Configuration], fit: Fit, job: Job, **options: Any) -> Configuration:
+    """Return the configuration of a trainer, for one device per process.
 
-    A trainer takes one pass over its rows in the given order; they contain all epochs, see `training_order`.
+    A trainer takes one pass over its rows in the given order; they contain all epochs, see `training_order`. Without a
+    launcher it would split each batch over all GPUs that it sees, which TRL's trainers refuse and packed batches are
+    not made for.
     """
     ranks = processes()
     per_device = fit.device_batch_size or fit.batch_size // ranks
@@ -59,7 +63,7 @@ def trainer_arguments(fit: Fit, job: Job) -> dict[str, Any]:
             f"fit.batch_size {fit.batch_size} is no multiple of {ranks} processes × {per_device} sequences each; "
             "change fit.batch_size or fit.device_batch_size"
         )
-    return {
+    common: dict[str, Any] = {
         "output_dir": str(job.folder),
         "run_name": job.folder.name,
         "seed": job.seed,
@@ -84,14 +88,7 @@ def trainer_arguments(fit: Fit, job: Job) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": job.device != "cpu",
     }
-
-
-def use_one_device(config: Configuration) -> Configuration:
-    """Return a trainer's configuration for one device a process.
-
-    Without a launcher the Trainer would split each batch over all GPUs that it sees, which TRL's trainers refuse and
-    packed batches are not made for.
-    """
+    config = kind(**common | options)
     config._n_gpu = min(config.n_gpu, 1)  # asked first, as asking sets it
     return config
 
@@ -109,14 +106,6 @@ def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed
     return order[: max(round(epochs * len(lengths)), rows_a_step)]
 
 
-def length_bucket(tokens: Any) -> Any:
-    """Return the length bucket of a length, or of an array of lengths, for batching rows.
-
-    Batches of one exact length, such as all the shortest rows, would give biased steps.
-    """
-    return -(-tokens // 8)
-
-
 def lora_config(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig | None:
     """Return the LoRA configuration for the linear layers of a model, or None for full fine-tuning.
 
@@ -132,6 +121,34 @@ def lora_config(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig
         exclude_modules=rf"(.*\.)?(layers|h|blocks)\.({'|'.join(map(str, range(below)))})\..*" if below else None,
         task_type=task,
     )
+
+
+def with_adapter(model: PreTrainedModel, fit: Fit, task: TaskType) -> PreTrainedModel | PeftModel:
+    """Return the model with an untrained adapter, or as it is for full fine-tuning; raises as `lora_config`."""
+    config = lora_config(fit, task, model.config)
+    return get_peft_model(model, config) if config else model
+
+
+class LossTrainer(Trainer):
+    """A trainer whose ``loss`` of a model and a batch is a mean over its rows, returned with what else is known."""
+
+    def __init__(self, loss: Loss, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._loss = loss
+        # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
+        self.model_accepts_loss_kwargs = False
+
+    def compute_loss_context_manager(self) -> Any:
+        """Compute all of a loss in mixed precision; the Trainer would the model alone, and its logits are made outside.
+
+        So it rounds as the reference's log-probabilities do, and a log-ratio is 0 before the first step.
+        """
+        return self.accelerator.autocast()
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        """Return the loss, and the outputs if they are asked for."""
+        loss, outputs = self._loss(model, inputs)
+        return (loss, outputs) if return_outputs else loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +184,7 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
     with trainer.accelerator.main_process_first():  # the first process removes incomplete checkpoints
         checkpoint, incomplete = find_complete_checkpoint(job.folder)
     resumed = _describe_resumption(checkpoint, incomplete)
-    trainer.add_callback(ProgressReporter(job.on_progress, resumed))
-    trainer.add_callback(StopUnlessFinite(job.folder))
+    trainer.add_callback(WatchLog(job.on_progress, resumed, job.folder))
     trainer.add_callback(TrimHeap())
     trainer.add_callback(SealCheckpoints(job.folder, trainer.accelerator.wait_for_everyone))
     trainer.args.eval_on_start &= checkpoint is None  # on resuming, early stopping would count this evaluation

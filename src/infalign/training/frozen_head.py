@@ -110,8 +110,9 @@ def _padded(
     reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
 ) -> Iterator[tuple[Iterable[int], Tensor]]:
     """Yield rows with the mean states of their responses, of a model that cannot be packed."""
-    for rows, (input_ids, mask, _) in padded_batches(prompts, responses, BATCH_TOKENS, reader):
-        yield rows, reader.base_model(input_ids, mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
+    for rows, batch in padded_batches(prompts, responses, BATCH_TOKENS, reader):
+        mask = batch["attention_mask"]
+        yield rows, reader.base_model(batch["input_ids"], mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
 
 
 def prompt_folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:

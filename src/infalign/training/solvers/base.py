@@ -19,7 +19,7 @@ from infalign.method.calibration import Array
 from infalign.method.judge import MIN_JUDGED_SAMPLES
 from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, parse_shaping, rank_transform
-from infalign.method.transforms import Identity, Log, Tabulated, Transformation
+from infalign.method.transforms import Identity, Log, Tabulated
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
 from infalign.training.solvers.theory import MethodTheory
@@ -133,19 +133,9 @@ class Solver(Kind):
         return False
 
     @property
-    def responses_per_prompt(self) -> float:
-        """How many responses are generated per training prompt, over the whole training."""
-        return 0.0
-
-    @property
     def predicts_ranks(self) -> bool:
         """Whether a rank model predicts the ranks, instead of ranking among stored rollouts."""
         return False
-
-    @property
-    def rollout_transform(self) -> Transformation | None:
-        """The transformation of ranks among K rollouts that it is trained on, or None."""
-        return None
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find the policy that it follows, if it follows one. Raises ValueError if there is none."""
@@ -214,11 +204,6 @@ class Shaped(ToBudget):
     def method(self) -> str:
         """``exp:10 (qrpo)``."""
         return f"{self.transform.name} ({self.label})"
-
-    @property
-    def rollout_transform(self) -> Transformation | None:
-        """The transformation of ranks that it is trained on; None for another shaping or predicted ranks."""
-        return None if self.predicts_ranks else rank_transform(self.transform)
 
 
 class ToBestOfN(Solver):

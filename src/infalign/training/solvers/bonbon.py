@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -10,48 +9,44 @@ from pydantic import Field
 
 from infalign.method.calibration import Array
 from infalign.training.solvers.base import ToBestOfN
-from infalign.training.solvers.offline import Examples, Offline, random_sets
+from infalign.training.solvers.offline import Examples, Objective, Offline, random_sets
 
 if TYPE_CHECKING:
     import torch
 
+ALPHA = 0.005  # weight of the best's likelihood, as in the paper
 
-@dataclass(frozen=True, slots=True)
-class BoNBoN:
-    """Best and worst of n: −α·log π(best) + (1 − α)·(h_best − h_worst − 1/2β_n)²; its optimum is not Best-of-n.
 
-    1/2β_n = (n − 1)·H_{n−1} is the mean of h_best − h_worst under Best-of-n itself, but pairs with that *mean* do not
-    make Best-of-n the optimum. ``released_code`` selects the loss of the paper's repository, which has
-    −log σ(β_n·(h_best − h_worst)) instead of the square. Each pass splits the rollouts into K/n random sets; in a set
-    of equal rewards the best and the worst are the same rollout.
+def bonbon_margin(n: int) -> float:
+    """Return 1/2β_n = (n − 1)·H_{n−1}, the mean of h_best − h_worst under Best-of-n itself."""
+    return float((n - 1) * (1.0 / np.arange(1, n)).sum())
+
+
+def bonbon(n: int, *, released_code: bool = False) -> Objective:
+    """Return −α·log π(best) + (1 − α)·(h_best − h_worst − 1/2β_n)² of the best and the worst of n, relative to π_ref.
+
+    Its optimum is not Best-of-n: pairs with that *mean* difference do not make it the optimum. ``released_code``
+    selects the loss of the paper's repository, which has −log σ(β_n·(h_best − h_worst)) instead of the square. Each
+    pass splits the rollouts into K/n random sets; in a set of equal rewards the best and the worst are one rollout.
     """
 
-    n: int
-    released_code: bool = False
-    alpha: float = 0.005
-
-    @property
-    def margin(self) -> float:
-        """1/2β_n."""
-        return float((self.n - 1) * (1.0 / np.arange(1, self.n)).sum())
-
-    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return the best and the worst of each set with 1/2β_n."""
-        sets = random_sets(rewards_K.size, self.n, rng)
+    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
+        sets = random_sets(rewards_K.size, n, rng)
         rewards, rows = rewards_K[sets], np.arange(len(sets))
         pairs = np.stack([sets[rows, rewards.argmax(1)], sets[rows, rewards.argmin(1)]], axis=1)
-        return pairs, np.full(len(sets), self.margin)
+        return pairs, np.full(len(sets), bonbon_margin(n))
 
-    def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss, with the best's log-likelihood relative to the reference's."""
+    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, margin_B: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import logsigmoid
 
         best, worst = h_BM.unbind(1)
-        if self.released_code:
-            contrast = -logsigmoid((best - worst) / (2.0 * number_B))
+        if released_code:
+            contrast = -logsigmoid((best - worst) / (2.0 * margin_B))
         else:
-            contrast = (best - worst - number_B).square()
-        return (self.alpha * -best + (1.0 - self.alpha) * contrast).mean()
+            contrast = (best - worst - margin_B).square()
+        return (ALPHA * -best + (1.0 - ALPHA) * contrast).mean()
+
+    return Objective(examples, loss)
 
 
 class Settings(ToBestOfN, Offline):
@@ -60,6 +55,6 @@ class Settings(ToBestOfN, Offline):
     solver: Literal["bonbon"]
     released_code: bool = Field(False, description="the loss of the authors' code, not of the paper")
 
-    def objective(self, beta: float) -> BoNBoN:
+    def objective(self, beta: float) -> Objective:
         """Return its objective."""
-        return BoNBoN(self.n, self.released_code)
+        return bonbon(self.n, released_code=self.released_code)

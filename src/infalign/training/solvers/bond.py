@@ -11,7 +11,8 @@ from pydantic import model_validator
 from infalign.method.procedures import Served
 from infalign.method.shapings import Ranked, Raw, Shaping
 from infalign.method.transforms import Log
-from infalign.training.advantages import Advantages, Batch, Loop
+from infalign.models.pretrained import load_policy
+from infalign.training.advantages import Advantages, Batch
 from infalign.training.solvers.on_policy import OnPolicy
 from infalign.training.solvers.theory import MethodTheory, NoTheory
 
@@ -38,57 +39,56 @@ class JBOND(Advantages):
         self._start = start.eval().requires_grad_(False)
         self._anchor_responses: list[tuple[list[list[int]], torch.Tensor]] = []
 
-    def start(self, loop: Loop) -> None:
+    def start(self, loop: Any) -> None:
         """Use the loop's reference model as the anchor."""
-        self._start.to(loop.device)
-        self.companion = loop.reference_model()
+        self._start.to(loop.accelerator.device)
+        self.companion = loop.ref_model
 
-    def before_drawing(self, loop: Loop, prompts: list[Any]) -> None:
+    def before_drawing(self, loop: Any, prompts: list[Any]) -> None:
         """Draw two anchor responses to each prompt."""
-        self._anchor_responses = [loop.draw_responses(loop.reference_model(), prompts) for _ in range(2)]
+        self._anchor_responses = [loop.draw_responses(loop.ref_model, prompts) for _ in range(2)]
 
-    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
         """Return the advantages of the policy's own responses."""
         import torch
 
         worst = torch.minimum(*(rewards for _, rewards in self._anchor_responses))
         reward = WORSE_THAN_BOTH * (batch.rewards_B < worst)
         spent = batch.log_ratio_BT.sum(1)
-        return loop.subtract_others_mean(JEFFREYS * (reward - spent) - loop.kl_weight * spent)
+        return loop.subtract_others_mean(JEFFREYS * (reward - spent) - loop.beta * spent)
 
-    def log_ratios_to_start(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def log_ratios_to_start(self, loop: Any, batch: Batch) -> torch.Tensor:
         """Return log π/π_start of each response; the batch has log-ratios to the anchor, which moves."""
         import torch
 
         from infalign.models.logprobs import token_logprobs
 
-        found = batch.tensors
-        policy_B = ((batch.log_ratio_BT + found["ref_per_token_logps"]) * batch.mask).sum(1)
-        texts = (
-            [row[mask.bool()].tolist() for row, mask in zip(found[f"{kind}_ids"], found[f"{kind}_mask"], strict=True)]
-            for kind in ("prompt", "completion")
-        )
+        policy_B = ((batch.log_ratio_BT + batch.tensors["ref_per_token_logps"]) * batch.mask).sum(1)
+        texts = (unpadded(batch.tensors, kind) for kind in ("prompt", "completion"))
         start_B = token_logprobs(self._start, *texts, batch_tokens=BATCH_TOKENS)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
-    def training_batch(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
+    def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with the better anchor responses appended to the policy's own."""
         import torch
 
+        from infalign.models.logprobs import right_padded
+
         (first, first_rewards), (second, second_rewards) = self._anchor_responses
         better = [a if x >= y else b for a, b, x, y in zip(first, second, first_rewards, second_rewards, strict=True)]
-        length = max(output["completion_ids"].size(1), *map(len, better))
-        ids = torch.tensor([row + [loop.pad_id] * (length - len(row)) for row in better], device=loop.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in better], device=loop.device)
-        wider = (0, length - output["completion_ids"].size(1))
-        pad = torch.nn.functional.pad
-        output["completion_ids"] = torch.cat([pad(output["completion_ids"], wider, value=loop.pad_id), ids])
-        output["completion_mask"] = torch.cat([pad(output["completion_mask"], wider), mask])
-        for name in ("prompt_ids", "prompt_mask"):
-            output[name] = output[name].repeat(2, 1)
+        rows, ids = [*unpadded(output, "completion"), *better], output["completion_ids"]
+        output |= {name: output[name].repeat(2, 1) for name in ("prompt_ids", "prompt_mask")}
+        output["completion_ids"] = right_padded(rows, loop.processing_class.pad_token_id, ids.device)
+        output["completion_mask"] = right_padded([[1] * len(row) for row in rows], 0, ids.device)
         forward = torch.full_like(output["advantages"], 1.0 - JEFFREYS)
         output["advantages"] = torch.cat([output["advantages"], forward])
         return {name: output[name] for name in TRAINED_ON if name in output}
+
+
+def unpadded(tensors: dict[str, Any], kind: str) -> list[list[int]]:
+    """Return the token ids of each prompt or completion."""
+    rows = zip(tensors[f"{kind}_ids"], tensors[f"{kind}_mask"], strict=True)
+    return [ids[mask.bool()].tolist() for ids, mask in rows]
 
 
 class Settings(OnPolicy):
@@ -115,12 +115,8 @@ class Settings(OnPolicy):
     @property
     def trl_options(self) -> Mapping[str, Any]:
         """Options that make the reference follow the policy as a moving average."""
-        return {
-            **super().trl_options,
-            "sync_ref_model": True,
-            "ref_model_mixup_alpha": ANCHOR_RATE,
-            "ref_model_sync_steps": 1,
-        }
+        anchor = {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
+        return {**super().trl_options, **anchor}
 
     @property
     def stop_kl(self) -> float | None:
@@ -133,10 +129,4 @@ class Settings(OnPolicy):
 
     def advantages(self, reference: str, procedure: Served) -> Advantages:
         """Return J-BOND's advantages; KL is measured from ``reference``."""
-        from transformers import AutoModelForCausalLM
-
-        return JBOND(
-            AutoModelForCausalLM.from_pretrained(
-                reference, use_safetensors=True, trust_remote_code=False, dtype="float32"
-            )
-        )
+        return JBOND(load_policy(reference)[0])

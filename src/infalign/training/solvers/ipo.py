@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -12,34 +11,30 @@ from infalign.method.calibration import Array, win
 from infalign.method.shapings import Ranked, Shaping
 from infalign.method.transforms import Identity
 from infalign.training.solvers.base import ToBudget
-from infalign.training.solvers.offline import Examples, Offline, random_sets
+from infalign.training.solvers.offline import Examples, Objective, Offline, random_sets
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class IPO:
-    """Pairs of rollouts labelled by the reward (Azar et al. 2023, equation 17), where τ is the β of the identity.
+def ipo(tau: float, *, length_averaged: bool = False) -> Objective:
+    """Return the loss (h_i − h_j − (2w_ij − 1)/2τ)² of pairs labelled by the reward (Azar et al. 2023, equation 17).
 
-    The loss is (h_i − h_j − (2w_ij − 1)/2τ)², its optimum is π_ref·e^{C/τ}/Z, the identity transformation at β = τ.
-    In each pass a rollout is in one pair, with a new random partner; a tie has the label 0. ``length_averaged`` divides
-    each h by its number of tokens, as TRL does; the optimum is then no longer the identity's.
+    Its optimum is π_ref·e^{C/τ}/Z, the identity transformation at β = τ. In each pass a rollout is in one pair, with a
+    new random partner, and one of an odd number is left out; a tie has the label 0. ``length_averaged`` divides each h
+    by its number of tokens, as TRL does; the optimum is then no longer the identity's.
     """
 
-    tau: float
-    length_averaged: bool = False
-
-    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return disjoint random pairs (i, j) with (2w_ij − 1)/2τ; one of an odd number of rollouts is left out."""
+    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
         pairs = random_sets(rewards_K.size, 2, rng)
         first, second = rewards_K[pairs].T
-        return pairs, (2.0 * win(first, second) - 1.0) / (2.0 * self.tau)
+        return pairs, (2.0 * win(first, second) - 1.0) / (2.0 * tau)
 
-    def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared residual, in nats² (or (nats per token)² if length-averaged)."""
-        first, second = (h_BM / lengths_BM if self.length_averaged else h_BM).unbind(1)
-        return (first - second - number_B).square().mean()
+    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, label_B: torch.Tensor) -> torch.Tensor:
+        first, second = (h_BM / lengths_BM if length_averaged else h_BM).unbind(1)
+        return (first - second - label_B).square().mean()
+
+    return Objective(examples, loss)
 
 
 class Settings(ToBudget, Offline):
@@ -50,6 +45,6 @@ class Settings(ToBudget, Offline):
     solver: Literal["ipo"]
     length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them")
 
-    def objective(self, beta: float) -> IPO:
+    def objective(self, beta: float) -> Objective:
         """Return its objective, with τ = ``beta``."""
-        return IPO(beta, self.length_averaged)
+        return ipo(beta, length_averaged=self.length_averaged)

@@ -11,7 +11,7 @@ from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import Ranked, Shaping
 from infalign.method.transforms import Identity
 from infalign.theory.optimum import optimal
-from infalign.training.advantages import Advantages, Batch, Loop
+from infalign.training.advantages import Advantages, Batch
 from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.on_policy import OnPolicy
 from infalign.training.solvers.theory import MethodTheory, ProcedureTheory
@@ -43,13 +43,13 @@ class OrderStatisticCredit(Advantages):
     def __init__(self, procedure: Extreme) -> None:
         self._procedure = procedure
 
-    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
         """Return the credit of each response minus β times its centered log-ratio."""
         import torch
 
-        groups = batch.every_reward.view(-1, loop.group_size).double().cpu().numpy()
+        groups = batch.every_reward.view(-1, loop.num_generations).double().cpu().numpy()
         found = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
-        return loop.local_rows(found).float() - loop.kl_weight * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
+        return loop.local_rows(found).float() - loop.beta * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
 
 
 class Settings(OnPolicy):

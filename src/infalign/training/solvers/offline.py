@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +23,17 @@ if TYPE_CHECKING:
 Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
 
 
-class Objective(Protocol):
+@dataclass(frozen=True, slots=True)
+class Objective:
     """The training examples and the loss of an offline solver.
 
-    ``examples`` turns the K rewards of one prompt into training examples: the rollouts of each example, (E, M), and one
-    number per example, (E,): a target, a weight or a label. ``loss`` compares those numbers with h = log π/π_ref of the
-    rollouts, (B, M), summed over tokens.
+    ``examples`` turns the K rewards of one prompt into the examples of one pass: the rollouts of each example, (E, M),
+    and one number per example, (E,): a target, a weight or a label. ``loss`` is the mean loss of a batch: it compares
+    those numbers with h = log π/π_ref of the rollouts, (B, M), summed over tokens; it also gets their lengths.
     """
 
-    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return the rollouts (E, M) and the number (E,) of each example in one pass over a prompt's rollouts."""
-
-    def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a batch, from h = log π/π_ref and the rollouts' lengths in tokens."""
+    examples: Callable[[Array, np.random.Generator], Examples]
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
@@ -137,16 +137,21 @@ def states_below(fit: Fit) -> States | None:
     return None if fit.lora is None or fit.lora.layers is None else States(last=fit.lora.layers)
 
 
-def single_examples(rewards_K: Array) -> NDArray[np.intp]:
-    """Return every rollout as a separate example, (K, 1)."""
-    return np.arange(rewards_K.size)[:, None]
-
-
 def random_sets(k: int, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
     """Return disjoint random sets, (k // size, size), of the indices below ``k``."""
     return rng.permutation(k)[: k // size * size].reshape(-1, size)
 
 
-def weighted_likelihood(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
-    """Return the weighted negative log-likelihood of single rollouts, relative to the reference's."""
-    return -(weight_B * h_BM[:, 0]).mean()
+def weighted_likelihood(weights: Callable[[Array], Array]) -> Objective:
+    """Return fine-tuning on every rollout with its weight, by the negative log-likelihood relative to the reference's.
+
+    ``weights`` are those of the K rewards of a prompt, with mean 1.
+    """
+
+    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
+        return np.arange(rewards_K.size)[:, None], weights(rewards_K)
+
+    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
+        return -(weight_B * h_BM[:, 0]).mean()
+
+    return Objective(examples, loss)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.method.procedures import Served
-from infalign.training.advantages import Advantages, Batch, Loop
+from infalign.training.advantages import Advantages, Batch
 from infalign.training.solvers.on_policy import OnRanks
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ class GeneralizedAdvantage(Advantages):
     def __init__(self, critic: torch.nn.Module) -> None:
         self._critic = critic
 
-    def start(self, loop: Loop) -> None:
+    def start(self, loop: Any) -> None:
         """Prepare the critic on the device of the policy."""
-        self.companion = loop.prepare(self._critic)
+        self.companion = loop.accelerator.prepare_model(self._critic.to(loop.accelerator.device))
 
-    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
         """Return the advantages of the tokens; the returns are kept for the critic's loss."""
         import torch
 
         mask_BT = batch.mask
-        rewards_BT = -loop.kl_weight * batch.log_ratio_BT
+        rewards_BT = -loop.beta * batch.log_ratio_BT
         rewards_BT[torch.arange(len(mask_BT)), mask_BT.sum(1) - 1] += batch.rewards_B.to(rewards_BT.dtype)
-        size = loop.rows_per_pass
+        size = loop.args.per_device_train_batch_size
         rows = [{k: batch.tensors[k][i : i + size] for k in TOKENS} for i in range(0, len(mask_BT), size)]
         with torch.no_grad():
             values_BT = torch.cat([self._values(chunk) for chunk in rows])
@@ -78,7 +78,19 @@ class Settings(OnRanks):
     solver: Literal["ppo"]
 
     def advantages(self, reference: str, procedure: Served) -> Advantages:
-        """Return advantages from a critic that starts as a copy of the reference."""
-        from infalign.training.critic import critic_from
+        """Return advantages from a critic: a copy of the reference, with an adapter if the policy has one."""
+        from peft import TaskType
+        from transformers import AutoConfig, AutoModelForTokenClassification
 
-        return GeneralizedAdvantage(critic_from(reference, self.fit))
+        from infalign.training.common import with_adapter
+
+        config = AutoConfig.from_pretrained(reference, num_labels=1)
+        config.classifier_dropout = 0.0
+        critic = AutoModelForTokenClassification.from_pretrained(
+            reference, config=config, use_safetensors=True, trust_remote_code=False, dtype="float32"
+        )
+        if self.fit.gradient_checkpointing:
+            critic.activation_checkpointing_enable()
+            critic.train()  # activations are checkpointed only in training mode
+        # of a task for which PEFT trains the head fully, without an adapter
+        return GeneralizedAdvantage(with_adapter(critic, self.fit, TaskType.SEQ_CLS))

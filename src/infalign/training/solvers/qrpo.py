@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
 from infalign.method.transforms import Transformation
 from infalign.training.solvers.base import Shaped
-from infalign.training.solvers.offline import Examples, Offline
+from infalign.training.solvers.offline import Examples, Objective, Offline
 
 if TYPE_CHECKING:
     import torch
@@ -47,31 +46,25 @@ def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep}
 
 
-@dataclass(frozen=True, slots=True)
-class QRPO:
-    """Regression of h on T = Φ(Ĉ)/β − log Z, optimum π_ref·e^{Φ/β}/Z = π_ref·e^T; β for the raw Φ.
+def qrpo(shaping: Transformation | Shaping, beta: float, divergence: Divergence = logistic) -> Objective:
+    """Return regression of h on T = Φ(Ĉ)/β − log Z, optimum π_ref·e^{Φ/β}/Z = π_ref·e^T; β for the raw Φ.
 
-    With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression. Any
-    :class:`infalign.method.shapings.Shaping` of the reward may replace Φ(Ĉ).
+    With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression.
 
     Each loss is a Bregman divergence of T from h: h = T is its minimizer, response by response, whatever responses are
     drawn from. They differ in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout
     comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*.
     """
 
-    shaping: Transformation | Shaping
-    beta: float
-    divergence: Divergence = logistic
-
-    def examples(self, rewards_K: Array, rng: np.random.Generator) -> Examples:
-        """Return K rollouts with their targets."""
-        targets_K = regression_targets(rewards_K[None], self.shaping, self.beta)[0]
+    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
+        targets_K = regression_targets(rewards_K[None], shaping, beta)[0]
         rows_K = sample_systematically(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
-    def loss(self, h_BM: torch.Tensor, lengths_BM: torch.Tensor, number_B: torch.Tensor) -> torch.Tensor:
-        """Return the mean divergence of the targets from h: 0 where they are equal."""
-        return self.divergence(h_BM[:, 0], number_B).mean()
+    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, target_B: torch.Tensor) -> torch.Tensor:
+        return divergence(h_BM[:, 0], target_B).mean()
+
+    return Objective(examples, loss)
 
 
 def sample_systematically(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -111,6 +104,6 @@ class Settings(Shaped, Offline):
         usual = self.loss == type(self).model_fields["loss"].default
         return super().label if usual else f"{super().label} {self.loss}"
 
-    def objective(self, beta: float) -> QRPO:
+    def objective(self, beta: float) -> Objective:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
-        return QRPO(self.shaping, beta, DIVERGENCES[self.loss])
+        return qrpo(self.shaping, beta, DIVERGENCES[self.loss])

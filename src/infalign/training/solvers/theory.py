@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
-from infalign.method.shapings import Shaping, budget_beta, rank_transform
+from infalign.method.shapings import Shaping, budget_beta, rank_transform, shape_rollouts
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
@@ -35,14 +33,12 @@ class MethodTheory:
         """Return the law of an unrestricted policy at the budget or β; None where there is none."""
         if self.kl_budget is not None:
             return self.law_at(procedure, self.kl_budget)
-        transform = rank_transform(self.shaping)
-        return None if transform is None else aligned_law(transform, beta=self.beta or 0.0)
+        return self._law(procedure, beta=self.beta)
 
     def law_at(self, procedure: Served, kl: float) -> Law | None:
         """Return the law at a KL of ``kl`` nats; None where there is none, or the method cannot spend that KL."""
-        transform = rank_transform(self.shaping)
         try:
-            return None if transform is None else law_at_kl(transform, kl=kl)
+            return self._law(procedure, kl=kl)
         except ConfigError:
             return None
 
@@ -53,13 +49,17 @@ class MethodTheory:
         if self.beta is not None:
             return self.beta
         assert self.kl_budget is not None
-        shaped_PK = np.stack([self.shaping(references_K, references_K) for references_K in references()])
-        return budget_beta(shaped_PK, self.kl_budget)
+        return budget_beta(shape_rollouts(self.shaping, references()), self.kl_budget)
 
     def kl(self, procedure: Served) -> float | None:
         """Return the KL in nats that a policy is to spend: its budget or that of its law; None for neither."""
         law = self.law(procedure) if self.kl_budget is None else None
         return law.kl if law is not None else self.kl_budget
+
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law | None:
+        if (transform := rank_transform(self.shaping)) is None:
+            return None
+        return law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +71,13 @@ class ProcedureTheory(MethodTheory):
         """The name of the optimum."""
         return "optimum"
 
-    def law(self, procedure: Served) -> Law:
-        """Return the law at the budget or β."""
-        return optimal(procedure, kl=self.kl_budget, beta=self.beta).law
-
-    def law_at(self, procedure: Served, kl: float) -> Law | None:
-        """Return the law at ``kl`` nats; None if the procedure cannot spend it."""
-        try:
-            return optimal(procedure, kl=kl).law
-        except ConfigError:
-            return None
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law:
+        return optimal(procedure, kl=kl, beta=beta).law
 
 
 @dataclass(frozen=True, slots=True)
 class NoTheory(MethodTheory):
     """A method without an objective but its next step, whose KL term has the weight ``beta``."""
 
-    def law(self, procedure: Served) -> None:
-        """Return None."""
-
-    def law_at(self, procedure: Served, kl: float) -> None:
-        """Return None."""
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> None:
+        return None

@@ -3,7 +3,7 @@
 The caller chooses the loss: `RolloutRegression`, or `Distillation`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,20 +14,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
-from peft import TaskType, get_peft_model
+from peft import TaskType
 from torch import Tensor
-from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import kl_from
-from infalign.models.logprobs import IGNORED, completion_logprobs, right_padded
+from infalign.models.logprobs import completion_logprobs, padded_batch
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
-from infalign.models.top_tokens import TopTokens
-from infalign.training.common import Fitted, Job, lora_config, run_training, trainer_arguments, use_one_device
+from infalign.training.common import Fitted, Job, LossTrainer, run_training, trainer_config, with_adapter
 from infalign.training.solvers.offline import Objective
 
 VALIDATED = {
@@ -58,7 +57,8 @@ class RolloutRegression:
     def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the objective's loss and h = log π/π_ref, (B, M)."""
         number_B, reference, lengths, batch = (inputs[key] for key in ("number", "reference", "lengths", "batch"))
-        logprob = _unpacked(batch).logprobs(model) if "tokens" in batch else completion_logprobs(model, **batch)
+        packed = isinstance(batch, PackedBatch)
+        logprob = batch.logprobs(model) if packed else completion_logprobs(model, **batch)
         h_BM = (logprob - reference).view(len(number_B), -1)
         return self.objective.loss(h_BM, lengths.view_as(h_BM), number_B), {"log_ratio": h_BM}
 
@@ -72,7 +72,7 @@ class Distillation:
 
     def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean KL of a response, and that of each, (B,)."""
-        packed = _unpacked(inputs["batch"])
+        packed: PackedBatch = inputs["batch"]
         with torch.no_grad():
             taught = replace(packed, states=inputs.get("teacher_states")).logits_in_parts(self.teacher)
         kl_B = packed.sum_by_response(packed.logits_in_parts(model).measured(kl_from(taught)))
@@ -100,14 +100,13 @@ def fit_to_rollouts(
     all_pack = all(map(can_pack, models))
     if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention, which no guide and no distillation can use")
-    config = lora_config(settings, TaskType.CAUSAL_LM, model.config)
-    trainer = _OfflineTrainer(
-        loss,
-        model=get_peft_model(model, config) if config else model,
-        args=use_one_device(TrainingArguments(**trainer_arguments(settings, job) | VALIDATED)),
+    trainer = LossTrainer(
+        loss.of_batch,
+        model=with_adapter(model, settings, TaskType.CAUSAL_LM),
+        args=trainer_config(TrainingArguments, settings, job, **VALIDATED),
         train_dataset=training,
         eval_dataset=evaluation,
-        data_collator=_Collator(rollouts, _packed_batch if all_pack else _padded_batch),
+        data_collator=_Collator(rollouts, all_pack),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
     with ExitStack() as stack:
@@ -126,23 +125,15 @@ def held_out_rollouts(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     """Return about `SCALING_ROLLOUTS` rollouts of the prompts that `fit_to_rollouts` holds out."""
     held_out = _by_prompt(rollouts)[::HELD_OUT_EVERY]
     per_prompt = ceil(SCALING_ROLLOUTS / len(held_out))
-    return [rollouts[group.first + i] for group in held_out for i in range(min(per_prompt, group.rewards.size))]
+    return [rollouts[first + i] for first, rewards in held_out for i in range(min(per_prompt, rewards.size))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The rollouts of one prompt: the index of the first, and their rewards."""
-
-    first: int
-    rewards: Array
-
-
-def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[_Group]:
-    groups, first = [], 0
+def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[tuple[int, Array]]:
+    """Return the rollouts of each prompt: the index of the first, and their rewards."""
+    groups, first = list[tuple[int, Array]](), 0
     for _, rows in groupby(rollouts, key=itemgetter("prompt_id")):
-        rewards = np.array([row["reward"] for row in rows], float)
-        groups.append(_Group(first, rewards))
-        first += len(rewards)
+        groups.append((first, np.array([row["reward"] for row in rows], float)))
+        first += groups[-1][1].size
     return groups
 
 
@@ -171,89 +162,48 @@ def count_held_out(examples: float, held_out: float) -> int:
     return round(min(held_out, max(least, min(most, HELD_OUT_SHARE * examples))))
 
 
-def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
+def _pass(objective: Objective, groups: Iterable[tuple[int, Array]], rng: np.random.Generator) -> Dataset:
     """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
 
     `PROMPT_EXAMPLES` examples of a prompt follow each other, so that a batch computes it once; they are dealt like
     cards, so that equal examples are apart.
     """
     rollouts, numbers = [], []
-    for group in groups:
-        indices_EM, number_E = objective.examples(group.rewards, rng)
-        shuffled = rng.permutation(group.rewards.size)[indices_EM[:, 0]].argsort(kind="stable")
+    for first, rewards_K in groups:
+        indices_EM, number_E = objective.examples(rewards_K, rng)
+        shuffled = rng.permutation(rewards_K.size)[indices_EM[:, 0]].argsort(kind="stable")
         dealt = ceil(len(shuffled) / PROMPT_EXAMPLES)
         hands = [shuffled[hand::dealt] for hand in range(dealt)]
-        rollouts += [group.first + indices_EM[hand] for hand in hands]
+        rollouts += [first + indices_EM[hand] for hand in hands]
         numbers += [number_E[hand] for hand in hands]
     order = rng.permutation(len(rollouts))
     rows, column = (np.concatenate([parts[i] for i in order]) for parts in (rollouts, numbers))
     return Dataset.from_dict({"rollouts": rows, "number": column})
 
 
-class _OfflineTrainer(Trainer):
-    def __init__(self, loss: RolloutRegression | Distillation, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._loss = loss
-        # Llama and others accept a token count for the loss; Trainer then does not divide accumulated losses.
-        self.model_accepts_loss_kwargs = False
-
-    def compute_loss_context_manager(self) -> Any:
-        """Compute all of a loss in mixed precision; the Trainer would the model alone, and its logits are made outside.
-
-        So it rounds as the reference's log-probabilities do, and a log-ratio is 0 before the first step.
-        """
-        return self.accelerator.autocast()
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        loss, outputs = self._loss.of_batch(model, inputs)
-        return (loss, outputs) if return_outputs else loss
-
-
 @dataclass(frozen=True)
 class _Collator:
-    """The number of each example, and of each of its rollouts the length and reference's log-probability."""
+    """The number of each example, and of each of its rollouts the length and reference's log-probability.
+
+    The rollouts are packed, with the states that a teacher reads in the same order, or padded.
+    """
 
     rollouts: Sequence[dict[str, Any]]
-    batch: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+    packs: bool
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
-        return {
+        prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
+        batch: dict[str, Any] = {
             "number": torch.tensor([example["number"] for example in examples]),
             "reference": torch.tensor([row["reference_logprob"] for row in rows]),
-            "lengths": torch.tensor([len(row["completion_ids"]) for row in rows]),
-        } | self.batch(rows)
-
-
-def _packed_batch(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tensors of `PackedBatch`, and the states that a teacher reads, in the same order."""
-    prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-
-    def packed(states: str) -> PackedBatch:
-        return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])
-
-    batch = {name: part for name, part in vars(packed("states")).items() if part is not None}
-    if "top_tokens" in batch:
-        batch["top_tokens"] = tuple(batch["top_tokens"])
-    teacher = {"teacher_states": packed("teacher_states").states} if "teacher_states" in rows[0] else {}
-    return {"batch": batch} | teacher
-
-
-def _unpacked(batch: dict[str, Any]) -> PackedBatch:
-    """Return the tensors of a batch as `PackedBatch`; on their way to the device a `TopTokens` became a plain tuple."""
-    top = {"top_tokens": TopTokens(*batch["top_tokens"])} if "top_tokens" in batch else {}
-    return PackedBatch(**batch | top)
-
-
-def _padded_batch(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return input ids, attention mask and labels of rows that repeat their prompts, padded."""
-    tokens = [[*row["prompt_ids"], *row["completion_ids"]] for row in rows]
-    labels = [[*[IGNORED] * len(row["prompt_ids"]), *row["completion_ids"]] for row in rows]
-    cpu = torch.device("cpu")
-    return {
-        "batch": {
-            "input_ids": right_padded(tokens, 0, cpu),  # any token
-            "attention_mask": right_padded([[1] * len(row) for row in tokens], 0, cpu),
-            "labels": right_padded(labels, IGNORED, cpu),
+            "lengths": torch.tensor([len(response) for response in responses]),
         }
-    }
+        if not self.packs:
+            return batch | {"batch": padded_batch(prompts, responses, "cpu")}
+
+        def packed(states: str) -> PackedBatch:
+            return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])
+
+        teacher = {"teacher_states": packed("teacher_states").states} if "teacher_states" in rows[0] else {}
+        return batch | {"batch": packed("states")} | teacher

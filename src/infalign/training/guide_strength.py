@@ -30,7 +30,7 @@ class GuideScale(NamedTuple):
 def scale_guide_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], kl: float) -> GuideScale:
     """Multiply Q by the factor, within 1/4 … 4, that brings the policy's KL nearest to ``kl`` nats.
 
-    ``rows`` are rollouts of the reference, as `training.offline.held_out_rollouts` gives them. They give the KL of a
+    ``rows`` are rollouts of the reference, as `offline_trainer.held_out_rollouts` gives them. They give the KL of a
     factor as long as their effective sample size is at least `MIN_EFFECTIVE_ROLLOUTS`, or a quarter of them; Q is not
     strengthened beyond that. Where they do not give the KL of Q as it is, and it is more than that of a weaker one, the
     factor is 1.

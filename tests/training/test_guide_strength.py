@@ -8,7 +8,7 @@ from enumerable import Enumerable
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.pretrained import add_network_guide, load_policy
-from infalign.training.scale import scale_guide_to_kl
+from infalign.training.guide_strength import scale_guide_to_kl
 
 
 @pytest.fixture(scope="module")

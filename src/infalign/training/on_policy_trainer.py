@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform
 from infalign.models.conversations import AS_TEXT
 from infalign.training.advantages import Advantages, Batch
-from infalign.training.common import Job, lora_config, run_training, trainer_arguments, training_order, use_one_device
+from infalign.training.common import Job, lora_config, run_training, trainer_config, training_order
 from infalign.training.solvers.on_policy import OnPolicy
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]
@@ -68,10 +68,10 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
             "lower fit.batch_size or raise rollout.prompts"
         )
     order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
-    settings = trainer_arguments(fit, job) | UNTRUNCATED | dict(solver.trl_options)
-    settings |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
-    settings |= {"shuffle_dataset": False, "chat_template_kwargs": AS_TEXT}
-    settings |= {"model_init_kwargs": {"use_safetensors": True}}
+    options = UNTRUNCATED | dict(solver.trl_options)
+    options |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
+    options |= {"shuffle_dataset": False, "chat_template_kwargs": AS_TEXT}
+    options |= {"model_init_kwargs": {"use_safetensors": True}}
     advantages = solver.advantages(problem.reference, problem.procedure)
     parts = {
         "model": problem.reference,
@@ -81,8 +81,8 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
         "reward_funcs": _shaped(problem, solver),
     }
     if solver.trl_trainer == "rloo":
-        return RLOOTrainer(args=use_one_device(RLOOConfig(**settings)), **parts)
-    config = use_one_device(GRPOConfig(**settings))
+        return RLOOTrainer(args=trainer_config(RLOOConfig, fit, job, **options), **parts)
+    config = trainer_config(GRPOConfig, fit, job, **options)
     if problem.stored is not None:
         shaped = problem.stored.shaped(solver.shaping)
         return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
@@ -112,20 +112,10 @@ class AdvantageLoop(GRPOTrainer):
 
     def __init__(self, advantages: Advantages, **settings: Any) -> None:
         super().__init__(**settings)
-        # What follows, and the next methods, are `training.advantages.Loop`, which advantages use.
-        self.kl_weight, self.group_size = self.beta, int(self.num_generations)
-        self.rows_per_pass, self.pad_id = int(self.args.per_device_train_batch_size), int(self._tokenizer.pad_token_id)
-        self.device = self.accelerator.device
         self._advantages = advantages
         advantages.start(self)
 
-    def reference_model(self) -> torch.nn.Module:
-        """Return the model that log-ratios are taken to."""
-        return cast(torch.nn.Module, self.ref_model)
-
-    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model on this process's device, wrapped for distributed training if needed."""
-        return cast(torch.nn.Module, self.accelerator.prepare_model(model.to(self.accelerator.device)))
+    # For advantages
 
     def local_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return this process's rows of values that were gathered from all processes."""
@@ -170,7 +160,7 @@ class AdvantageLoop(GRPOTrainer):
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         with torch.no_grad():
             found: torch.Tensor = self._get_per_token_logps_and_entropies(
-                model, ids, mask, output["completion_ids"].size(1), self.rows_per_pass
+                model, ids, mask, output["completion_ids"].size(1), self.args.per_device_train_batch_size
             )[0]
         return found
 
@@ -236,15 +226,11 @@ class StoredGroups:
     def shaped(self, shaping: Shaping) -> Callable[..., list[float]]:
         """Return the reward function that shapes the stored rewards."""
 
-        def reward(
-            prompts: Any, completions: Any, reward: list[float], reference_rewards: list[list[float]], **_: Any
-        ) -> list[float]:
-            return [
-                float(shaping(r, np.asarray(reference, float)))
-                for r, reference in zip(reward, reference_rewards, strict=True)
-            ]
+        def shaped_reward(reward: list[float], reference_rewards: list[list[float]], **_: Any) -> list[float]:
+            rows = zip(reward, reference_rewards, strict=True)
+            return [float(shaping(value, np.asarray(references, float))) for value, references in rows]
 
-        return reward
+        return shaped_reward
 
 
 class _StopAtKL(TrainerCallback):

@@ -1,1 +1,0 @@
-"""Trainer back ends: the training loops that run on-policy solvers."""
