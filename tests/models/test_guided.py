@@ -193,48 +193,6 @@ def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -
         add_network_guide(tmp_path / "empty", reference, tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"guide": {}, "fit": micro.FIT | {"lora": {"rank": 2}}}, "a guide takes guide.lora: leave fit.lora out"),
-        ({"guide": {"trunk": "reward", "lora": {}}}, "an adapter on the reference, found the trunk reward"),
-        ({"guide": {"trunk": "reward", "side": {}}}, "reads the reference's states, found the trunk reward"),
-        ({"guide": {"lora": {}, "top_tokens": 8}}, "tells all tokens apart: leave top_tokens out"),
-        ({"guide": {"lora": {}, "side": {}}}, r"an adapter \(lora\) or a small network \(side\), not both"),
-        ({"guide": {"side": {"hidden": 8, "heads": 3}}}, "hidden 8 is no multiple of twice the 3 heads"),
-    ],
-)
-def test_a_guide_has_one_form(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """What does not go together is refused on reading."""
-    recipe = micro.settings(tmp_path / "run")
-    recipe["policies"] = {"guided": recipe["policies"]["plain"] | settings}
-    with pytest.raises(ValueError, match=said):
-        Recipe.model_validate(recipe)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"reward": micro.GOLD}, "guide.trunk is reward, and the reward is no model"),
-        (
-            {"rollout": {"k": 6, "max_new_tokens": 12, "engine": {"kind": "server"}}},
-            "a server cannot load a policy with a guide",
-        ),
-    ],
-)
-@pytest.mark.parametrize("own", [{"solver": "qrpo", "kl_budget": 0.5}, {"solver": "bon-sft", "n": 2}])
-def test_a_guide_that_cannot_work_is_refused_on_reading(
-    change: dict[str, Any], own: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    """Nothing is drawn first."""
-    settings = micro.settings(tmp_path / "run")
-    fit = settings["policies"]["plain"]["fit"]
-    settings["policies"] = {"guided": own | {"fit": fit, "guide": {"trunk": "reward"}}}
-    assert Recipe.model_validate(settings).policies["guided"].generates is False
-    with pytest.raises(ValueError, match=said):
-        Recipe.model_validate(settings | change)
-
-
 def test_another_content_of_a_trunk_is_another_policy(folder: Path, tmp_path: Path) -> None:
     """The path does not count."""
     settings, copy = micro.settings(tmp_path / "run"), tmp_path / "copy"

@@ -107,7 +107,8 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
     def online(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=8, device_batch_size=4, learning_rate=1e-2)  # eight steps of two prompts
         rows = [{"prompt": enumerable.PROMPTS[i % 3], "reference_rewards": [1.0, 2.0, 3.0 + i]} for i in range(8)]
-        solver = read_solver(solver=name, beta=0.1, generations=4, fit=fit)
+        strength = {"kl_budget": 99.0} if name == "bond" else {"beta": 0.1}
+        solver = read_solver(solver=name, generations=4, fit=fit, **strength)
         _, tokenizer = load_policy(case.folder)
         tokenizer.padding_side = "left"
         problem = Problem(
@@ -142,7 +143,7 @@ def interrupted(training: Training, folder: Path, step: int) -> None:
         training(folder, stopped_at(step))
 
 
-KINDS = ("sft", "sft, lora", "reward model", "rank model", *OFFLINE, "rloo", "ppo")
+KINDS = ("sft", "sft, lora", "reward model", "rank model", *OFFLINE, "ppo", "bond")
 
 
 @pytest.mark.parametrize("training", KINDS, indirect=True)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import enumerable
-import micro
 import numpy as np
 import pytest
 import torch
@@ -13,13 +12,11 @@ from offline_solvers import METHODS, TAU, trained
 from peft import TaskType
 from transformers import TrainingArguments
 
-from infalign.core.errors import ConfigError
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Exponential, Identity
 from infalign.models.packed import packed_logprobs, packing
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
-from infalign.recipe.reading import load_recipe
 from infalign.theory.law import law_at_kl
 from infalign.training.common import LossTrainer, trainer_config, with_adapter
 from infalign.training.offline_trainer import RolloutRegression, _Collator
@@ -224,25 +221,3 @@ def test_a_budget_sets_tau_of_ipo() -> None:
     law = policy.theory.law(Standard())
     assert law is not None
     assert law.beta == law_at_kl(Identity(), kl=0.5).beta
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("{solver: bon-sft}", "`policies.new.n` is missing"),
-        ("{solver: bonbon, n: 4, kl_budget: 1}", "kl_budget is for the solver qrpo or "),
-        ("{solver: bonbon, n: 1}", "Input should be greater than or equal to 2, found 1"),
-        ("{solver: bon-sft, n: 7}", "policies.new: the best of 7 needs a rollout.k of at least 7"),
-        ("{solver: qrpo, n: 4, beta: 1}", "n is for the solver bon-sft or bonbon, found qrpo"),
-        ("{solver: qrpo, length_averaged: true, beta: 1}", "length_averaged is for the solver ipo, found qrpo"),
-        ("{solver: ipo, released_code: true, beta: 1}", "released_code is for the solver bonbon, found ipo"),
-        ("{solver: ipo, transform: log, beta: 1}", "transform is for the solver qrpo or "),
-        ("{solver: ipo}", "give exactly one of kl_budget, beta"),
-    ],
-)
-def test_a_setting_that_a_solver_does_not_take_is_an_error(tmp_path: Path, override: str, said: str) -> None:
-    """A strength or an option of another solver is refused, with what to do."""
-    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
-    with pytest.raises(ConfigError, match="recipe") as error:
-        load_recipe(path, [f"policies.new={override}"])
-    assert said in str(error.value)

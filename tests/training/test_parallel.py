@@ -14,7 +14,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from infalign.core.errors import ConfigError
 from infalign.data.examples import prompt_id
 from infalign.method.procedures import BestOfN
 from infalign.models.conversations import load_tokenizer
@@ -152,13 +151,6 @@ def test_an_adapter_is_trained_and_merged(
 ) -> None:
     """With checkpointing too, what is saved is a whole model, and not the reference any more."""
     assert moved(trained(name, "lora, checkpointing", reference, rollouts, tmp_path), reference) > 1e-3
-
-
-def test_bond_refuses_an_adapter(tmp_path: Path) -> None:
-    """Its anchor is a whole model, and the recipe says what to leave out."""
-    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
-    with pytest.raises(ConfigError, match=r"policies\.new.*bond moves a whole model .* leave fit\.lora out"):
-        load_recipe(path, ["policies.new={solver: bond, kl_budget: 1, fit: {lora: {rank: 4}}}"])
 
 
 @pytest.mark.slow
