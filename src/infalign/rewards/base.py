@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -59,8 +58,6 @@ def score(reward: RewardFunction, prompts: list[list[Message]], responses: list[
     or if what is returned is no sequence or array or has the wrong number of rewards, and InfalignError if the reward
     function itself raises an exception, SystemExit among them. The function gets copies of prompts and responses.
     """
-    if len(prompts) != len(responses):
-        raise DataError(f"reward {name}: {len(prompts)} prompts do not go with {len(responses)} responses")
     rewards: list[float] = []
     for start in range(0, len(responses), ROWS_PER_CALL):
         asked, said = prompts[start : start + ROWS_PER_CALL], responses[start : start + ROWS_PER_CALL]
@@ -80,14 +77,9 @@ def checked_rewards(values: object, prompts: list[list[Message]], *, first: int,
             f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
         )
     for row, (value, prompt) in enumerate(zip(rewards, prompts, strict=True), first):
-        if problem := not_a_number(value) or _unusable(float(value)):
+        problem = not_a_number(value)
+        if problem is None and not abs(value) <= LARGEST:
+            problem = f"found {float(value):g}; a rank needs finite rewards, of at most {LARGEST:g}: fix or scale them"
+        if problem is not None:
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
     return rewards
-
-
-def _unusable(value: float) -> str | None:
-    if not math.isfinite(value):
-        return f"found {value}; a rank needs finite rewards, so fix the reward or drop the row"
-    if abs(value) > LARGEST:
-        return f"found {value:g}, whose spread exceeds every float; scale the rewards below {LARGEST:g}"
-    return None

@@ -13,7 +13,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import length_batches, right_padded
-from infalign.models.pretrained import why_unloadable
+from infalign.models.pretrained import loading, read_weights
 from infalign.models.settings import is_hub_id
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ class ClassifierReward:
         Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
         head of a plain language model would be random.
         """
-        from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from infalign.models import pooled  # noqa: F401 - so that transformers knows it
@@ -99,20 +98,10 @@ class ClassifierReward:
         path = convert(str(path))
         if not Path(path).is_dir() and not is_hub_id(path):
             raise ConfigError(f"reward model {path}: there is no such folder")
-        try:
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
+        cannot = f"reward model {path} is no trained classifier that can be loaded"
+        model = read_weights(AutoModelForSequenceClassification, path, cannot, dtype=dtype)
+        with loading(cannot):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise ConfigError(
-                f"reward model {path} cannot be loaded as safetensors without own code: {why_unloadable(error)}"
-            ) from error
-        if found["missing_keys"]:
-            raise ConfigError(
-                f"reward model {path} is no trained classifier: {', '.join(sorted(found['missing_keys']))} is not in "
-                "the checkpoint and would be random; train it first, for example with TRL's RewardTrainer"
-            )
         return cls(model.to(device), tokenizer)
 
     def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:

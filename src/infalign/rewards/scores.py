@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from infalign.rewards.base import Batch, RewardFunction, score, score_each
 
 CHECKED_AGAIN = 4  # number of stored rewards that a reward must reproduce
 ROUNDING = 1e-4  # relative to the largest of them
+KEY_BYTES = 16  # of the hash of a prompt and a response
 MADE_BY = b"reward"  # key in the schema of a shard: the reward that scored it
 
 
@@ -32,9 +33,6 @@ class NamedReward:
     function: RewardFunction
     name: str
     made_by: str
-
-
-Wanted = tuple[str, str, list[int]]  # the id of a prompt, a response to it, and its rows
 
 
 def score_to(
@@ -53,111 +51,95 @@ def score_to(
     ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically; a reward that
     works on many batches at once is given several shards. Shards with another ``made_by`` are removed. Calls
     ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score` does, with rows counted from the
-    start of the shard. Responses are held in memory for a few prompts only.
+    start of the shard. Responses are held in memory for a few shards only.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    shards = sorted(directory.glob("part-[0-9]*.parquet"))
-    kept = [shard for shard in shards if _made_by(read_table(shard, [])) == reward.made_by]
-    for shard in set(shards).difference(kept):
-        shard.unlink()
-    stored, rows_of = _stored(kept), _rows_by_prompt(prompts)
-    first = 1 + int(kept[-1].stem.removeprefix("part-")) if kept else 0
-    rewards, total, done = np.full(len(responses), np.nan), 0, 0
-    for identity, rows in rows_of.items():
-        texts, known = [responses[row] for row in rows], stored(identity)
-        rewards[rows] = [known.get(text, np.nan) for text in texts]
-        total += len(set(texts))
-        done += len(known.keys() & texts)
+    prompt_R, key_R = _keys(prompts, responses)
+    key_D, row_D, distinct_R = np.unique(key_R, return_index=True, return_inverse=True)  # distinct responses
+    rewards_D, first = np.full(len(key_D), np.nan), 0
+    for shard in sorted(directory.glob("part-[0-9]*.parquet")):
+        table = read_table(shard, ["prompt_id", "response", "reward"])
+        if _made_by(table) != reward.made_by:
+            shard.unlink()
+            continue
+        first = 1 + int(shard.stem.removeprefix("part-"))
+        identities, texts, given = _columns(table, "prompt_id", "response", "reward")
+        stored = np.array(list(map(_key, identities, texts)), key_R.dtype)
+        _, known, places = np.intersect1d(key_D, stored, return_indices=True)
+        rewards_D[known] = np.array(given)[places]
+    missing = np.flatnonzero(np.isnan(rewards_D))
+    missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
+    done, total = len(key_D) - len(missing), len(key_D)
     on_progress(done, total)
-    under_way: dict[int, list[Wanted]] = {}  # by the number of the shard
-
-    def missing() -> Iterator[list[Wanted]]:
-        for identity, rows in rows_of.items():
-            by_text: dict[str, list[int]] = {}
-            for row in rows[np.isnan(rewards[rows])]:
-                by_text.setdefault(responses[row], []).append(row)
-            yield [(identity, text, same) for text, same in by_text.items()]
+    under_way = dict[int, tuple[NDArray[np.intp], Batch]]()  # what each shard scores, by its number
 
     def batches() -> Iterator[Batch]:
-        for number, wanted in enumerate(_filled(missing(), shard_responses)):
-            under_way[number] = wanted
-            yield [prompts[rows[0]] for _, _, rows in wanted], [text for _, text, _ in wanted]
+        for number, part in enumerate(_filled(prompt_R[row_D[missing]], shard_responses)):
+            rows = row_D[missing[part]].tolist()
+            batch = [prompts[row] for row in rows], [responses[row] for row in rows]
+            under_way[number] = missing[part], batch
+            yield batch
 
     with closing(score_each(reward.function, batches(), name=reward.name)) as scored:
-        for number, given in scored:
-            wanted = under_way.pop(number)
-            asked = [prompts[rows[0]] for _, _, rows in wanted]
-            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, asked, wanted, given)
-            for (_, _, same), value in zip(wanted, given, strict=True):
-                rewards[same] = value
-            done += len(wanted)
+        for number, values in scored:
+            wanted, batch = under_way.pop(number)
+            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, batch, values)
+            rewards_D[wanted] = values
+            done += len(values)
             on_progress(done, total)
-    return rewards
+    return rewards_D[distinct_R]
 
 
 def score_shard(path: Path, reward: NamedReward, prompts: Sequence[list[Message]], responses: Sequence[str]) -> None:
     """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
     rows = {(prompt_id(prompt), text): prompt for prompt, text in zip(prompts, responses, strict=True)}
-    asked = list(rows.values())
-    ((_, given),) = score_each(reward.function, [(asked, [text for _, text in rows])], name=reward.name)
-    _write(path, reward.made_by, asked, [(identity, text, []) for identity, text in rows], given)
+    batch = list(rows.values()), [text for _, text in rows]
+    ((_, rewards),) = score_each(reward.function, [batch], name=reward.name)
+    _write(path, reward.made_by, batch, rewards)
 
 
-def _write(
-    path: Path, made_by: str, prompts: Sequence[list[Message]], shard: Sequence[Wanted], given: Sequence[float]
-) -> None:
+def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float]) -> None:
+    prompts, responses = batch
     columns = {
-        "prompt_id": pa.array([identity for identity, _, _ in shard], pa.string()),
+        "prompt_id": pa.array(_prompt_ids(prompts), pa.string()),
         "prompt": pa.array(prompts, MESSAGES),
-        "response": pa.array([text for _, text, _ in shard], pa.string()),
-        "reward": pa.array(given, pa.float64()),
+        "response": pa.array(responses, pa.string()),
+        "reward": pa.array(rewards, pa.float64()),
     }
     write_table(path, pa.table(columns, metadata={MADE_BY: made_by.encode()}))
 
 
-def _filled(missing: Iterable[list[Wanted]], responses: int) -> Iterator[list[Wanted]]:
-    """Yield what one shard holds at a time; a prompt is never split."""
-    shard: list[Wanted] = []
-    for of_prompt in missing:
-        if shard and len(shard) + len(of_prompt) > responses:
-            yield shard
-            shard = []
-        shard = shard + of_prompt
-    if shard:
-        yield shard
+def _filled(prompt_M: NDArray[np.intp], responses: int) -> Iterator[slice]:
+    """Yield what one shard holds at a time of responses in the order of their prompts; a prompt is never split."""
+    begin = end = 0
+    for following in (np.flatnonzero(np.diff(prompt_M, append=-1)) + 1).tolist():  # where a prompt's responses end
+        if begin < end and following - begin > responses:
+            yield slice(begin, end)
+            begin = end
+        end = following
+    if begin < end:
+        yield slice(begin, end)
 
 
-def _rows_by_prompt(prompts: Sequence[list[Message]]) -> dict[str, NDArray[np.intp]]:
-    """Return the rows of each prompt, by its id."""
+def _keys(prompts: Sequence[list[Message]], responses: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.bytes_]]:
+    """Return the number of each row's prompt, in the order in which they first occur, and the key of each row."""
     numbers: dict[str, int] = {}
-    prompt_R, before = np.empty(len(prompts), np.intp), None
-    for row, prompt in enumerate(prompts):
+    prompt_R, key_R = np.empty(len(prompts), np.intp), np.empty(len(prompts), f"S{KEY_BYTES}")
+    for row, (identity, text) in enumerate(zip(_prompt_ids(prompts), responses, strict=True)):
+        prompt_R[row], key_R[row] = numbers.setdefault(identity, len(numbers)), _key(identity, text)
+    return prompt_R, key_R
+
+
+def _key(identity: str, text: str) -> bytes:
+    return blake2b(f"{identity} {text}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def _prompt_ids(prompts: Iterable[list[Message]]) -> Iterator[str]:
+    before, identity = None, ""
+    for prompt in prompts:
         if prompt is not before:  # usually a row has the same prompt as the row before it
-            number, before = numbers.setdefault(prompt_id(prompt), len(numbers)), prompt
-        prompt_R[row] = number
-    ends = np.cumsum(np.bincount(prompt_R))
-    return dict(zip(numbers, np.split(np.argsort(prompt_R, kind="stable"), ends[:-1]), strict=True))
-
-
-def _stored(shards: list[Path]) -> Callable[[str], dict[str, float]]:
-    """Return a function that gives the stored rewards of a prompt, by response; few shards are held at a time."""
-    shards_of: dict[str, list[Path]] = {}
-    for shard in shards:
-        for identity in dict.fromkeys(listed(read_table(shard, ["prompt_id"]), "prompt_id")):
-            shards_of.setdefault(identity, []).append(shard)
-
-    @lru_cache(maxsize=4)
-    def rewards(shard: Path) -> dict[str, dict[str, float]]:
-        found = defaultdict[str, dict[str, float]](dict)
-        table = read_table(shard, ["prompt_id", "response", "reward"])
-        columns = (listed(table, column) for column in ("prompt_id", "response", "reward"))
-        for identity, text, reward in zip(*columns, strict=True):
-            found[identity][text] = reward
-        return found
-
-    return lambda identity: {
-        text: reward for shard in shards_of.get(identity, ()) for text, reward in rewards(shard)[identity].items()
-    }
+            before, identity = prompt, prompt_id(prompt)
+        yield identity
 
 
 def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
@@ -165,23 +147,24 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
 
     A difference up to 1e-4 of the largest of these rewards counts as rounding. Without such a shard nothing is checked.
     """
-    for shard in shards:
-        table = read_table(shard)
-        if _made_by(table) != reward.made_by:
-            continue
-        first = table.slice(0, CHECKED_AGAIN)
-        prompts, texts, before = (listed(first, column) for column in ("prompt", "response", "reward"))
-        now = score(reward.function, prompts, texts, name=reward.name)
-        gaps = np.abs(now - before)
-        if gaps.max() > ROUNDING * np.abs(before).max():
-            worst = int(gaps.argmax())
-            raise DataError(
-                f"reward {reward.name}: {reward.made_by} now gives {now[worst]:g} where it gave {before[worst]:g} "
-                f"({shard}, row {worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored "
-                "before; bring that one back (a function must always give the same), or score everything again under "
-                "another name, such as a url with ?revision=2"
-            )
+    shard = next((shard for shard in shards if _made_by(read_table(shard, [])) == reward.made_by), None)
+    if shard is None:
         return
+    prompts, texts, before = _columns(read_table(shard).slice(0, CHECKED_AGAIN), "prompt", "response", "reward")
+    now = score(reward.function, prompts, texts, name=reward.name)
+    gaps = np.abs(now - before)
+    if gaps.max() > ROUNDING * np.abs(before).max():
+        worst = int(gaps.argmax())
+        raise DataError(
+            f"reward {reward.name}: {reward.made_by} now gives {now[worst]:g} where it gave {before[worst]:g} "
+            f"({shard}, row {worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; "
+            "bring that one back (a function must always give the same), or score everything again under another name, "
+            "such as a url with ?revision=2"
+        )
+
+
+def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
+    return [listed(table, name) for name in names]
 
 
 def _made_by(table: pa.Table) -> str:

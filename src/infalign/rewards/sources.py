@@ -36,24 +36,25 @@ class Scorer:
 
         Raises DataError if a server or a function no longer reproduces the rewards that the run has stored.
         """
-        if self.source.is_classifier:
-            return self.classifier()
-        if self.source.function is not None:
-            reward = function_reward(self.source.function)
+        source = self.source
+        reward: RewardFunction
+        if source.url is not None:
+            tokenizer = load_tokenizer(self.tokenizer)
+            reward = RemoteReward(source.url, tokenizer, api_key_env=source.api_key_env, in_flight=source.in_flight)
+        elif source.function is not None:
+            reward = function_reward(source.function)
         else:
-            assert self.source.url is not None
-            reward = RemoteReward(
-                self.source.url,
-                load_tokenizer(self.tokenizer),
-                api_key_env=self.source.api_key_env,
-                in_flight=self.source.in_flight,
-            )
-        check_unchanged(NamedReward(reward, self.name, self.made_by), self.shards())
+            return self.classifier()
+        check_unchanged(self.named(reward), self.shards())
         return reward
 
     def classifier(self) -> ClassifierReward:
         """Return the reward function of a classifier."""
         return ClassifierReward.load(self.model, device=self.compute.torch_device(), dtype=self.compute.dtype)
+
+    def named(self, reward: RewardFunction) -> NamedReward:
+        """Return the loaded ``reward`` with its name, and the label of its scores."""
+        return NamedReward(reward, self.name, self.made_by)
 
     def score(
         self,
@@ -64,29 +65,26 @@ class Scorer:
         reward: RewardFunction | None = None,
     ) -> Array:
         """Return the rewards of responses by ``reward``, by default loaded; those stored in ``folder`` are kept."""
+        said = f"scores by {self.name}"
+        named = self.named(reward or self.load())
         return score_to(
-            folder,
-            NamedReward(reward or self.load(), self.name, self.made_by),
-            prompts,
-            responses,
-            on_progress=lambda done, total: on_progress(done, total, f"scores by {self.name}"),
+            folder, named, prompts, responses, on_progress=lambda done, total: on_progress(done, total, said)
         )
 
     @property
     def identity(self) -> str:
         """What identifies a reward: its first url, its function's name (without folder) or the digest of its model."""
+        if self.source.url is not None:
+            return self.source.url[0]
         function = self.source.function
-        if function is not None and is_file(function):
-            return function.rpartition("/")[2]
-        return (self.source.url or [None])[0] or function or model_digest(self.model)
+        if function is None:
+            return model_digest(self.model)
+        return function.rpartition("/")[2] if is_file(function) else function
 
     @property
     def made_by(self) -> str:
         """The label that scores are stored under: the identity, with a hash of the source for a function."""
-        function = self.source.function
-        if function is None:
-            return self.identity
-        file = source_file(function)
+        file = self.source.function and source_file(self.source.function)
         return f"{self.identity} (source {hash_file(file)[:8]})" if file and file.is_file() else self.identity
 
 
