@@ -123,9 +123,9 @@ def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, mo
     assert "\n  kl_budget: 0.5" in out
     assert "beta:" not in out
     assert "2000 simulated prompts" in out
-    assert all(word in out for word in ("memorises", "generalises", "exact ranks"))
+    assert all(word in out for word in ("memorizes", "generalizes", "exact ranks"))
     _, out, _ = main("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 100)
-    assert "memorises ranks wins is not known for this procedure" in out
+    assert "memorizes ranks wins is not known for this procedure" in out
     assert "Recommended: optimal:rewind:0.85:4" in out
     assert "It has no name: --output FILE.json writes it." in out
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from listening import listening
 from openai import AsyncOpenAI, OpenAI
 
 from infalign.serving.answers import ServedPolicy
-from infalign.serving.openai import app
+from infalign.serving.app import app
 from infalign.serving.policy import open_policy
 
 

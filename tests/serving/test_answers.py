@@ -70,7 +70,7 @@ def test_draws_of_a_request_that_failed_are_not_made(models: tuple[Enumerable, E
         work.cancel()
 
     asyncio.run(ask())
-    assert (draws.counts["draws"], draws.counts["abandoned"], draws.in_progress) == (1, 4, 0)
+    assert (draws.counts["draws"], draws.counts["abandoned_draws"], draws.in_progress) == (1, 4, 0)
 
 
 def test_the_base_is_loaded_once(models: tuple[Enumerable, Enumerable], served: tuple[ServedPolicy, Law]) -> None:

@@ -19,7 +19,7 @@ from infalign.evaluation.intervals import estimate
 from infalign.method.procedures import BestOfN, parse_procedure
 from infalign.models.pretrained import load_policy
 from infalign.serving.answers import Answer
-from infalign.serving.openai import Desk
+from infalign.serving.app import Desk
 from infalign.serving.policy import open_policy
 
 

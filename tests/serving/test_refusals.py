@@ -15,9 +15,9 @@ from openai import AsyncOpenAI, OpenAI
 
 from infalign.models.conversations import conversation_ids, load_tokenizer
 from infalign.models.pretrained import load_policy
+from infalign.serving.app import MAX_BYTES
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
-from infalign.serving.openai import MAX_BYTES
 
 TURN = {"role": "user", "content": PROMPT}
 
@@ -40,15 +40,15 @@ TURN = {"role": "user", "content": PROMPT}
         ({"n": 0}, 400, "n", "greater than or equal to 1"),
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"seed": 2**70}, 400, "seed", "less than"),
-        ({"messages": []}, 400, "messages", "messages is empty; give at least a message of the user"),
+        ({"messages": []}, 400, "messages", "messages: List should have at least 1 item"),
         ({"messages": [TURN | {"role": "tool"}]}, 400, "messages", "has the role 'tool'"),
         ({"messages": [TURN | {"role": "assistant"}]}, 400, "messages", "does not end with a user turn"),
         ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "up to 12 exceeds the model's context of"),
-        ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "the content of a message is not text"),
-        ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "the role of a message is not text"),
+        ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "should be a valid string"),
+        ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "Field required"),
         ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "with a text"),
         ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "with a text"),
-        ({"messages": [3]}, 400, "messages", "not an object with role and content"),
+        ({"messages": [3]}, 400, "messages.0", "should be an object"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

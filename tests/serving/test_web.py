@@ -141,6 +141,6 @@ def test_draws_that_nobody_waits_for_end_their_request() -> None:
             await asked
         await asyncio.wait_for(gone.wait(), 20)
         server.close()
-        return draws.counts["abandoned"]
+        return draws.counts["abandoned_draws"]
 
     assert asyncio.run(cancelled()) == 2

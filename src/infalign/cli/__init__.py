@@ -7,24 +7,14 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import (
-    cluster,
-    compare,
-    data,
-    init,
-    recipes,
-    run,
-    serving,
-    status,
-    theory,
-    trainers,
-    win_rate,
-)
+from infalign.cli import cluster, compare, data, init, recipes, run, serving, status, theory, trainers, win_rate
+from infalign.cli.output import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
 
@@ -55,6 +45,12 @@ model, 3 invalid data, 4 partial (run it again; of `status`: not all is done),
 130 interrupted by SIGINT, 143 by SIGTERM, 141 by the end of a pipe.
 """
 
+
+def _shown(default: Any) -> Any:
+    """Return a default as help shows it: neither what is absent nor that a flag is off."""
+    return None if default is None or default is False else default
+
+
 app = App(
     name="infalign",
     help=HELP,
@@ -63,39 +59,28 @@ app = App(
     version_flags=["--version"],
     group_commands=Group("The whole run", sort_key=0),
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative=(), show_default=_shown),
 )
 
-app.command(run.run)
-app.command(status.status, help_epilogue=status.STATUS_EPILOGUE)
-
-_group = Group("A recipe of your own", sort_key=1)
-app.command(init.init, group=_group, sort_key=0, help_epilogue=init.INIT_EPILOGUE)
-app.command(recipes.recipes, group=_group, sort_key=1, help_epilogue=recipes.RECIPES_EPILOGUE)
-_about = "Fetch public data sets."
+_GROUPS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and how their help ends
+    "The whole run": {run.run: None, status.status: status.STATUS_EPILOGUE},
+    "A recipe of your own": {init.init: init.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
+    "After a run: what was aligned, served": {
+        serving.generate: serving.GENERATE_EPILOGUE,
+        serving.serve: serving.SERVE_EPILOGUE,
+    },
+    "Many machines": {cluster.ray: cluster.RAY_EPILOGUE},
+    "Several methods": {compare.compare: compare.COMPARE_EPILOGUE},
+    "Before a run: what theory says": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
+    "Any table of rewards": {win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE},
+    "Other trainers": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
+}
+for _place, (_title, _commands) in enumerate(_GROUPS.items()):
+    for _rank, (_command, _epilogue) in enumerate(_commands.items()):
+        app.command(_command, group=Group(_title, sort_key=_place), sort_key=_rank, help_epilogue=_epilogue)
+_about, _group = "Fetch public data sets.", Group("A recipe of your own", sort_key=1)
 app.command(App(name="data", help=_about, help_format="plaintext", help_epilogue="", group=_group, sort_key=2))
 app["data"].command(data.get, group="Commands", help_epilogue=data.GET_EPILOGUE)
-
-app.command(cluster.ray, group=Group("Many machines", sort_key=3), help_epilogue=cluster.RAY_EPILOGUE)
-
-_group = Group("After a run: what was aligned, served", sort_key=3)
-app.command(serving.generate, group=_group, sort_key=0, help_epilogue=serving.GENERATE_EPILOGUE)
-app.command(serving.serve, group=_group, sort_key=1, help_epilogue=serving.SERVE_EPILOGUE)
-
-_group = Group("Several methods", sort_key=4)
-app.command(compare.compare, group=_group, help_epilogue=compare.COMPARE_EPILOGUE)
-
-_group = Group("Before a run: what theory says", sort_key=5)
-app.command(theory.curve, group=_group, sort_key=0, help_epilogue=theory.CURVE_EPILOGUE)
-app.command(theory.choose, group=_group, sort_key=1, help_epilogue=theory.CHOOSE_EPILOGUE)
-
-_group = Group("Any table of rewards", sort_key=6)
-app.command(win_rate.win_rate, group=_group, help_epilogue=win_rate.WIN_RATE_EPILOGUE)
-
-_group = Group("Other trainers", sort_key=7)
-app.command(trainers.export, group=_group, help_epilogue=trainers.EXPORT_EPILOGUE)
-app.command(trainers.serve_reward, group=_group, help_epilogue=trainers.SERVE_EPILOGUE)
-
-
 app.register_install_completion_command(help="Let TAB complete commands, options, recipes, runs and keys of recipes.")
 
 
@@ -148,6 +133,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in sentence)  # no terminal escapes
-    print(f"infalign: {shown}", file=sys.stderr)
+    print(f"infalign: {printable(sentence)}", file=sys.stderr)
     sys.exit(exit_code)

@@ -27,8 +27,7 @@ def ray(
     actors: Annotated[int, Parameter(help="How many engines draw at once.", validator=Number(gte=1))] = 1,
     gpus: Annotated[float, Parameter(help="GPUs of each of them.", validator=Number(gte=0))] = 0,
     cpus: Annotated[
-        int | None,
-        Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2), show_default=False),
+        int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
     ] = None,
     set_: Overrides = None,
 ) -> None:

@@ -39,8 +39,7 @@ def compare(
     /,
     *,
     methods: Annotated[
-        str | None,
-        Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.", show_default=False),
+        str | None, Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.")
     ] = None,
     kl_budgets: KLBudgets = None,
     set_: Overrides = None,

@@ -1,5 +1,6 @@
 """What a shell offers behind TAB where a type does not say it: recipes, runs, keys and rows."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from cyclopts.completion import CompletionContext
@@ -14,19 +15,19 @@ def names(_: CompletionContext) -> dict[str, str]:
 
 def recipes(typed: CompletionContext) -> dict[str, str]:
     """Return those and the YAML files nearby."""
-    return names(typed) | dict.fromkeys(_near(typed, *(f"*{ending}" for ending in ENDINGS)), "")
+    return names(typed) | _near(typed, ENDINGS)
 
 
-def runs(typed: CompletionContext) -> list[str]:
+def runs(typed: CompletionContext) -> dict[str, str]:
     """Return the run directories nearby."""
     from infalign.pipeline.ownership import MARKER
 
-    return [marker.removesuffix(f"/{MARKER}") for marker in _near(typed, MARKER)]
+    return {marker.removesuffix(f"/{MARKER}"): "" for marker in _near(typed, [f"/{MARKER}"])}
 
 
 def recipes_and_runs(typed: CompletionContext) -> dict[str, str]:
     """Return recipes and run directories."""
-    return recipes(typed) | dict.fromkeys(runs(typed), "")
+    return recipes(typed) | runs(typed)
 
 
 def keys(_: CompletionContext) -> dict[str, str]:
@@ -47,15 +48,13 @@ def rows(typed: CompletionContext) -> dict[str, str]:
     """Return those, the world of the demo, and the files of rows nearby."""
     from infalign.data.files import READERS
 
-    files = dict.fromkeys(_near(typed, *(f"*{ending}" for ending in READERS)), "")
-    return sets(typed) | {"world": "the small text world of the demo"} | files
+    return sets(typed) | {"world": "the small text world of the demo"} | _near(typed, READERS)
 
 
-def _near(typed: CompletionContext, *patterns: str) -> list[str]:
-    """Return the files like these in the folder that is typed so far, and up to two folders below it."""
+def _near(typed: CompletionContext, endings: Iterable[str]) -> dict[str, str]:
+    """Return the files with these endings in the folder that is typed so far, and up to two folders below it."""
     said = "".join(typed.incomplete.rpartition("/")[:2])
     folder = Path(said).expanduser()
-    found = [
-        path for depth in ("", "[!.]*/", "[!.]*/[!.]*/") for name in patterns for path in folder.glob(depth + name)
-    ]
-    return sorted(f"{said}{path.relative_to(folder)}" for path in found)
+    paths = [path for depth in ("*", "[!.]*/*", "[!.]*/[!.]*/*") for path in folder.glob(depth)]
+    found = sorted(f"{said}{path.relative_to(folder)}" for path in paths)
+    return {name: "" for name in found if f"/{name}".endswith(tuple(endings))}

@@ -37,13 +37,9 @@ def get(
     name: Annotated[str, Parameter(help="hh-helpful, hh-harmless or tldr.", completer=completion.sets)],
     /,
     *,
-    part: Annotated[
-        list[str] | None, Parameter(help="Only this part. Repeatable.", negative=(), show_default=False)
-    ] = None,
+    part: Annotated[list[str] | None, Parameter(help="Only this part. Repeatable.")] = None,
     to: Annotated[Path, Parameter(help="The folder of data.")] = Path("data"),
-    from_: Annotated[
-        Path | None, Parameter(name="--from", help="Copies of the hub's repositories.", show_default=False)
-    ] = None,
+    from_: Annotated[Path | None, Parameter(name="--from", help="Copies of the hub's repositories.")] = None,
 ) -> None:
     """Fetch a public data set from the hub, or from a folder of its files."""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # how often it tries again is not our one sentence

@@ -1,9 +1,8 @@
 """The command that writes a first recipe."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,14 @@ from infalign.core.errors import ConfigError, InfalignError
 if TYPE_CHECKING:
     from infalign.recipe.template import Answers
 
-DEFAULTS = {"data": "world", "policy": "scratch", "reward": None, "procedure": "best-of-4", "kl_budget": 0.6}
-LEARNT = "learn it from the pairs"  # what is asked for as a reward
+FROM_PAIRS = "learn it from the pairs"  # what is asked for as a reward
+QUESTIONS: dict[str, tuple[str, Any]] = {  # with the default answer
+    "data": ("Data: a file of yours, hh-helpful, hh-harmless, tldr, a hub id, or world", "world"),
+    "policy": ("Policy: a model's folder, GGUF or hub id, or scratch", "scratch"),
+    "reward": ("Reward: my_file.py:function, a URL, a model, fit, head", FROM_PAIRS),
+    "procedure": ("Served as: best-of-N, worst-of-N, rewind:Q:N, standard", "best-of-4"),
+    "kl_budget": ("KL budget, nats a response", 0.6),
+}
 INIT_EPILOGUE = """\
 Examples:
   infalign init                                    asks
@@ -37,28 +42,15 @@ def init(
     *,
     data: Annotated[
         str | None,
-        Parameter(
-            help="A file, hh-helpful, hh-harmless, tldr, a hub id, or world.",
-            show_default=False,
-            completer=completion.rows,
-        ),
+        Parameter(help="A file, hh-helpful, hh-harmless, tldr, a hub id, or world.", completer=completion.rows),
     ] = None,
-    policy: Annotated[
-        str | None, Parameter(help="A model's folder, GGUF or hub id, or scratch.", show_default=False)
-    ] = None,
+    policy: Annotated[str | None, Parameter(help="A model's folder, GGUF or hub id, or scratch.")] = None,
     reward: Annotated[
         str | None,
-        Parameter(
-            help="fit or head (learnt from pairs), my_file.py:function, a URL, or a model. Default: from pairs.",
-            show_default=False,
-        ),
+        Parameter(help="fit or head (from pairs), my_file.py:function, a URL, or a model. Default: from pairs."),
     ] = None,
-    procedure: Annotated[
-        str | None, Parameter(help="How the policy will be served. Default: best-of-4.", show_default=False)
-    ] = None,
-    kl_budget: Annotated[
-        float | None, Parameter(help="How far it may move, in nats a response. Default: 0.6.", show_default=False)
-    ] = None,
+    procedure: Annotated[str | None, Parameter(help="How the policy will be served. Default: best-of-4.")] = None,
+    kl_budget: Annotated[float | None, Parameter(help="How far it may move, in nats a response. Default: 0.6.")] = None,
     out: Annotated[Path, Parameter(help="The new file.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a first recipe of your own, commented and checked."""
@@ -69,9 +61,9 @@ def init(
 
     options = {"data": data, "policy": policy, "reward": reward, "procedure": procedure, "kl_budget": kl_budget}
     given: dict[str, Any] = {name: answer for name, answer in options.items() if answer is not None}
-    answers = Answers(**DEFAULTS | given)
+    answers = Answers(**{name: default for name, (_, default) in QUESTIONS.items()} | {"reward": None} | given)
     if ask:
-        answers = _asked(answers, [name for name in options if name not in given], out)
+        answers = _asked(answers, [name for name in QUESTIONS if name not in given], out)
     following = write_first_recipe(answers, out)
     print("\n  ".join([f"{out} is written. Next:", *following]))
 
@@ -85,30 +77,20 @@ def _asked(answers: "Answers", names: Sequence[str], out: Path) -> "Answers":
 
     from infalign.recipe.template import checked
 
-    questions: dict[str, Callable[[], Any]] = {
-        "data": partial(
-            Prompt.ask, "Data: a file of yours, hh-helpful, hh-harmless, tldr, a hub id, or world", default=answers.data
-        ),
-        "policy": partial(Prompt.ask, "Policy: a model's folder, GGUF or hub id, or scratch", default=answers.policy),
-        "reward": partial(Prompt.ask, "Reward: my_file.py:function, a URL, a model, fit, head", default=LEARNT),
-        "procedure": partial(
-            Prompt.ask, "Served as: best-of-N, worst-of-N, rewind:Q:N, standard", default=answers.procedure
-        ),
-        "kl_budget": partial(FloatPrompt.ask, "KL budget, nats a response", default=answers.kl_budget),
-    }
     if "reward" in names:  # data without pairs will do until it is asked whether the reward learns from them
         answers = replace(answers, reward="http://127.0.0.1")
     checked(answers, out)
     for name in names:
+        question, default = QUESTIONS[name]
+        kind: Any = FloatPrompt if isinstance(default, float) else Prompt
         while True:
-            answer = questions[name]()
-            changed: dict[str, Any] = {name: None if answer == LEARNT else answer}
-            found = replace(answers, **changed)
+            answer = kind.ask(question, default=default)
+            change: dict[str, Any] = {name: None if answer == FROM_PAIRS else answer}
+            found = replace(answers, **change)
             try:
                 checked(found, out)
+                break
             except InfalignError as error:
                 say(open_console(), str(error), markup=False)
-            else:
-                answers = found
-                break
+        answers = found
     return answers

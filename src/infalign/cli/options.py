@@ -17,37 +17,20 @@ if TYPE_CHECKING:
 RecipePath = Annotated[
     str,
     Parameter(
-        help="A recipe: a YAML file, or the name of a built-in recipe, such as demo.",
-        completer=completion.recipes,
+        help="A recipe: a YAML file, or the name of a built-in recipe, such as demo.", completer=completion.recipes
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    Parameter(
-        name="--set",
-        help="Change a setting, e.g. --set rollout.k=16. Repeatable.",
-        negative=(),
-        show_default=False,
-        completer=completion.keys,
-    ),
+    Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", completer=completion.keys),
 ]
-SkipInvalid = Annotated[
-    bool,
-    Parameter(help="Leave out invalid rows, count and list them.", negative=(), show_default=False),
-]
-DryRun = Annotated[
-    bool,
-    Parameter(
-        help="Check recipe and data, print the plan and its cost, make nothing.", negative=(), show_default=False
-    ),
-]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.", negative=(), show_default=False)]
+SkipInvalid = Annotated[bool, Parameter(help="Leave out invalid rows, count and list them.")]
+DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, make nothing.")]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
 Host = Annotated[str, Parameter(help="The address to listen at.")]
 Port = Annotated[int, Parameter(help="The port to listen at.", validator=Number(gte=1, lte=65535))]
-BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.", show_default=False)]
-KLBudgets = Annotated[
-    str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 and see below.", show_default=False)
-]
+BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.")]
+KLBudgets = Annotated[str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 and see below.")]
 
 
 def read_budgets(text: str | None) -> list[float] | None:

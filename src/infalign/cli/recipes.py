@@ -22,18 +22,12 @@ name (demo), and what ends in .yaml or .yml or has a folder in front is a path
 
 
 def recipes(
-    name: Annotated[
-        str | None, Parameter(help="Print this one.", show_default=False, completer=completion.names)
-    ] = None,
+    name: Annotated[str | None, Parameter(help="Print this one.", completer=completion.names)] = None,
     /,
     *,
     explain: Annotated[
         str | None,
-        Parameter(
-            help="Say what a key of a recipe means, its type and its default.",
-            show_default=False,
-            completer=completion.keys,
-        ),
+        Parameter(help="Say what a key of a recipe means, its type and its default.", completer=completion.keys),
     ] = None,
 ) -> None:
     """List the built-in recipes, print one, or explain a key."""

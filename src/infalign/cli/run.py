@@ -44,9 +44,7 @@ def run(
     /,
     *,
     until: Annotated[Stage, Parameter(help="The last stage to do.")] = "report",
-    policy: Annotated[
-        str | None, Parameter(help="Measure this policy instead, trained anywhere.", show_default=False)
-    ] = None,
+    policy: Annotated[str | None, Parameter(help="Measure this policy instead, trained anywhere.")] = None,
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
+from rich.console import Console
+from rich.text import Text
 
 from infalign.cli.completion import runs
 from infalign.cli.options import Host, Port
+from infalign.cli.output import open_console, printable
+from infalign.core.display import plain_table, say
+from infalign.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from rich.console import Console
 
     from infalign.data.examples import Message
     from infalign.serving.answers import Answer, Asked
@@ -53,14 +56,10 @@ INFALIGN_ENGINE_KEY) and this one scores and chooses.
 """
 
 RunPath = Annotated[Path, Parameter(help="A run directory.", completer=runs)]
-PolicyName = Annotated[str | None, Parameter(help="Of the run; the recipe's first by default.", show_default=False)]
-ProcedureName = Annotated[
-    str | None, Parameter(help="standard, best-of-4, ...; the recipe's by default.", show_default=False)
-]
-EngineUrl = Annotated[
-    str | None, Parameter(help="An OpenAI-compatible server that has the policy and draws.", show_default=False)
-]
-EngineModel = Annotated[str | None, Parameter(help="The policy's name there; its path by default.", show_default=False)]
+PolicyName = Annotated[str | None, Parameter(help="Of the run; the recipe's first by default.")]
+ProcedureName = Annotated[str | None, Parameter(help="standard, best-of-4, ...; the recipe's by default.")]
+EngineUrl = Annotated[str | None, Parameter(help="An OpenAI-compatible server that has the policy and draws.")]
+EngineModel = Annotated[str | None, Parameter(help="The policy's name there; its path by default.")]
 
 
 def generate(
@@ -69,26 +68,19 @@ def generate(
     *,
     policy: PolicyName = None,
     procedure: ProcedureName = None,
-    prompt: Annotated[
-        list[str] | None, Parameter(help="A prompt. Repeatable.", negative=(), show_default=False)
-    ] = None,
+    prompt: Annotated[list[str] | None, Parameter(help="A prompt. Repeatable.")] = None,
     input_: Annotated[
-        Path | None, Parameter(name="--input", help="A file of prompts instead of standard input.", show_default=False)
+        Path | None, Parameter(name="--input", help="A file of prompts instead of standard input.")
     ] = None,
-    all_: Annotated[
-        bool, Parameter(name="--all", help="Show every draw, its rank and reward.", negative=(), show_default=False)
-    ] = False,
+    all_: Annotated[bool, Parameter(name="--all", help="Show every draw, its rank and reward.")] = False,
     seed: Annotated[int, Parameter(help="Of the draws.")] = 0,
     engine_url: EngineUrl = None,
     engine_model: EngineModel = None,
-    as_json: Annotated[
-        bool, Parameter(name="--json", help="Print a line of JSON for each prompt.", negative=(), show_default=False)
-    ] = False,
+    as_json: Annotated[bool, Parameter(name="--json", help="Print a line of JSON for each prompt.")] = False,
 ) -> None:
     """Answer prompts as a policy would be served."""
     import asyncio
 
-    from infalign.cli.output import open_console
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.answers import answer_each
     from infalign.serving.policy import open_policy
@@ -121,10 +113,8 @@ def serve(
     engine_model: EngineModel = None,
 ) -> None:
     """Serve a policy by a procedure, behind OpenAI's protocol."""
-    from infalign.cli.output import open_console
-    from infalign.core.display import say
     from infalign.pipeline.workers import prepare_process
-    from infalign.serving.openai import app
+    from infalign.serving.app import app
     from infalign.serving.policy import open_policy
     from infalign.serving.web import listen, token_for
 
@@ -137,7 +127,6 @@ def serve(
 
 def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[Message]]":
     """Return the prompts of the command line, of a file, or of standard input."""
-    from infalign.core.errors import ConfigError, DataError
     from infalign.data.examples import parse_prompt
 
     if prompts is not None and path is not None:
@@ -151,7 +140,6 @@ def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[M
 
 def _rows(path: Path | None) -> "Iterable[tuple[str, dict[str, Any]]]":
     """Return the rows of a table, or the lines of a text or of standard input that are not blank, with their places."""
-    from infalign.core.errors import DataError
     from infalign.data.files import READERS, read_rows
     from infalign.data.lines import lines
 
@@ -169,15 +157,16 @@ def _rows(path: Path | None) -> "Iterable[tuple[str, dict[str, Any]]]":
 
 def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
     """Return what a line of JSON says of an answer; rewards and ranks are None where none were needed."""
-    served = answer.draws[answer.served]
     ranked = zip_longest(answer.draws, answer.rewards, answer.ranks)
     draws = [{"text": draw.text, "reward": reward, "rank": rank} for draw, reward, rank in ranked]
+    served = draws[answer.served]
     return {
         "prompt_id": asked.prompt.prompt_id,
         "prompt": asked.conversation,
         "answer": answer.text,
-        "finish": served.finish,
-        **{name: draws[answer.served][name] for name in ("reward", "rank")},
+        "finish": answer.draws[answer.served].finish,
+        "reward": served["reward"],
+        "rank": served["rank"],
         "served": answer.served,
         "draws": len(draws),
         "base_draws": len(answer.base_draws),
@@ -186,30 +175,22 @@ def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
     }
 
 
-def _print(asked: "Asked", answer: "Answer", console: "Console", *, every: bool, several: bool) -> None:
+def _print(asked: "Asked", answer: "Answer", console: Console, *, every: bool, several: bool) -> None:
     """Print an answer, below its prompt if there are several; or every draw, the best first."""
-    from rich.text import Text
-
-    from infalign.core.display import plain_table, say
 
     if several or every:
         first, *more = asked.conversation[-1]["content"].splitlines()
         say(console, "")
-        say(console, _shown(f"{first}{' …' if more else ''}"), markup=False)
+        say(console, printable(f"{first}{' …' if more else ''}"), markup=False)
     if not every:
-        say(console, _shown(answer.text), markup=False)
+        say(console, printable(answer.text, "\n\t"), markup=False)
         return
     table = plain_table("rank", "reward", "draw", "text", breaking=[3])
-    for place in sorted(range(len(answer.draws)), key=lambda place: answer.ranks[place]):
+    for rank, place in sorted(zip(answer.ranks, range(len(answer.draws)), strict=True)):
         number = f"{place + 1}{' *' if place == answer.served else ''}"
-        text = Text(_shown(answer.draws[place].text))
-        table.add_row(str(answer.ranks[place]), f"{answer.rewards[place]:.3f}", number, text)
+        text = Text(printable(answer.draws[place].text, "\n\t"))
+        table.add_row(str(rank), f"{answer.rewards[place]:.3f}", number, text)
     console.print(table)
-    taken = f"{len(answer.draws)} of the policy"
     base = f", {len(answer.base_draws)} of the base" if answer.base_draws else ""
-    say(console, f"* served by {asked.procedure.name}; draws: {taken}{base}", markup=False)
-
-
-def _shown(text: str) -> str:
-    """Return a text without terminal escapes; --json has it as it is."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    taken = f"{len(answer.draws)} of the policy{base}"
+    say(console, f"* served by {asked.procedure.name}; draws: {taken}", markup=False)

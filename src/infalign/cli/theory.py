@@ -28,7 +28,7 @@ Examples:
 
 The win rate is that of the aligned policy against the base policy, ties
 counting one half; KL is in nats. β is the paper's, the weight of KL against
-raw Φ (e^{10u} for exp:10); trainers whose Φ is normalised take the other one.
+raw Φ (e^{10u} for exp:10); trainers whose Φ is normalized take the other one.
 `optimal` is the best policy for the procedure at that KL or β; bon_fp and
 won_fp, the paper's names, are the same for best-of-N and worst-of-N.
 --rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
@@ -46,9 +46,9 @@ prints what to write for a policy of a recipe, `transform` and `kl_budget`;
 
 Rewards are ranked among K rollouts, so a response can be told from others
 only to 1/K. What that costs depends on the policy, and two limits are shown:
-one that memorises the ranks of each prompt's rollouts learns their noise too
+one that memorizes the ranks of each prompt's rollouts learns their noise too
 (simulated on the same prompts for all transformations, ± one standard error);
-a network that generalises learns their mean, a smoother transformation
+a network that generalizes learns their mean, a smoother transformation
 (exact). A real one lies between, and a KL budget is met by either with another
 β. Behind: the larger distance to the best, under either limit. Of those that
 cannot be told from the best, the simplest is recommended.
@@ -63,8 +63,7 @@ interval is for exact ranks, over prompts. What `judged` gains is cross-fitted:
 solved on half of the prompts, measured on the other half.
 """
 ProcedureName = Annotated[
-    str,
-    Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ..."),
+    str, Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ...")
 ]
 
 
@@ -72,30 +71,17 @@ def curve(
     *,
     procedure: ProcedureName,
     transform: Annotated[
-        list[str],
-        Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal, bon_fp. Repeatable.", negative=()),
+        list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal, bon_fp. Repeatable.")
     ],
-    kl: Annotated[
-        list[float] | None, Parameter(help="KL budget in nats. Repeatable.", negative=(), show_default=False)
-    ] = None,
-    beta: Annotated[
-        list[float] | None,
-        Parameter(help="The paper's β instead of --kl. Repeatable.", negative=(), show_default=False),
-    ] = None,
-    sweep: Annotated[
-        bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.", negative=(), show_default=False)
-    ] = False,
+    kl: Annotated[list[float] | None, Parameter(help="KL budget in nats. Repeatable.")] = None,
+    beta: Annotated[list[float] | None, Parameter(help="The paper's β instead of --kl. Repeatable.")] = None,
+    sweep: Annotated[bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.")] = False,
     base: BaseName = None,
     rho: Annotated[
-        list[float] | None,
-        Parameter(
-            help="Besides, for a policy that knows ranks with this correlation. Repeatable.",
-            negative=(),
-            show_default=False,
-        ),
+        list[float] | None, Parameter(help="Besides, for a policy that knows ranks with this correlation. Repeatable.")
     ] = None,
-    plot: Annotated[Path | None, Parameter(help="Draw FILE.png, .svg or .pdf.", show_default=False)] = None,
-    page: Annotated[Path | None, Parameter(help="Write an interactive page, FILE.html.", show_default=False)] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw FILE.png, .svg or .pdf.")] = None,
+    page: Annotated[Path | None, Parameter(help="Write an interactive page, FILE.html.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
@@ -109,24 +95,25 @@ def curve(
     picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
     interactive = new_file(page, ".html") if page else None
     points: list[Point] = []
-    failures: list[InfalignError] = []
-    budgets = [{"kl": one} for one in dict.fromkeys(kl or [])] + [{"beta": one} for one in dict.fromkeys(beta or [])]
-    known = dict.fromkeys([1.0, *(rho or [])])
-    for aim, knows in product([theory.parse_transform_or_optimum(name) for name in dict.fromkeys(transform)], known):
+    notes: list[InfalignError | str] = []
+    budgets = [{name: one} for name, values in (("kl", kl), ("beta", beta)) for one in dict.fromkeys(values or [])]
+    aims = [theory.parse_transform_or_optimum(name) for name in dict.fromkeys(transform)]
+    for aim, knows in product(aims, dict.fromkeys([1.0, *(rho or [])])):
         try:
             if sweep:
                 found, ended = theory.sweep(served, aim, base=theirs, rho=knows)
                 points += found
-                if ended:
-                    print(f"infalign: {found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}", file=sys.stderr)
+                notes += [f"{found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}"] if ended else []
             for budget in budgets:
                 points.append(theory.curve_point(served, aim, **budget, base=theirs, rho=knows))
         except InfalignError as error:  # the other transformations are shown first
-            failures.append(error)
-    for failure in failures[:-1]:
-        print(f"infalign: {failure}", file=sys.stderr)
-    if not points:
-        raise failures[-1]
+            notes.append(error)
+    failure = next((note for note in reversed(notes) if isinstance(note, InfalignError)), None)
+    for note in notes:
+        if note is not failure:
+            print(f"infalign: {note}", file=sys.stderr)
+    if failure and not points:
+        raise failure
     if picture:
         from infalign.report import curve_figures as figures
 
@@ -140,8 +127,8 @@ def curve(
         print_json(records if sweep or len(records) > 1 else records[0])
     else:
         _print_points(points, open_console())
-    if failures:
-        raise failures[-1]
+    if failure:
+        raise failure
 
 
 def choose(
@@ -151,13 +138,9 @@ def choose(
     rollouts: Annotated[int, Parameter(help="K, the reference rollouts a prompt that calibrate rewards.")],
     base: BaseName = None,
     judged: Annotated[
-        Path | None,
-        Parameter(help="The base's responses with reward and judge_reward: win by the judge.", show_default=False),
+        Path | None, Parameter(help="The base's responses with reward and judge_reward: win by the judge.")
     ] = None,
-    output: Annotated[
-        Path | None,
-        Parameter(help="Write the recommended transformation to FILE.json.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, Parameter(help="Write the recommended transformation to FILE.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank transformations by what they achieve with K rollouts a prompt."""
@@ -189,17 +172,17 @@ def _judge_of(table: Path, base: "Served") -> "EstimatedJudge":
 
 def _print_points(points: "list[Point]", console: Console) -> None:
     """Print a row for each point; draws of Rewind-and-Repeat, and errors above 1e-9, have columns of their own."""
-    first = points[0]
-    alike = first.base == first.procedure
-    served = "the base policy served alike" if alike else f"a base policy served as {first.base}"
-    columns = ["transform", "KL,\nnats", "β of\nraw Φ", "β of nor-\nmalised Φ", "win\nrate, %", "standard\nwin rate, %"]
-    rough = any(point.error > 1e-9 for point in points)
+    first, rough = points[0], any(point.error > 1e-9 for point in points)
+    columns = ["transform", "KL,\nnats", "β of\nraw Φ", "β of nor-\nmalized Φ", "win\nrate, %", "standard\nwin rate, %"]
     table = plain_table(*columns, *["draws"] * (first.draws is not None), *["error"] * rough, breaking=[0])
     for point in points:
         cells = [f"{point.kl:.4g}", f"{point.beta:.5g}", f"{point.normalised_beta:.5g}"]
         cells += [percent(point.win_rate), percent(point.standard_win_rate)]
         cells += [] if point.draws is None else [f"{point.draws:.2f}"]
-        table.add_row(point.transform, *cells, *([f"{point.error:.0e}"] if rough else []))
+        table.add_row(point.transform, *cells, *[f"{point.error:.0e}"] * rough)
+    served = (
+        "the base policy served alike" if first.base == first.procedure else f"a base policy served as {first.base}"
+    )
     heading(console, f"{first.procedure} against {served}")
     console.print(table)
     if first.base_draws is not None:
@@ -211,36 +194,32 @@ def _print_points(points: "list[Point]", console: Console) -> None:
 def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> None:
     """Print a row for each candidate, and what to write into a recipe."""
     against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
-    heading(
-        console,
-        f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt: "
-        + ("win rate by the judge, %" if ranking.judge else "win rate, %"),
-    )
-    columns = ["transform", *["memorises"] * bool(ranking.prompts), "generalises", "exact ranks", "behind,\npoints"]
+    measure = "win rate by the judge, %" if ranking.judge else "win rate, %"
+    setting = f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt"
+    heading(console, f"{setting}: {measure}")
+    columns = ["transform", *["memorizes"] * bool(ranking.prompts), "generalizes", "exact ranks", "behind,\npoints"]
     table = plain_table(*columns, breaking=[0])
     for one in ranking.candidates:
-        cells = [
-            f"{percent(one.generalising)}",
-            percent(one.limit) + (f" ({'–'.join(map(percent, one.interval))})" if one.interval else ""),
-            f"{100 * one.behind:.2g} ± {100 * one.behind_error:.1g}" if one.behind_error else f"{100 * one.behind:.2g}",
-        ]
-        if one.memorising is not None:
-            cells.insert(0, f"{percent(one.memorising)} ± {100 * one.standard_error:.2g}")
+        cells = [f"{percent(one.memorising)} ± {100 * one.standard_error:.2g}"] if one.memorising is not None else []
+        interval = f" ({'–'.join(map(percent, one.interval))})" if one.interval else ""
+        error = f" ± {100 * one.behind_error:.1g}" if one.behind_error else ""
+        cells += [percent(one.generalising), f"{percent(one.limit)}{interval}", f"{100 * one.behind:.2g}{error}"]
         table.add_row(one.transform.name, *cells)
     console.print(table)
-    if ranking.prompts:
-        say(console, f"± one standard error of {ranking.prompts} simulated prompts, the same for all", wrap=True)
-    else:
-        say(console, "What a policy that memorises ranks wins is not known for this procedure.", wrap=True)
-    if ranking.judge:
-        say(console, _gain_in_words(ranking.judge), wrap=True)
+    notes = [
+        f"± one standard error of {ranking.prompts} simulated prompts, the same for all"
+        if ranking.prompts
+        else "What a policy that memorizes ranks wins is not known for this procedure."
+    ]
+    notes += [_gain_in_words(ranking.judge)] if ranking.judge else []
+    for note in notes:
+        say(console, note, wrap=True)
     for name, reason in ranking.left_out.items():
         say(console, f"left out: {name}: {reason}")
     best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
     named = not best.transform.name.startswith(("optimal:", "judged:"))
     say(console, f"\nRecommended: {best.transform.name}" + (f", the simplest of {ties} that tie" if ties > 1 else ""))
-    written = file or "FILE.json"
-    say(console, f"  transform: {best.transform.name if named else written}")
+    say(console, f"  transform: {best.transform.name if named else file or 'FILE.json'}")
     say(console, f"  kl_budget: {ranking.kl:g}")
     if file and named:
         say(console, f"{file} holds the same transformation; a recipe accepts either.")

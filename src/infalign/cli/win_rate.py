@@ -27,13 +27,9 @@ def win_rate(
     *,
     policy: Annotated[Path, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],
     base: Annotated[Path, Parameter(help="The base policy's table.")],
-    procedure: Annotated[
-        list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.", negative=())
-    ],
+    procedure: Annotated[list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.")],
     base_procedure: BaseName = None,
-    common_prompts: Annotated[
-        bool, Parameter(help="Leave out, and count, prompts that one table lacks.", negative=(), show_default=False)
-    ] = False,
+    common_prompts: Annotated[bool, Parameter(help="Leave out, and count, prompts that one table lacks.")] = False,
     confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
     seed: Annotated[int, Parameter(help="Of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,

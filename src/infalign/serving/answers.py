@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,6 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id
-from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.models.conversations import conversation_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
@@ -73,10 +73,10 @@ class Answer:
 
 @dataclass(slots=True)
 class _Known:
-    """The base policy's draws for one prompt with their rewards, made once, and how many requests wait for them."""
+    """The rewards of the base's draws for one prompt, once they are made; who asks meanwhile waits at the lock."""
 
-    made: asyncio.Task[tuple[Array, list[Response]]]
-    waiting: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    rewards: list[float] | None = None
 
 
 class BaseRewards:
@@ -84,7 +84,8 @@ class BaseRewards:
 
     def __init__(self, load: Callable[[], DrawSource], scores: Scores, k: int, sampling: Sampling) -> None:
         self._load, self._scores, self._k, self._sampling = load, scores, k, sampling
-        self._loaded: asyncio.Task[DrawSource] | None = None
+        self._source: DrawSource | None = None
+        self._loading = threading.Lock()
         self._work: asyncio.Task[None] | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
@@ -96,57 +97,36 @@ class BaseRewards:
         """
         if not 1 <= quantile * (self._k + 1) <= self._k:
             raise RefusedError(f"{self._k} rollouts a prompt do not show the quantile {quantile:g}; raise rollout.k")
-        identity = asked.prompt.prompt_id
-        known = self._known.get(identity)
-        if new := known is None:
-            known = self._known[identity] = _Known(asyncio.create_task(self._drawn(asked)))
-            if len(self._known) > MAX_KNOWN_PROMPTS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(identity)
-        known.waiting += 1
-        try:
-            rewards, drawn = await asyncio.shield(known.made)  # others may wait for it too
-        finally:
-            known.waiting -= 1
-            if not known.waiting and not _succeeded(known.made):
-                known.made.cancel()
-                self._known.pop(identity, None)
-        return float(np.quantile(rewards, quantile, method="weibull")), drawn if new else []
+        known = self._known.setdefault(asked.prompt.prompt_id, _Known())
+        self._known.move_to_end(asked.prompt.prompt_id)
+        if len(self._known) > MAX_KNOWN_PROMPTS:
+            self._known.popitem(last=False)
+        drawn: list[Response] = []
+        async with known.lock:
+            if known.rewards is None:
+                drawn = await self._draw(asked)
+                known.rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
+        return float(np.quantile(known.rewards, quantile, method="weibull")), drawn
 
     def close(self) -> None:
         """Stop drawing."""
-        for task in (self._loaded, self._work, *(known.made for known in self._known.values())):
-            if task is not None:
-                task.cancel()
+        if self._work is not None:
+            self._work.cancel()
 
-    async def _drawn(self, asked: Asked) -> tuple[Array, list[Response]]:
-        source = await self._source()
+    async def _draw(self, asked: Asked) -> list[Response]:
+        source = await asyncio.to_thread(self._loaded)
+        self._work = self._work or asyncio.create_task(source.work())
         try:
             source.check(asked.prompt, self._sampling)
         except DataError as error:  # its draws have the run's own length, also where those of the policy are shorter
             raise RefusedError(f"the base policy cannot show the quantile: {error}") from error
-        drawn = await source.draw(asked.prompt, range(self._k), self._sampling)
-        rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
-        return np.array(rewards), drawn
+        return await source.draw(asked.prompt, range(self._k), self._sampling)
 
-    async def _source(self) -> DrawSource:
+    def _loaded(self) -> DrawSource:
         """Return where the base's draws come from, loaded once, also if who asked first has gone meanwhile."""
-        if self._loaded is None:
-            self._loaded = asyncio.create_task(self._begun())
-        return await asyncio.shield(self._loaded)
-
-    async def _begun(self) -> DrawSource:
-        try:
-            source = await asyncio.to_thread(self._load)
-        except Exception:
-            self._loaded = None  # the next one tries again
-            raise
-        self._work = asyncio.create_task(source.work())
-        return source
-
-
-def _succeeded(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
+        with self._loading:
+            self._source = self._source or self._load()
+            return self._source
 
 
 @dataclass(frozen=True)
@@ -218,19 +198,13 @@ class ServedPolicy:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Draw and score inside the block, which is entered once. Raises what drawing or scoring dies of."""
-        inside = asyncio.current_task()
-        assert inside is not None
+        """Draw and score inside the block, which is entered once."""
         tasks = [asyncio.create_task(work) for work in (self.draws.work(), self.scores.work())]
-        for task in tasks:
-            task.add_done_callback(lambda task: None if task.cancelled() or not task.exception() else inside.cancel())
         try:
             yield
         finally:
             self.base.close()
             for task in tasks:
-                if task.done():
-                    task.result()
                 task.cancel()
 
     async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:

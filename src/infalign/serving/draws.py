@@ -1,4 +1,9 @@
-"""Where the draws of a policy come from: a model on this machine, or a server at a URL."""
+"""Where the draws of a policy come from: a model on this machine, or a server at a URL.
+
+Both draw responses for many requests at once. ``seeded`` says whether a draw depends on its seed, prompt and number
+only; ``counts`` has the finished draws, their tokens, and the draws that were abandoned; ``in_progress`` is the number
+of draws that wait or are being drawn.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.http import resolve_names_in_daemons
@@ -16,33 +21,6 @@ from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
 
 OnTokens = Callable[[Sequence[int]], None]
 """Is called with all tokens of a draw so far, each time that there is one more."""
-
-
-class DrawSource(Protocol):
-    """Anything that draws responses for many requests at once.
-
-    ``seeded`` says whether a draw depends on its seed, prompt and number only. ``counts`` has the finished draws, their
-    tokens, and the draws that were abandoned.
-    """
-
-    seeded: bool
-    counts: Counter[str]
-
-    @property
-    def in_progress(self) -> int:
-        """The number of draws that wait or are being drawn."""
-
-    def check(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Raise DataError for a prompt that cannot be answered."""
-
-    async def draw(
-        self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
-    ) -> list[Response]:
-        """Return draws number ``indices`` of a prompt; draws that nobody waits for any more are abandoned."""
-        ...
-
-    async def work(self) -> None:
-        """Draw what is asked for, for ever."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +42,7 @@ class LocalDraws:
     seeded = True
 
     def __init__(self, model: Any, tokenizer: Any, *, rows: int) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter(draws=0, draw_tokens=0, abandoned_draws=0)
         self._batch, self._rows = SharedPrefixBatch(model, tokenizer), rows
         self._waiting: deque[_Draw] = deque()
         self._begun: list[_Draw] = []
@@ -88,7 +66,7 @@ class LocalDraws:
     async def draw(
         self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> list[Response]:
-        """Return draws number ``indices`` of a prompt that was checked."""
+        """Return draws number ``indices`` of a prompt that was checked; abandon those that nobody waits for."""
         future = asyncio.get_running_loop().create_future
         draws = [_Draw(prompt, index, sampling, on_tokens, future()) for index in indices]
         self._waiting += draws
@@ -109,15 +87,13 @@ class LocalDraws:
             begin = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._rows - len(self._begun)))]
             self._begun += begin
             try:
-                ended = await asyncio.to_thread(self._step, begin, left)
+                self._tell(await asyncio.to_thread(self._step, begin, left))
             except Exception as error:  # of the model, or of memory: what is being drawn is lost
                 self._batch.leave(self._batch.rows)
                 for draw in self._begun:
                     if not draw.answer.done():
                         draw.answer.set_exception(error)
                 self._begun = []
-                continue
-            self._tell(ended)
             if not self.in_progress:
                 self._asked.clear()
                 await self._asked.wait()
@@ -142,12 +118,12 @@ class LocalDraws:
             if draw.row in ended:
                 (response,) = self._batch.responses([draw.row])
                 draw.answer.set_result(response)
-                self.counts.update(draws=1, tokens=len(draw.row.token_ids))
+                self.counts.update(draws=1, draw_tokens=len(draw.row.token_ids))
         self._begun = [draw for draw in self._begun if draw.row not in ended or draw.answer.cancelled()]
 
     def _abandoned(self, draw: _Draw) -> bool:
         gone = draw.answer.cancelled()
-        self.counts["abandoned"] += gone
+        self.counts["abandoned_draws"] += gone
         return gone
 
 
@@ -160,7 +136,7 @@ class RemoteDraws:
     seeded = False
 
     def __init__(self, engine: Callable[[Sampling], ServerEngine], *, at_once: int) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter(draws=0, draw_tokens=0, abandoned_draws=0)
         self.in_progress = 0
         self._engine = engine
         self._turns = asyncio.Semaphore(at_once)
@@ -181,11 +157,11 @@ class RemoteDraws:
             async with self._turns:
                 drawn = await self._engine(sampling).drawn((prompt, indices))
         except asyncio.CancelledError:
-            self.counts["abandoned"] += len(indices)
+            self.counts["abandoned_draws"] += len(indices)
             raise
         finally:
             self.in_progress -= len(indices)
-        self.counts.update(draws=len(drawn), tokens=sum(len(response.token_ids) for response in drawn))
+        self.counts.update(draws=len(drawn), draw_tokens=sum(len(response.token_ids) for response in drawn))
         if on_tokens is not None:
             on_tokens(drawn[-1].token_ids)
         return drawn
@@ -193,3 +169,6 @@ class RemoteDraws:
     async def work(self) -> None:
         """Return: the engine does the work. A name that does not resolve keeps nobody waiting at the end."""
         resolve_names_in_daemons()
+
+
+DrawSource = LocalDraws | RemoteDraws

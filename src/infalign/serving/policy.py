@@ -78,20 +78,18 @@ def open_policy(
 
 def _model(run: Run, name: str) -> str:
     """Return the folder or hub id of a policy."""
-    policies = run.recipe.policies
-    if name != "reference" and name not in policies:
-        if Path(name).is_dir():
-            if not is_adapter(name):
-                check_fits(name, run)
-            return name
-        known = ", ".join(["reference", *policies])
-        raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
-    path = run.reference if name == "reference" else str(run.layout.model(name))
-    if path == str(run.layout.model(name)) and not Path(path).is_dir():
-        raise ConfigError(
-            f"{name} is not trained yet: there is no {path}; "
-            f"run `infalign run {run.layout.root}/recipe.yaml --until train`"
-        )
+    if name != "reference" and name not in run.recipe.policies:
+        if not Path(name).is_dir():
+            known = ", ".join(["reference", *run.recipe.policies])
+            raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
+        if not is_adapter(name):
+            check_fits(name, run)
+        return name
+    made = run.layout.model(name)
+    path = run.reference if name == "reference" else str(made)
+    if path == str(made) and not made.is_dir():
+        command = f"infalign run {run.layout.root}/recipe.yaml --until train"
+        raise ConfigError(f"{name} is not trained yet: there is no {path}; run `{command}`")
     return path
 
 

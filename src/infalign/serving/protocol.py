@@ -11,20 +11,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from infalign.core.errors import DataError, InfalignError, PartialError
+from infalign.core.errors import InfalignError, PartialError
 from infalign.core.settings import shown
-from infalign.data.examples import parse_prompt
 from infalign.serving.answers import Answer, RefusedError
 from infalign.serving.web import TooLargeError
 
 LOGGER = logging.getLogger(__name__)
 IGNORED_FIELDS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-NEUTRAL_VALUES: dict[
-    str, Any
-] = {  # values of further fields that ask for nothing: the policy is served as it was trained
+# Values of further fields that ask for nothing: the policy is served as it was trained.
+NEUTRAL_VALUES: dict[str, Any] = {
     "temperature": 1,
     "top_p": 1,
     "frequency_penalty": 0,
@@ -44,13 +42,30 @@ class _Options(BaseModel):
     include_usage: bool = False
 
 
+def _join_parts(content: Any) -> Any:
+    """Return parts of text as one text."""
+    if not isinstance(content, list):
+        return content
+    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(content):
+        raise ValueError("only parts with a text are read")
+    return "".join(texts)
+
+
+class _Turn(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str
+    content: Annotated[str, BeforeValidator(_join_parts)]
+
+
 class Body(BaseModel):
     """The fields of a request that are served; others are in ``model_extra``."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
-    messages: list[Any]
+    messages: Annotated[list[_Turn], Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -91,54 +106,27 @@ def parse_body(content: bytes) -> Body:
         place = ".".join(map(str, first["loc"]))
         raise ApiError(400, f"{place or 'the body'}: {first['msg']}", param=place or None) from error
     for name, value in (body.model_extra or {}).items():
-        if (
-            value is not None
-            and name not in IGNORED_FIELDS
-            and not (name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name])
-        ):
-            other = f" or set it to {json.dumps(NEUTRAL_VALUES[name])}" if name in NEUTRAL_VALUES else ""
-            raise ApiError(
-                400,
-                f"{name} = {shown(value)} is not served: the policy answers as it was trained and measured; leave it "
-                f"out{other}",
-                param=name,
-                code="unsupported_parameter",
-            )
+        neutral = NEUTRAL_VALUES.get(name)
+        if value not in (None, neutral) and name not in IGNORED_FIELDS:
+            other = "" if neutral is None else f" or set it to {json.dumps(neutral)}"
+            said = "is not served: the policy answers as it was trained and measured; leave it out"
+            raise ApiError(400, f"{name} = {shown(value)} {said}{other}", param=name, code="unsupported_parameter")
     return body
-
-
-def parse_messages(body: Body) -> list[dict[str, str]]:
-    """Return the conversation; parts of text are joined. Raises `ApiError` for one that does not end with the user."""
-    if not body.messages:
-        raise ApiError(400, "messages is empty; give at least a message of the user", param="messages")
-    turns = [dict(turn) if isinstance(turn, dict) else turn for turn in body.messages]
-    for place, turn in enumerate(turns):
-        if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
-            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-            if len(texts) < len(parts):
-                raise ApiError(400, "only parts with a text are read", param=f"messages.{place}.content")
-            turn["content"] = "".join(texts)
-        for key in ("role", "content"):
-            if isinstance(turn, dict) and not isinstance(turn.get(key), str):
-                raise ApiError(400, f"the {key} of a message is not text", param=f"messages.{place}.{key}")
-    try:
-        return list(parse_prompt({"prompt": turns}, "messages"))
-    except DataError as error:
-        raise ApiError(400, str(error), param="messages") from error
 
 
 def as_error(error: Exception) -> ApiError:
     """Return what an exception says to the client."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, TooLargeError):
-        return ApiError(413, str(error))
-    if isinstance(error, RefusedError):
-        return ApiError(400, str(error), param="model")
-    if isinstance(error, PartialError):
-        return ApiError(503, str(error), code="engine_unavailable")
-    if isinstance(error, InfalignError):
-        return ApiError(500, str(error))
+    match error:
+        case ApiError():
+            return error
+        case TooLargeError():
+            return ApiError(413, str(error))
+        case RefusedError():
+            return ApiError(400, str(error), param="model")
+        case PartialError():
+            return ApiError(503, str(error), code="engine_unavailable")
+        case InfalignError():
+            return ApiError(500, str(error))
     LOGGER.error("a request failed", exc_info=error)
     return ApiError(500, f"unexpected {type(error).__name__}; the server's log says where")
 
@@ -155,26 +143,23 @@ class Completion:
 
     def completion(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """Return the whole answer."""
-        choices = [
-            self._choice(place, answer) | {"message": {"role": "assistant", "content": answer.text}}
-            for place, answer in enumerate(answers)
-        ]
+        said = [{"message": {"role": "assistant", "content": answer.text}} for answer in answers]
+        choices = [self._choice(place, answer) | said[place] for place, answer in enumerate(answers)]
         return self._part("chat.completion", choices) | {"usage": self._usage(answers)}
 
     async def chunks(self, first: Piece, events: AsyncGenerator[Piece], *, usage: bool) -> AsyncGenerator[str]:
         """Yield server-sent events; what fails meanwhile is one of them."""
-        begun, answers, event = set[int](), list[Answer](), first
+        begun, answers = set[int](), list[Answer]()
         async with aclosing(events):
             try:
-                while True:
-                    delta = {"content": event.text} | ({} if event.choice in begun else {"role": "assistant"})
-                    begun.add(event.choice)
-                    choice = self._choice(event.choice, event.answer) | {"delta": delta}
+                piece: Piece | None = first
+                while piece is not None:
+                    delta = {"content": piece.text} | ({} if piece.choice in begun else {"role": "assistant"})
+                    begun.add(piece.choice)
+                    answers += [piece.answer] if piece.answer else []
+                    choice = self._choice(piece.choice, piece.answer) | {"delta": delta}
                     yield _sent(self._part("chat.completion.chunk", [choice]))
-                    answers += [] if event.answer is None else [event.answer]
-                    event = await anext(events)
-            except StopAsyncIteration:
-                pass
+                    piece = await anext(events, None)
             except Exception as error:
                 yield _sent(as_error(error).body)
                 return
@@ -191,22 +176,14 @@ class Completion:
         choice: dict[str, Any] = {"index": place, "logprobs": None}
         if answer is None:
             return choice | {"finish_reason": None}
-        about = {
-            "draws": len(answer.draws),
-            "served": answer.served,
-            "rewards": answer.rewards,
-            "base_draws": len(answer.base_draws),
-        }
+        about = {"draws": len(answer.draws), "served": answer.served, "rewards": answer.rewards}
+        about |= {"base_draws": len(answer.base_draws)}
         return choice | {"finish_reason": answer.draws[answer.served].finish, "infalign": about}
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Return the tokens of the prompt, once, and of all draws, served or not."""
-        drawn = sum(answer.tokens for answer in answers)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": drawn,
-            "total_tokens": self.prompt_tokens + drawn,
-        }
+        drawn, asked = sum(answer.tokens for answer in answers), self.prompt_tokens
+        return {"prompt_tokens": asked, "completion_tokens": drawn, "total_tokens": asked + drawn}
 
 
 def _sent(data: dict[str, Any]) -> str:

@@ -22,9 +22,10 @@ from starlette.routing import Route
 from infalign.core.display import listed_names
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
+from infalign.data.examples import parse_prompt
 from infalign.method.procedures import Served, parse_procedure
 from infalign.serving.answers import Answer, Asked, ServedPolicy
-from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body, parse_messages
+from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
 
 if TYPE_CHECKING:
@@ -33,26 +34,9 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 MAX_BYTES = 4_000_000  # of a request: several times the text that the longest context holds
+MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
 Found = TypeVar("Found")
-
-
-class _TextPieces:
-    """The text of a draw in the pieces in which it becomes known."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._text = tokenizer, ""
-
-    def more(self, token_ids: Sequence[int]) -> str:
-        """Return what further tokens add; nothing while a character lacks bytes."""
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self.rest(text)
-
-    def rest(self, text: str) -> str:
-        """Return what the whole text adds."""
-        added = text[len(self._text) :]
-        self._text = text
-        return added
 
 
 class _Events(StreamingResponse):
@@ -80,18 +64,14 @@ class Desk:
         spelled = model.removeprefix(name)
         if spelled == model or spelled[:1] not in ("", ":"):
             others = listed_names(self.policy.others)
-            served = f"; `infalign serve RUN --policy NAME` serves the run's other policies: {others}" if others else ""
-            raise ApiError(
-                404,
-                f"the model {shown(model)} does not exist; this server has {name}, which can be followed by a "
-                f"procedure: {name}:{self.policy.procedure.name}{served}",
-                param="model",
-                code="model_not_found",
-            )
+            more = f"; `infalign serve RUN --policy NAME` serves the run's other policies: {others}" if others else ""
+            example = f"{name}:{self.policy.procedure.name}"
+            said = f"this server has {name}, which can be followed by a procedure: {example}{more}"
+            raise ApiError(404, f"the model {shown(model)} does not exist; {said}", param="model", code=MISSING_MODEL)
         try:
             return parse_procedure(spelled[1:]) if spelled else self.policy.procedure
         except ConfigError as error:
-            raise ApiError(404, str(error), param="model", code="model_not_found") from error
+            raise ApiError(404, str(error), param="model", code=MISSING_MODEL) from error
 
     async def events(self, asked: Sequence[Asked], *, stream: bool) -> AsyncGenerator[Piece]:
         """Yield what becomes known of the answers, pieces of them if they ``stream``; who stops reading stops the work.
@@ -107,15 +87,21 @@ class Desk:
         queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
         async def answer(choice: int, one: Asked) -> None:
-            pieces = _TextPieces(self.policy.tokenizer)
+            said = ""
+
+            def say(text: str, found: Answer | None = None) -> None:
+                nonlocal said
+                queue.put_nowait(Piece(choice, text[len(said) :], found))
+                said = text
 
             def more(token_ids: Sequence[int]) -> None:
-                if text := pieces.more(token_ids):
-                    queue.put_nowait(Piece(choice, text, None))
+                text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+                if text != said and not text.endswith("\N{REPLACEMENT CHARACTER}"):  # a character that lacks bytes
+                    say(text)
 
             try:
                 found = await self.policy.answer(one, more if stream else None)
-                queue.put_nowait(Piece(choice, pieces.rest(found.text), found))
+                say(found.text, found)
             except Exception as error:
                 queue.put_nowait(error)
 
@@ -151,22 +137,18 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
         body = parse_body(await body_of(request, max_bytes=MAX_BYTES))
-        procedure, seed = desk.procedure(body.model), body.seed
-        if seed is None:
-            seed = secrets.randbelow(2**32)
-        elif not policy.draws.seeded:
+        procedure, seeded = desk.procedure(body.model), policy.draws.seeded
+        if body.seed is not None and not seeded:
             raise ApiError(400, "draws of an engine at a URL cannot be asked for again; leave seed out", param="seed")
-        prompt = parse_messages(body)
+        seed = secrets.randbelow(2**32) if body.seed is None else body.seed
         length = min(filter(None, (body.max_tokens, body.max_completion_tokens)), default=None)
         try:
-            asked = [
-                policy.asked(prompt, procedure, seed=seed, choice=choice, length=length)
-                for choice in range(body.n or 1)
-            ]
+            prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages")]
+            asked = [policy.asked(prompt, procedure, seed=seed, choice=i, length=length) for i in range(body.n or 1)]
         except DataError as error:
             raise ApiError(400, str(error), param="messages") from error
-        told = seed if policy.draws.seeded else None
-        head = Completion(f"{policy.name}:{procedure.name}", told, len(asked[0].prompt.token_ids))
+        model, tokens = f"{policy.name}:{procedure.name}", len(asked[0].prompt.token_ids)
+        head = Completion(model, seed if seeded else None, tokens)
         events = desk.events(asked, stream=bool(body.stream))
         if not body.stream:
             return JSONResponse(head.completion(await _unless_gone(request, _whole(events))))
@@ -183,15 +165,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         return JSONResponse({"status": "ok", "policy": policy.name, "procedure": policy.procedure.name})
 
     async def metrics(request: Request) -> Response:
-        draws, scores = policy.draws.counts, policy.scores.counts
-        counters = desk.counts | {
-            "draws": draws["draws"],
-            "draw_tokens": draws["tokens"],
-            "abandoned_draws": draws["abandoned"],
-            "scores": scores["rows"],
-            "score_batches": scores["batches"],
-            "score_seconds": scores["microseconds"] / 1e6,
-        }
+        scores = policy.scores.counts
+        scored = {"scores": scores["rows"], "score_batches": scores["batches"]}
+        counters = {**desk.counts, **policy.draws.counts, **scored, "score_seconds": scores["microseconds"] / 1e6}
         now = {"answers_in_progress": desk.in_progress, "draws_in_progress": policy.draws.in_progress}
         return prometheus(counters, now)
 
