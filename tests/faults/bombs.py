@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from faults.data import ROWS, lines
-from faults.lab import Lab, Seen, infalign, told
+from faults.lab import Lab, Seen, told
 from faults.registry import fault
 from infalign.data.files import read_rows
 from infalign.models.conversations import conversation_ids, load_tokenizer
@@ -66,18 +66,6 @@ def bomb(lab: Lab, name: str, write: Callable[[Path], None]) -> Seen:
     seen = told(lambda: sum(1 for _ in read_rows(path)))
     assert str(path) in seen.said
     return seen
-
-
-@fault(3)
-def in_a_folder(lab: Lab) -> Seen:
-    """A data set's folder has a Parquet file that expands without limit → The same, with the name of the file."""
-    folder = lab.folder / "rows"
-    folder.mkdir()
-    pages(folder / "train.parquet")
-    recipe = lab.recipe(data={"sources": [{"hub": str(folder)}], "max_prompt_tokens": 180})
-    code, _, said = infalign("run", recipe, "--until", "data")
-    assert "train.parquet" in said
-    return Seen(code, said)
 
 
 @fault(0, brief=True)

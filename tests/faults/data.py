@@ -11,10 +11,9 @@ import micro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from faults.lab import Lab, Seen, infalign, refused, summary, told, untouched
+from faults.lab import Lab, Seen, infalign, refused, summary, untouched
 from faults.registry import fault
 from infalign.core.storage import read_table
-from infalign.data.files import read_rows
 from infalign.recipe.reading import write_yaml
 from infalign.world import preferences
 
@@ -62,41 +61,14 @@ DIRTY = [
             "rows.jsonl",
             lines(ROWS[:6]) + b'{"prompt": "Hi", "chosen": \n' + lines(ROWS[6:]),
             "rows.jsonl line 7: not JSON",
+            "--skip-invalid",
         ),
         "gzip is cut off": (
             "rows.jsonl.gz",
             gzip.compress(lines(ROWS), mtime=0)[:2000],
             r"cannot be read after \S+ line \d+",
+            "--skip-invalid",
         ),
-    },
-    brief=("a line is not JSON",),
-)
-def unreadable(lab: Lab, name: str, content: bytes, place: str) -> Seen:
-    """A data file cannot be read, even with `--skip-invalid` → File, line and fix; finished work stays."""
-    return stops(lab, reading(lab, name, content), str(lab.folder / name), place, "--skip-invalid")
-
-
-def stops(lab: Lab, recipe: str, file: str, place: str, *words: str) -> Seen:
-    """Run the recipe in the finished run's directory: the error names file and place, and the run is as it was."""
-    root = lab.copy()
-    with untouched(root, "data", "stages", "recipe.yaml", "digests.json", ".lock", "holder.json"):
-        code, _, said = infalign("run", recipe, *words)
-    assert file in said
-    assert re.search(place, said)
-    assert all((root / "stages" / f"{unit}.json").exists() for unit in ("sft", "rollout-0", "train-aware", "results"))
-    return Seen(code, said)
-
-
-@fault(3)
-def directory(lab: Lab) -> Seen:
-    """A directory where the data file should be → Name one of its files."""
-    (lab.folder / "rows.jsonl").mkdir()
-    return told(lambda: next(read_rows(lab.folder / "rows.jsonl")))
-
-
-@fault(
-    3,
-    {
         "a column is missing": (
             "rows.jsonl",
             lines([*ROWS, DIRTY[0]]),
@@ -108,11 +80,17 @@ def directory(lab: Lab) -> Seen:
             "row 0: column chosen is of type bytes",
         ),
     },
-    brief=("a column is missing",),
+    brief=("a line is not JSON", "a column is missing"),
 )
-def invalid(lab: Lab, name: str, content: bytes, place: str) -> Seen:
-    """An invalid row in the data → File, row and column; drop it or pass `--skip-invalid`."""
-    return stops(lab, reading(lab, name, content), str(lab.folder / name), place)
+def unreadable(lab: Lab, name: str, content: bytes, place: str, *words: str) -> Seen:
+    """A data file cannot be read, or has an invalid row → File, line and fix; finished work stays."""
+    root = lab.copy()
+    with untouched(root, "data", "stages", "recipe.yaml", "digests.json", ".lock", "holder.json"):
+        code, _, said = infalign("run", reading(lab, name, content), *words)
+    assert str(lab.folder / name) in said
+    assert re.search(place, said)
+    assert all((root / "stages" / f"{unit}.json").exists() for unit in ("sft", "rollout-0", "train-aware", "results"))
+    return Seen(code, said)
 
 
 @fault(0, brief=True)
@@ -180,34 +158,22 @@ LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]
     2,
     {
         "beyond the context": (RECIPE, "rollout.max_new_tokens=100"),
-        "a key twice": RECIPE.replace("rollout:\n", "rollout:\n  k: 100\n"),
-        "a misspelled key": RECIPE.replace("max_new_tokens", "max_new_token"),
-        "k: yes": RECIPE.replace("k: 6", "k: yes"),
+        "a key twice": (RECIPE.replace("rollout:\n", "rollout:\n  k: 100\n"),),
+        "a misspelled key": (RECIPE.replace("max_new_tokens", "max_new_token"),),
         "k: 1:30": (RECIPE, "rollout.k=1:30"),
         "k: 10^18": (RECIPE, f"rollout.k={10**18}"),
-        "a billion aliases": LAUGHS + RECIPE,
-        "a path for a name": RECIPE.replace("  plain:", "  ../../plain:"),
+        "a billion aliases": (LAUGHS + RECIPE,),
+        "a path for a name": (RECIPE.replace("  plain:", "  ../../plain:"),),
+        "Python": (f"{RECIPE}report_to: !!python/object/apply:os.system ['touch MARK']\n",),
+        "a model's weights": ((60).to_bytes(8, "little").decode() + '{"weight": {"dtype": "F32"}}\xff',),
     },
-    brief=("a key twice", "a misspelled key", "k: 1:30"),
+    brief=("a key twice", "a misspelled key", "k: 1:30", "Python"),
 )
-def unread(lab: Lab, text: str | bytes, *settings: str) -> Seen:
-    """A recipe that is wrong → The key, what was found and what is allowed."""
-    root, path = lab.copy(), lab.folder / "recipe.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.replace("RUN", str(root)).encode())
+def unread(lab: Lab, text: str, *settings: str) -> Seen:
+    """A recipe is wrong, evil or none → The key, what was found and what is allowed; its Python does not run."""
+    root, path, mark = lab.copy(), lab.folder / "recipe.yaml", lab.folder / "mark"
+    path.write_bytes(text.replace("RUN", str(root)).replace("MARK", str(mark)).encode("latin1"))
     with untouched(root):
-        return refused("run", path, *(word for setting in settings for word in ("--set", setting)))
-
-
-@fault(2, brief=True)
-def python_object(lab: Lab) -> Seen:
-    """A recipe that calls Python → The line; its Python does not run."""
-    marker = lab.folder / "marker"
-    seen = unread(lab, f"{RECIPE}report_to: !!python/object/apply:os.system ['touch {marker}']\n")
-    assert not marker.exists()
+        seen = refused("run", path, *(word for setting in settings for word in ("--set", setting)))
+    assert not mark.exists()
     return seen
-
-
-@fault(2)
-def not_a_recipe(lab: Lab) -> Seen:
-    """A model's weights in place of a recipe → It is no recipe."""
-    return unread(lab, (lab.finished / "models" / "reward" / "model.safetensors").read_bytes())

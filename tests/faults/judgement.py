@@ -1,9 +1,11 @@
 """Results that are not worth much: the run ends, and says what speaks against them."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow.parquet as pq
 
-from faults.lab import Lab, Seen, again, module, printed, told, warning
+from faults.lab import Lab, Seen, again, printed, told, warning
 from faults.registry import fault
 from infalign.report.findings import sentences
 from infalign.steps.status import recorded_recipe, status
@@ -29,34 +31,34 @@ def unspent(lab: Lab) -> Seen:
     return Seen(0, said[0])
 
 
+def often_constant(prompts: list[Any], responses: list[str]) -> list[float]:
+    """Return a reward that is 0 for most prompts, whatever the response is."""
+    return [len(r) * (len(p[-1]["content"]) % 4 == 0) for p, r in zip(prompts, responses, strict=True)]
+
+
+OFTEN_CONSTANT = f"reward={{function: '{__name__}:often_constant'}}"
+OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", "fit.epochs=20", "kl_budget=0.01"))
+
+
 @fault(
     0,
     {
-        "a training of one step": ("policies.aware.fit.batch_size=1000", "train", "train-aware", "1 optimiser step"),
-        "reward model": ("reward.fit.learning_rate=1e-9", "reward-model", "reward", "than a coin"),
-        "fine-tuning makes the loss larger": ("policy.fit.learning_rate=10", "sft", "sft", "the loss rose"),
-        "judge": ("judge.fit.learning_rate=1e-9", "reward-model", "judge", "than a coin"),
-        "fine-tuning has one step": ("policy.fit.batch_size=1000", "sft", "sft", "1 optimiser step"),
-        "most prompts are too long": ("data.max_prompt_tokens=36", "data", "data", "too long"),
+        "a training of one step": (
+            "train",
+            "train-aware",
+            "at learning rate 0",
+            "policies.aware.fit.batch_size=1000",
+        ),
+        "reward model": ("reward-model", "reward", "than a coin", "reward.fit.learning_rate=1e-9"),
+        "fine-tuning makes the loss larger": ("sft", "sft", "the loss rose", "policy.fit.learning_rate=10"),
+        "judge": ("reward-model", "judge", "than a coin", "judge.fit.learning_rate=1e-9"),
+        "fine-tuning has one step": ("sft", "sft", "at learning rate 0", "policy.fit.batch_size=1000"),
+        "most prompts are too long": ("data", "data", "too long", "data.max_prompt_tokens=36"),
+        "most prompts teach nothing": ("calibrate", "calibrate", "prompts teach nothing", OFTEN_CONSTANT),
+        "many times the budget": ("evaluate", "evaluate-aware", "lower its fit.learning_rate", *OVERSPENDS),
     },
+    brief=("most prompts teach nothing",),
 )
-def finds(lab: Lab, change: str, until: str, unit: str, words: str) -> Seen:
+def finds(lab: Lab, until: str, unit: str, words: str, *changes: str) -> Seen:
     """A step's result is worth little → A warning below the step, with a suggested fix."""
-    return warning(printed(lab.copy(), change, until=until), unit, words)
-
-
-@fault(0, brief=True)
-def flat(lab: Lab) -> Seen:
-    """Most prompts teach nothing: their responses have one reward → A warning below the calibration."""
-    body = "return [len(r) * (len(p[-1]['content']) % 4 == 0) for p, r in zip(prompts, responses)]"
-    with module(lab, f"def reward(prompts, responses):\n    {body}\n", "often_constant") as reward:
-        return warning(printed(lab.copy(), reward, until="calibrate"), "calibrate", "prompts teach nothing")
-
-
-@fault(0)
-def overspent(lab: Lab) -> Seen:
-    """A policy spends many times its KL budget → A warning below its evaluation, with the key to lower."""
-    changes = ("policies.aware.fit.learning_rate=0.1", "policies.aware.fit.epochs=20", "policies.aware.kl_budget=0.01")
-    seen = warning(printed(lab.copy(), *changes, until="evaluate"), "evaluate-aware", "the KL is")
-    assert "lower its fit.learning_rate" in seen.said
-    return seen
+    return warning(printed(lab.copy(), *changes, until=until), unit, words)

@@ -85,17 +85,6 @@ def body_of(content: bytes, *header: bytes, head: bytes = OK) -> bytes:
             OK + b"Content-Encoding: deflate\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n\x78\x9c\r\n",
             b"5\r\n\x00\x00\x00\xff\xff\r\n",
         ),
-    },
-    brief=True,
-)
-def endless(lab: Lab, begin: bytes, forever: bytes) -> Seen:
-    """A server never ends its answer → Within bounded time: start it and rerun."""
-    return asked(lab, begin, forever)
-
-
-@fault(
-    PartialError.exit_code,
-    {
         "too short": OK + b'Content-Length: 999\r\n\r\n{"rewards": [',
         "a negative length": OK + b"Content-Length: -1\r\n\r\n{}",
         "two lengths": OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
@@ -105,11 +94,11 @@ def endless(lab: Lab, begin: bytes, forever: bytes) -> Seen:
         "nothing": b"",
         "Retry-After is no number": b"HTTP/1.1 503 Busy\r\nRetry-After: \xe9\xb2\xd9\xa3\r\nContent-Length: 0\r\n\r\n",
     },
-    brief=("too short", "Retry-After is no number"),
+    brief=("header after header", "too short", "Retry-After is no number"),
 )
-def broken(lab: Lab, begin: bytes) -> Seen:
-    """A server's answer is no HTTP, or broken off → What broke; start the server and rerun."""
-    return asked(lab, begin)
+def broken(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
+    """A server's answer is no HTTP, broken off, or without end → Soon: what broke; start the server and rerun."""
+    return asked(lab, begin, forever)
 
 
 def deflated(size: int) -> bytes:
@@ -153,12 +142,12 @@ def never_resolves(lab: Lab) -> Seen:
     return seen
 
 
-@fault(PartialError.exit_code, brief=True)
-def dead_proxy(lab: Lab) -> Seen:
-    """A proxy that is set for all programs does not answer → The server does not answer; start it and rerun."""
-    with socket.socket() as free:
+@fault(PartialError.exit_code, {"server": False, "proxy": True}, brief=True)
+def nobody_listens(lab: Lab, by_proxy: bool) -> Seen:
+    """Nobody listens at a server's address, or at that of a proxy for all programs → Start it and rerun."""
+    with socket.socket() as free, retries.attempts(2):
         free.bind(("127.0.0.1", 0))
-        proxy = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with patch.dict("os.environ", {"HTTP_PROXY": proxy}), retries.attempts(2):
-            url = "http://far.example:1/get_reward"
+        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with patch.dict("os.environ", {"HTTP_PROXY": dead} if by_proxy else {}):
+            url = "http://far.example:1/get_reward" if by_proxy else dead
             return told(lambda: keep(lab, remote(lab, url, read_seconds=1.0, retry_seconds=1.0)))

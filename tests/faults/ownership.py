@@ -1,6 +1,5 @@
 """The run directory holds what is not the run's: projects, notes, inputs, recipes, links."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,26 +100,30 @@ def begun_and_killed(lab: Lab) -> Seen:
 # In a directory of a run
 
 
+def link(path: Path) -> None:
+    """Put a link of the user in place of a folder."""
+    remove(path)
+    path.symlink_to("large-disk")
+
+
 @fault(
     2,
     {
-        name: (name, unit)
-        for name, unit in {
-            "models/aware/notes.txt": "train-aware",
-            "data/notes.csv": "data",
-            "rollouts/part-0/mine.txt": "rollout-0",
-            "checkpoints/aware/weights.bin": "train-aware",
-            "results.json": "results",
-            "calibrated.parquet": "calibrate",
-        }.items()
+        "in a model": ("models/aware/notes.txt", mine, "train-aware"),
+        "among data": ("data/notes.csv", mine, "data"),
+        "among rollouts": ("rollouts/part-0/mine.txt", mine, "rollout-0"),
+        "a link": ("rollouts/part-0", link, "rollout-0"),
+        "among checkpoints": ("checkpoints/aware/weights.bin", mine, "train-aware"),
+        "for results": ("results.json", mine, "results"),
+        "for a table": ("calibrated.parquet", mine, "calibrate"),
     },
-    brief=("results.json",),
+    brief=("a link", "for results"),
 )
-def in_the_way(lab: Lab, name: str, unit: str) -> Seen:
+def in_the_way(lab: Lab, name: str, put: Callable[[Path], None], unit: str) -> Seen:
     """A file of the user lies where a step will write → Its name, before any step starts; move it and rerun."""
     root = lab.copy()
     undo(root, unit)
-    mine(root / name)
+    put(root / name)
     with untouched(root, *OWN):
         seen = told(lambda: again(root, until="evaluate"))
     (root / name).rename(lab.folder / "mine")
@@ -190,18 +193,6 @@ def linked_model(lab: Lab) -> None:
     assert not (root / "models" / "aware").is_symlink()
 
 
-@fault(2, brief=True)
-def linked_rollouts(lab: Lab) -> Seen:
-    """The user's link stands where rollouts will be drawn → Its name; it stays."""
-    root = lab.copy()
-    undo(root, "rollout-0")
-    remove(root / "rollouts" / "part-0")
-    (root / "rollouts" / "part-0").symlink_to(lab.folder / "large-disk")
-    seen = told(lambda: again(root, until="calibrate"))
-    assert (root / "rollouts" / "part-0").is_symlink()
-    return seen
-
-
 @fault(2, {"a comment": "# Careful with the budget.\nRECORDED", "a blank line": "RECORDED\n"}, brief=True)
 def own_recipe(lab: Lab, text: str) -> Seen:
     """The user edits the recipe in the run directory and runs it → Copy it elsewhere: a run would replace it."""
@@ -210,15 +201,6 @@ def own_recipe(lab: Lab, text: str) -> Seen:
     recipe.write_text(text.replace("RECORDED", recipe.read_text()))
     with untouched(root):
         return refused("run", recipe, "--set", f"run_dir={root}")
-
-
-@fault(2, brief=True)
-def recipe_among_data(lab: Lab) -> Seen:
-    """The user keeps a recipe in the data folder of the run → Its name; it stays."""
-    root = lab.copy()
-    recipe = micro.write(root / "data" / "mine.yaml", micro.settings(root))
-    with untouched(root, *OWN):
-        return refused("run", recipe, "--set", "data.max_prompt_tokens=170")
 
 
 @fault(0, brief=True)
@@ -247,18 +229,6 @@ def figure(lab: Lab) -> Seen:
     assert [(root / "figures" / name).read_text() for name in ("mine.svg", own[0])] == ["mine", "mine"]
     (root / "figures" / own[0]).unlink()
     assert again(root) == ["report"]
-    return seen
-
-
-@fault(2, brief=True)
-def figures_file(lab: Lab) -> Seen:
-    """A file of the user is where the report's figures go → Its name; it stays."""
-    root = lab.copy()
-    shutil.rmtree(root / "figures")
-    mine(root / "figures")
-    (root / "report.html").unlink()
-    seen = told(lambda: again(root))
-    assert (root / "figures").read_text() == "mine"
     return seen
 
 

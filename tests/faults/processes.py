@@ -19,7 +19,7 @@ import psutil
 import torch
 from rich.console import Console
 
-from faults.lab import KILLED, Lab, Seen, again, tables, told, undo, untouched
+from faults.lab import KILLED, Lab, Seen, again, tables, told, undo
 from faults.registry import fault
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import remove
@@ -183,40 +183,6 @@ def memory(lab: Lab, ask: Callable[..., None]) -> Seen:
 # Two at once, and what a dead one leaves
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from infalign.pipeline.lock import held
-with held(Path(sys.argv[1])): input()
-"""
-
-
-@contextmanager
-def other(root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Let another process hold a run directory."""
-    run = subprocess.Popen([sys.executable, "-c", HOLD, root], stdin=subprocess.PIPE)
-    while holder(root) is None:
-        assert run.poll() is None
-        time.sleep(0.02)
-    try:
-        yield run
-    finally:
-        run.kill()
-        run.communicate()
-
-
-@fault(1, brief=True)
-def two_processes(lab: Lab) -> Seen:
-    """A second process on one run directory → The other process, and since when it runs."""
-    root = lab.copy()
-    with other(root), untouched(root, HOLDER, "again.yaml"):
-        seen = told(lambda: again(root))
-    assert (root / HOLDER).exists()
-    assert holder(root) is None
-    assert again(root) == []
-    return seen
-
-
 @fault(0, brief=True)
 def recycled_pid(lab: Lab) -> None:
     """Another process now has the number of the killed one that held the lock → Nothing; the run takes over."""
@@ -226,36 +192,6 @@ def recycled_pid(lab: Lab) -> None:
     (root / HOLDER).write_text(json.dumps(found | {"began": found["began"] - 1}))
     assert status(load_recipe(root / "recipe.yaml", [f"run_dir={root}"])).held_by is None
     assert again(root) == []
-
-
-MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-
-
-@fault(
-    0,
-    {
-        "RANK alone": {"RANK": "1"},
-        "RANK is no number": {"RANK": "abc", "WORLD_SIZE": "2"},
-        "RANK is too large": {"RANK": "2", "WORLD_SIZE": "2"},
-        "WORLD_SIZE alone": {"WORLD_SIZE": "8"},
-        "no place to meet": {"RANK": "1", "WORLD_SIZE": "2"},
-        "RANK is negative": {"RANK": "-1", "WORLD_SIZE": "2"} | MEETING,
-        "SLURM": {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"},
-    },
-)
-def stray(lab: Lab, environment: dict[str, str]) -> Seen:
-    """A cluster sets variables of processes that do not meet → Nothing; it is one process."""
-    root = lab.copy()
-    undo(root, "calibrate")
-    path = micro.write(lab.folder / "recipe.yaml", micro.settings(root) | micro.WORKERS)
-    words = [micro.COMMAND, "run", path, "--until", "calibrate"]
-    options: Any = {"env": os.environ | environment, "capture_output": True, "text": True, "check": False}
-    with held(root):
-        second = subprocess.run(words, **options)
-        assert (second.returncode, "in use by process" in second.stderr) == (1, True)
-    run = subprocess.run(words, timeout=300, **options)
-    assert tables(root) == tables(lab.finished)
-    return Seen(run.returncode, run.stderr)
 
 
 # Where it runs

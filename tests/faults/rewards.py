@@ -2,19 +2,15 @@
 
 import json
 import os
-import shutil
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
 import retries
-from safetensors.torch import load_file, save_file
 
 from faults.lab import Lab, Seen, again, module, summary, tables, told
 from faults.registry import fault
@@ -99,22 +95,6 @@ def dies_halfway(lab: Lab) -> Seen:
     return seen
 
 
-@fault(4)
-def judge_dies(lab: Lab) -> Seen:
-    """The judge's server dies during an evaluation → Start it and rerun; the other rewards' scores are kept."""
-    root = lab.copy()
-    with impatient() as server:
-        server.broken_after, judge = 1, at(server).replace("reward", "judge", 1)
-        seen = told(lambda: again(root, judge, until="evaluate"))
-        scores = root / "evaluation" / "reference" / "scores"
-        assert list(scores.glob("reward/*.parquet"))
-        server.broken_after = None
-        again(root, judge, until="evaluate")
-    table = pq.read_table(root / "evaluation" / "reference" / "scores.parquet")
-    assert table["judge"].equals(table["gold"])
-    return seen
-
-
 @fault(0, brief=True)
 def passing(lab: Lab) -> None:
     """The reward server answers 500, 408, 429, or resets the connection → Nothing; requests are repeated."""
@@ -142,28 +122,6 @@ def completed(lab: Lab, server: RewardServer) -> None:
     """Check that scores of one prompt are kept, and that the server completes them."""
     assert len(list((lab.folder / "scores").iterdir())) == 1
     assert keep(lab, remote(lab, server.url)) == gold(*rows(lab.finished))
-
-
-@fault(4, brief=True)
-def refused_connection(lab: Lab) -> Seen:
-    """Nobody listens at the reward server's address → Start the server and rerun."""
-    root = lab.copy()
-    with socket.socket() as free, retries.attempts(2):
-        free.bind(("127.0.0.1", 0))
-        return told(lambda: calibrate_with(root, f"reward={{url: 'http://127.0.0.1:{free.getsockname()[1]}'}}"))
-
-
-@fault(2, brief=True)
-def bad_key(lab: Lab) -> Seen:
-    """The reward server refuses the API key and repeats it in color → Its answer, without key and color."""
-    root = lab.copy()
-    with impatient() as server, patch.dict("os.environ", {"REWARD_KEY": "secret"}):
-        server.script = [(401, b"\x1b[31mno such key: secret\x1b]0;mine\x07")]
-        seen = told(lambda: calibrate_with(root, at(server, api_key_env="REWARD_KEY")))
-        assert len(server.bodies) == 1
-    assert "secret" not in seen.said
-    assert seen.said.isprintable()
-    return seen
 
 
 NUMBERS = ("NaN", "-Infinity", "1e999", "9" * 400, '"0.5"', "true", "null", "[0.5]")
@@ -195,21 +153,6 @@ def bad_answer(lab: Lab, answer: bytes) -> Seen:
         server.script = [None, answer]
         seen = told(lambda: keep(lab, remote(lab, server.url, in_flight=1)))
         completed(lab, server)
-    return seen
-
-
-@fault(3, brief=True)
-def another_server(lab: Lab) -> Seen:
-    """Another model answers at the reward server's address → A reward changed; bring the old model back."""
-    expected, root = calibrated(lab), lab.copy()
-    with impatient() as server:
-        server.broken_after = 3
-        assert told(lambda: calibrate_with(root, at(server))).code == 4
-        server.broken_after, server.scale = None, 3.0
-        seen = told(lambda: calibrate_with(root, at(server)))
-        server.scale = 1.0
-        calibrate_with(root, at(server))
-    assert tables(root) == expected
     return seen
 
 
@@ -289,30 +232,22 @@ def constant(lab: Lab) -> Seen:
 
 RESULTS = {
     "a dict by response": "{r: float(i) for i, r in enumerate(responses)}",
-    "a dict whose keys are numbers": "{float(i): r for i, r in enumerate(responses)}",
-    "keys": "{float(i): r for i, r in enumerate(responses)}.keys()",
     "a set": "{float(i) for i in range(n)}",
     "a generator": "(float(len(r)) for r in responses)",
     "one too few": "[0.0] * (n - 1)",
-    "none": "[]",
     "one number for all": "1.0",
-    "one number in an array": "numpy.array(1.0)",
     "nothing": "None",
     "text of the right length": "'1' * n",
-    "bytes of the right length": "b'1' * n",
     "a column for a row": "numpy.zeros((n, 1))",
     "NaN": "[float('nan')] * n",
     "infinite half precision": "numpy.array([numpy.inf] * n, 'float16')",
-    "an integer of 400 digits": "[10**400] * n",
     "1e308 and -1e308": "[1e308 * (-1) ** len(r) for r in responses]",
     "whole numbers that no float tells apart": "[2**53 + i for i in range(n)]",
-    "whole numbers of NumPy that no float tells apart": "numpy.arange(n) + 2**60",
     "fractions": "[fractions.Fraction(len(r), 3) for r in responses]",
     "complex numbers": "[complex(len(r), 0) for r in responses]",
     "strings": "['1.5'] * n",
     "nulls": "[None] * n",
     "truth values": "[True] * n",
-    "truth values of NumPy": "numpy.array([len(r) > 9 for r in responses])",
     "a masked number": "numpy.ma.masked_array([0.0] * n, mask=[True] + [False] * (n - 1))",
 }
 ENDS = {
@@ -377,42 +312,4 @@ def rewrites(lab: Lab) -> None:
     assert (prompts, texts) == rows(lab.finished)
 
 
-@fault(
-    3,
-    {"no rewards": (gold, ()), "strings": (lambda prompts, responses: ["0.5"] * len(responses), ([0.0, 1.0],))},
-    brief=True,
-)
-def in_a_trainer(lab: Lab, reward: Any, references: tuple[list[float], ...]) -> Seen:
-    """A trainer's data has no `reference_rewards`, or its reward gives strings → What is missing or was found."""
-    prompts, texts = rows(lab.finished)
-    return told(
-        lambda: CalibratedReward(reward, Identity())(prompts, texts, *([row] * len(texts) for row in references))
-    )
-
-
 # Models
-
-
-def double(weights: Path) -> None:
-    """Multiply all weights of a model by 2."""
-    save_file({name: 2 * values for name, values in load_file(weights).items()}, weights, {"format": "pt"})
-
-
-def shout(template: Path) -> None:
-    """Let the chat template turn the messages of users into capitals."""
-    template.write_text(template.read_text().replace("message['content']", "message['content'] | upper"))
-
-
-@fault(3, {"model": ("reward/model.safetensors", double), "template": ("reference/chat_template.jinja", shout)})
-def exchanged(lab: Lab, name: str, change: Callable[[Path], None]) -> Seen:
-    """Reward model or chat template is exchanged after calibration → Bring it back, or score again."""
-    root = lab.copy()
-    path = root / "models" / name
-    shutil.copy(path, lab.folder / "old")
-    change(path)
-    shutil.rmtree(root / "models" / "aware")
-    seen = told(lambda: again(root, until="train"))
-    assert not (root / "models" / "aware").exists()
-    shutil.copy(lab.folder / "old", path)
-    lab.ends_well(root)
-    return seen

@@ -1,6 +1,5 @@
 """Rollouts and trainings go wrong: servers, memory, models without numbers, and trainings that diverge."""
 
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import retries
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from faults.lab import Lab, Seen, again, printed, summary, told
 from faults.registry import fault
@@ -46,11 +45,6 @@ def drawn(lab: Lab, engine: Any, name: str = "drawn", prompts: int = 3) -> list[
     asked = [Prompt(row["prompt_id"], row["token_ids"]) for row in table.to_pylist()]
     draw(engine, asked, 6, lab.folder / name, on_progress=lambda done, total: None)
     return read_rollouts(lab.folder / name, [prompt.prompt_id for prompt in asked], 6).to_pylist()
-
-
-def engine_of(folder: Path) -> SharedPrefixEngine:
-    """Return an engine that draws from the model of a folder."""
-    return SharedPrefixEngine(*load_policy(folder), Sampling(12))
 
 
 @contextmanager
@@ -88,44 +82,6 @@ def dies_halfway(lab: Lab) -> Seen:
         assert len(server.bodies) == 2 + 7
     after = pq.read_table(root / "rollouts" / "part-0").to_pylist()
     assert (len(after), after[: len(before)]) == (12 * 6, before)
-    return seen
-
-
-@fault(0)
-def fewer(lab: Lab) -> None:
-    """The inference server gives fewer responses than asked for → Nothing; the missing ones are requested."""
-    root = lab.copy()
-    with served(lab) as server:
-        server.script = [None, None, "short"]
-        draw_from(root, server, in_flight=1)
-        assert [body["n"] for body in server.bodies[2:5]] == [6, 3, 6]
-    assert pq.read_table(root / "rollouts" / "part-0").num_rows == 12 * 6
-
-
-@fault(
-    2,
-    {
-        "one response eight times": "equal",
-        "another prompt": '{"prompt_token_ids": [9]}',
-        "no token ids": "no ids",
-        "another end token": '{"finish_reason": "stop", "token_ids": [9, 9]}',
-        "the 30 % likeliest tokens": 0.3,
-        "refuses": (400, {"error": "no model of this name"}),
-        "no inference server": (200, {"result": 1}),
-    },
-)
-def cannot_be_used(lab: Lab, *fault: Any) -> Seen:
-    """The inference server samples something else, or is none → What it does wrong; none of its responses is kept."""
-    root = lab.copy()
-    (script,) = fault if len(fault) == 1 else (fault,)
-    with served(lab) as server:
-        if isinstance(script, float):
-            server.truncate_to = script
-        else:
-            server.script = [None, script]
-        seen = told(lambda: draw_from(root, server))
-        assert not list(root.glob("rollouts/part-0/*"))
-    lab.ends_well(root)
     return seen
 
 
@@ -177,16 +133,6 @@ def no_memory(lab: Lab) -> Seen:
     return seen
 
 
-@fault(0, brief=True)
-def sampling_of_the_folder(lab: Lab) -> None:
-    """A model folder's generation_config.json asks for greedy sampling → Nothing; it has no say."""
-    folder = lab.model("reference")
-    wishes = {"do_sample": True, "top_k": 1, "temperature": 0.1, "repetition_penalty": 9.0, "suppress_tokens": [4]}
-    expected = drawn(lab, engine_of(folder))
-    (folder / "generation_config.json").write_text(json.dumps(wishes))
-    assert drawn(lab, engine_of(folder), "again") == expected
-
-
 @fault(0)
 def cut_off(lab: Lab) -> Seen:
     """No response ends before `max_new_tokens` → A warning below the scores: the share, and what to raise."""
@@ -196,23 +142,6 @@ def cut_off(lab: Lab) -> Seen:
     assert finishes.count("length") / len(finishes) == summary(root, "score-0")["cut_off"] > 0.9
     assert "reach rollout.max_new_tokens (1)" in said
     return Seen(0, said)
-
-
-@fault(2, brief=True)
-def nan_weights(lab: Lab) -> Seen:
-    """The weights of a policy hold NaN → It defines no policy; use an earlier checkpoint."""
-    folder = lab.model("reference")
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: values * math.nan for name, values in weights.items()}, folder / "model.safetensors")
-    return told(lambda: drawn(lab, engine_of(folder)))
-
-
-@fault(0)
-def lost_shard(lab: Lab) -> None:
-    """A shard of rollouts was deleted → Nothing; it is drawn again, the same."""
-    root = lab.copy()
-    next((root / "rollouts" / "part-0").glob("part-*.parquet")).unlink()
-    assert "rollout-0" in lab.ends_well(root)
 
 
 # Training
@@ -229,13 +158,3 @@ def diverges(lab: Lab) -> Seen:
         assert all(bool(values.isfinite().all()) for values in load_file(checkpoint).values())
     lab.ends_well(root)
     return seen
-
-
-@fault(0)
-def overflow(lab: Lab) -> None:
-    """A tiny β makes e^(Φ/β) exceed every float → Nothing; targets are computed on the log scale."""
-    root = lab.copy()
-    policies = "{aware: {transform: 'exp:10', beta: 0.01, fit: {batch_size: 32, max_length: 192}}}"
-    again(root, f"policies={policies}", until="train")
-    weights = load_file(root / "models" / "aware" / "model.safetensors")
-    assert all(bool(values.isfinite().all()) for values in weights.values())

@@ -6,9 +6,8 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,19 +16,17 @@ import micro
 import pyarrow as pa
 from rich.console import Console
 
-from faults.lab import KILLED, Lab, Seen, again, refused, summary, tables, told, undo, untouched
+from faults.lab import KILLED, Lab, Seen, again, refused, tables, told, undo, untouched
 from faults.registry import fault
 from infalign.core.errors import InfalignError
 from infalign.core.storage import hash_file, read_record, read_table, write_record, write_table
 from infalign.models.pretrained import load_policy
-from infalign.pipeline.pending import pending, reasons
 from infalign.pipeline.records import FORMAT
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
 from infalign.steps.status import status
-from infalign.training.checkpoints import SEAL
 from infalign.training.common import save_model
 
 Work = Callable[[], object]
@@ -169,29 +166,20 @@ def cut(path: Path) -> None:
 OLD, NEW = pa.table({"reward": [1.0, 2.0]}), pa.table({"reward": [float(i) for i in range(500)]})
 
 
-def table_harmed(lab: Lab, harm: Harm) -> Seen:
-    """Replace a table under a harm; it must be the old one or the new one, and nothing but hidden files beside it."""
-    path = lab.folder / "rewards.parquet"
+def file_harmed(lab: Lab, harm: Harm, name: str, write: Callable[..., Any], read: Callable[[Path], Any]) -> Seen:
+    """Replace a file under a harm; it must be the old one or the new one, and nothing but hidden files beside it."""
+    path = lab.folder / name
+    old, new = (OLD, NEW) if write is write_table else ({"key": "old"}, {"key": "new"})
 
     def whole() -> None:
-        found = read_table(path)
-        assert found.equals(OLD) or found.equals(NEW)
+        assert read(path) in (old, new)
         assert [file for file in path.parent.iterdir() if not file.name.startswith(".")] == [path]
         assert harm is death or list(path.parent.iterdir()) == [path]
 
-    return everywhere(harm, lambda: write_table(path, NEW), before=lambda: write_table(path, OLD), after=whole)
+    return everywhere(harm, lambda: write(path, new), before=lambda: write(path, old), after=whole)
 
 
-def record_harmed(lab: Lab, harm: Harm) -> Seen:
-    """Replace the record of a unit under a harm; one that cannot be replaced stays."""
-    path = lab.folder / "record.json"
-
-    def whole() -> None:
-        assert read_record(path)["key"] in ("old", "new")
-        assert list(path.parent.iterdir()) == [path]
-
-    write, old = (lambda: write_record(path, {"key": "new"})), (lambda: write_record(path, {"key": "old"}))
-    return everywhere(harm, write, before=old, after=whole)
+TABLE, RECORD = ("rewards.parquet", write_table, read_table), ("record.json", write_record, read_record)
 
 
 def model_harmed(lab: Lab, harm: Harm) -> Seen:
@@ -241,25 +229,25 @@ def unit_harmed(lab: Lab, harm: Harm, unit: str) -> Seen:
 @fault(
     InfalignError.exit_code,
     {
-        "EIO: table": (table_harmed, error(errno.EIO)),
+        "EIO: table": (file_harmed, error(errno.EIO), *TABLE),
         "EIO: model": (model_harmed, error(errno.EIO)),
         "EIO: calibration": (unit_harmed, error(errno.EIO), "calibrate"),
-        "ENOSPC: record": (record_harmed, error(errno.ENOSPC)),
+        "ENOSPC: record": (file_harmed, error(errno.ENOSPC), *RECORD),
         "ENOSPC: rollouts": (unit_harmed, error(errno.ENOSPC), "rollout-0"),
-        "full: table": (table_harmed, full(61)),
+        "full: table": (file_harmed, full(61), *TABLE),
         "full: model": (model_harmed, full(2000)),
     },
     brief=("EIO: table", "ENOSPC: record", "full: table"),
 )
-def write_fails(lab: Lab, harmed: Callable[..., Seen], harm: Harm, *unit: str) -> Seen:
+def write_fails(lab: Lab, harmed: Callable[..., Seen], harm: Harm, *what: Any) -> Seen:
     """The disk fails or is full at any call or byte of a write → The file and the reason; the old file stays."""
-    return harmed(lab, harm, *unit)
+    return harmed(lab, harm, *what)
 
 
 @fault(
     KILLED,
     {
-        "table": (table_harmed,),
+        "table": (file_harmed, *TABLE),
         "model": (model_harmed,),
         "calibration": (unit_harmed, "calibrate"),
         "rollouts": (unit_harmed, "rollout-0"),
@@ -267,9 +255,9 @@ def write_fails(lab: Lab, harmed: Callable[..., Seen], harm: Harm, *unit: str) -
     },
     brief=("table",),
 )
-def write_killed(lab: Lab, harmed: Callable[..., Seen], *unit: str) -> Seen:
+def write_killed(lab: Lab, harmed: Callable[..., Seen], *what: Any) -> Seen:
     """SIGKILL at any open, fsync or rename of a write → Nothing; the file is the old or the new one."""
-    return harmed(lab, death, *unit)
+    return harmed(lab, death, *what)
 
 
 @fault(1)
@@ -283,66 +271,7 @@ def checkpoint_full(lab: Lab) -> Seen:
     return seen
 
 
-@fault(1)
-def run_full(lab: Lab) -> Seen:
-    """The disk is full somewhere in a whole run → The file; with room, a rerun resumes."""
-    ended = subprocess.run(
-        [micro.COMMAND, "run", lab.recipe()],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY)),
-    )
-    lab.ends_well(lab.folder / "run")
-    return Seen(ended.returncode, ended.stderr)
-
-
 # Checkpoints
-
-
-class StoppedError(Exception):
-    """The training was stopped."""
-
-
-def stopped_training(lab: Lab) -> tuple[Path, Path]:
-    """Return the root of a run that was stopped while it trained a policy, and the newer of two checkpoints."""
-    root = lab.copy()
-    undo(root, "train-plain")
-    run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
-    (training,) = (unit for unit in whole_run.units(run) if unit.name == "train-plain")
-    folder, kept = run.layout.checkpoints("plain"), lab.folder / "kept"
-
-    def stop_after_two(done: int, total: int, note: str) -> None:
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.copytree(checkpoint, kept / checkpoint.name, dirs_exist_ok=True)
-        if kept.exists() and len(list(kept.iterdir())) == 2:
-            raise StoppedError
-
-    with suppress(StoppedError):
-        training.work(on_progress=stop_after_two)
-    shutil.copytree(kept, folder, dirs_exist_ok=True)
-    started = "stages/train-plain.started"
-    shutil.copyfile(lab.finished / started, root / started)
-    return root, max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-@fault(
-    0,
-    {
-        "weights are cut off": ("model.safetensors", cut),
-        "a bit of the optimizer": ("optimizer.pt", flip),
-        "no optimizer": ("optimizer.pt", Path.unlink),
-        "no seal": (SEAL, Path.unlink),
-    },
-)
-def resumed(lab: Lab, name: str, tear: Callable[[Path], object]) -> Seen:
-    """The newest checkpoint is damaged, partial or unsealed → The training resumes from the one before, and says so."""
-    root, newest = stopped_training(lab)
-    tear(newest / name)
-    assert "train-plain" in lab.ends_well(root)
-    said = summary(root, "train-plain")["resumed"]
-    assert newest.name in said
-    return Seen(0, said)
 
 
 # What was whole is damaged later
@@ -377,17 +306,6 @@ def damaged(lab: Lab, name: str, harm: Callable[[Path], object], *after: str) ->
     (root / name).unlink(missing_ok=True)
     lab.ends_well(root)
     return seen
-
-
-@fault(0)
-def model_file_missing(lab: Lab) -> Seen:
-    """A file of a model is missing → Why its step runs again."""
-    root = lab.copy()
-    (root / "models" / "plain" / "model.safetensors").unlink()
-    run = Run.of(load_recipe(root / "recipe.yaml", [f"run_dir={root}"]))
-    said = reasons(pending(whole_run.units(run), run.layout.root))[0]
-    lab.ends_well(root)
-    return Seen(0, said)
 
 
 @fault(0, brief=True)

@@ -1,7 +1,6 @@
 """What a dry run says of a recipe that cannot work, and what is said of odd files in a run directory."""
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,15 +56,6 @@ def no_gpu(lab: Lab) -> Seen:
 def few_prompts(lab: Lab) -> Seen:
     """`rollout.prompts` is more than the data has → A warning in the dry run."""
     return warned(lab, "rollout.prompts=100000", "rollout.prompts")
-
-
-@fault(0)
-def dead_url(lab: Lab) -> Seen:
-    """A dry run's reward server does not answer → A warning: it may be started later."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-        return warned(lab, f"reward={{url: 'http://127.0.0.1:{port}/get_reward'}}", port)
 
 
 # In the run directory

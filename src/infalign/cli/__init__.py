@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import cluster, compare, data, init, recipes, run, serving, status, theory, trainers, win_rate
+from infalign.cli import compare, data, init, recipes, run, serving, theory, trainers, win_rate
 from infalign.cli.output import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
@@ -45,6 +45,21 @@ model, 3 invalid data, 4 partial (run it again; of `status`: not all is done),
 130 interrupted by SIGINT, 143 by SIGTERM, 141 by the end of a pipe.
 """
 
+COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and how their help ends
+    "The whole run": {run.run: None, run.status: run.STATUS_EPILOGUE},
+    "A recipe of your own": {init.init: init.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
+    "After a run: what was aligned, served": {
+        serving.generate: serving.GENERATE_EPILOGUE,
+        serving.serve: serving.SERVE_EPILOGUE,
+    },
+    "Many machines": {run.ray: run.RAY_EPILOGUE},
+    "Several methods": {compare.compare: compare.COMPARE_EPILOGUE},
+    "Before a run: what theory says": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
+    "Any table of rewards": {win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE},
+    "Other trainers": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
+}
+_GROUPS = [Group(title, sort_key=place) for place, title in enumerate(COMMANDS)]
+
 
 def _shown(default: Any) -> Any:
     """Return a default as help shows it: neither what is absent nor that a flag is off."""
@@ -57,29 +72,16 @@ app = App(
     help_format="plaintext",
     help_epilogue=EPILOGUE,
     version_flags=["--version"],
-    group_commands=Group("The whole run", sort_key=0),
+    group_commands=_GROUPS[0],
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_shown),
 )
 
-_GROUPS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and how their help ends
-    "The whole run": {run.run: None, status.status: status.STATUS_EPILOGUE},
-    "A recipe of your own": {init.init: init.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
-    "After a run: what was aligned, served": {
-        serving.generate: serving.GENERATE_EPILOGUE,
-        serving.serve: serving.SERVE_EPILOGUE,
-    },
-    "Many machines": {cluster.ray: cluster.RAY_EPILOGUE},
-    "Several methods": {compare.compare: compare.COMPARE_EPILOGUE},
-    "Before a run: what theory says": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
-    "Any table of rewards": {win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE},
-    "Other trainers": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
-}
-for _place, (_title, _commands) in enumerate(_GROUPS.items()):
-    for _rank, (_command, _epilogue) in enumerate(_commands.items()):
-        app.command(_command, group=Group(_title, sort_key=_place), sort_key=_rank, help_epilogue=_epilogue)
-_about, _group = "Fetch public data sets.", Group("A recipe of your own", sort_key=1)
-app.command(App(name="data", help=_about, help_format="plaintext", help_epilogue="", group=_group, sort_key=2))
+for _group, _commands in zip(_GROUPS, COMMANDS.values(), strict=True):
+    for _place, (_command, _epilogue) in enumerate(_commands.items()):
+        app.command(_command, group=_group, sort_key=_place, help_epilogue=_epilogue)
+_about = "Fetch public data sets."
+app.command(App(name="data", help=_about, help_format="plaintext", help_epilogue="", group=_GROUPS[1], sort_key=2))
 app["data"].command(data.get, group="Commands", help_epilogue=data.GET_EPILOGUE)
 app.register_install_completion_command(help="Let TAB complete commands, options, recipes, runs and keys of recipes.")
 

@@ -53,11 +53,11 @@ def get(
             f"there is no public set {name}; there are {', '.join(SETS)}{did_you_mean(name, SETS, after='; ')}"
         )
     chosen, console = SETS[name], open_console()
-    for split in part or chosen.parts:
-        if split not in chosen.parts:
-            raise ConfigError(f"{name} has the parts {', '.join(chosen.parts)}, found {split}")
+    parts = part or chosen.parts
+    if unknown := [split for split in parts if split not in chosen.parts]:
+        raise ConfigError(f"{name} has the parts {', '.join(chosen.parts)}, found {unknown[0]}")
     say(console, f"{chosen.about}\nLicense: {chosen.license}", markup=False)
-    for split in part or chosen.parts:
+    for split in parts:
         file = part_file(to, name, split)
         if file.is_file():
             say(console, f"{file} is there already", markup=False)

@@ -1,15 +1,17 @@
-"""The command that runs a recipe, all of it or up to a stage, or measures one policy from elsewhere beside a run."""
+"""Commands that do a run, all of it or up to a stage, on this machine or a cluster, and show where it stands."""
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from infalign.cli.completion import recipes_and_runs
-from infalign.cli.options import DryRun, Overrides, SkipInvalid, read_recipe, read_run_or_recipe
-from infalign.cli.output import open_console
+from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe, read_run_or_recipe
+from infalign.cli.output import open_console, print_json
 from infalign.core.display import counted, say
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
 from infalign.steps import STAGES
 
@@ -86,3 +88,71 @@ def run_epilogue() -> str:
     stages = "\n".join(f"  {stage:<14}{about}" for stage, about in STAGES.items())
     recipes = "\n".join(f"  {found.name:<17}{found.about}" for found in built_in())
     return f"Built-in recipes:\n{recipes}\n\nStages, in this order:\n{stages}\n\n{RUN_EPILOGUE}"
+
+
+STATUS_EPILOGUE = """\
+Examples:
+  infalign status runs/demo
+  infalign status demo --set rollout.k=128
+  infalign status runs/demo || infalign run demo
+
+done: its record has these settings and inputs. stale: it was made with other
+ones; the reason is shown. partial: it was begun, and rerunning the command
+resumes it. missing: nothing is there. Another version of a library is shown
+and undoes nothing.
+
+Exit codes: 0 if all is done, 4 if not. Nothing is written, and a run in
+progress is not disturbed.
+"""
+
+
+def status(
+    run: Annotated[
+        str,
+        Parameter(help="A run directory, or a recipe; a folder of that name goes first.", completer=recipes_and_runs),
+    ],
+    /,
+    *,
+    set_: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is done, what is not and why; exit code 4 if work is left."""
+    from infalign.steps.status import print_status
+    from infalign.steps.status import status as status_of
+
+    found = status_of(read_run_or_recipe(run, set_))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_status(found, open_console())
+    if not found.done:
+        sys.exit(PartialError.exit_code)
+
+
+RAY_EPILOGUE = """\
+Examples:
+  infalign run my-recipe.yaml --until reward-model            all that rollouts need
+  infalign ray my-recipe.yaml --actors 64 --gpus 1
+  infalign run my-recipe.yaml                     goes on from there
+
+Ray is the cluster of RAY_ADDRESS, or one that is started here. All its nodes
+see the run directory under the same path. A job that was killed is continued
+by the same command; no finished shard is drawn again.
+"""
+
+
+def ray(
+    recipe: RecipePath,
+    /,
+    *,
+    actors: Annotated[int, Parameter(help="How many engines draw at once.", validator=Number(gte=1))] = 1,
+    gpus: Annotated[float, Parameter(help="GPUs of each of them.", validator=Number(gte=0))] = 0,
+    cpus: Annotated[
+        int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Draw and score the rollouts on a Ray cluster (the extra ray)."""
+    from infalign.integrations.ray import on_cluster
+
+    on_cluster(read_recipe(recipe, set_), actors=actors, gpus=gpus, cpus=cpus, console=open_console())

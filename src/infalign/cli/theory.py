@@ -14,8 +14,6 @@ from infalign.core.display import heading, percent, plain_table, say
 from infalign.core.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
-    from infalign.method.judge import EstimatedJudge
-    from infalign.method.procedures import Served
     from infalign.theory.choose import JudgeGain, Ranking
     from infalign.theory.curve import Point
 
@@ -145,6 +143,8 @@ def choose(
 ) -> None:
     """Rank transformations by what they achieve with K rollouts a prompt."""
     from infalign.core.storage import write_text
+    from infalign.evaluation.judge import estimated_judge
+    from infalign.evaluation.reward_tables import judged_samples
     from infalign.method.procedures import parse_procedure
     from infalign.theory.choose import choose as choose_transform
     from infalign.theory.law import law_at_kl
@@ -152,7 +152,7 @@ def choose(
 
     file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
-    judge = _judge_of(judged, theirs or served) if judged else None
+    judge = estimated_judge(judged_samples(judged), theirs or served) if judged else None
     ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
     if file:
         best = ranking.recommended.transform
@@ -161,13 +161,6 @@ def choose(
         print_json(ranking.as_dict())
     else:
         _print_ranking(ranking, file, open_console())
-
-
-def _judge_of(table: Path, base: "Served") -> "EstimatedJudge":
-    from infalign.evaluation.judge import estimated_judge
-    from infalign.evaluation.reward_tables import judged_samples
-
-    return estimated_judge(judged_samples(table), base)
 
 
 def _print_points(points: "list[Point]", console: Console) -> None:
