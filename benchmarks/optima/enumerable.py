@@ -25,7 +25,8 @@ from infalign.method.transforms import Transformation, normalised_beta
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.theory.finite_model import FiniteModel
-from infalign.training.common import Job, save_model
+from infalign.training.common import save_model
+from infalign.training.output_folder import Job
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 LETTERS, PROMPT_LETTERS = "abcdefg", "pqrs"

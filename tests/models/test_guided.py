@@ -59,7 +59,7 @@ def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausal
 def draw(model: GuidedForCausalLM, strength: float) -> None:
     """Give the head of a guide random weights of that size."""
     with torch.no_grad():
-        for linear in model.guide.head.linears:
+        for linear in model.guide.head.children():
             linear.weight.normal_(0.0, strength, generator=torch.Generator().manual_seed(1))
 
 

@@ -37,6 +37,13 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
+def on(model: Any, layers: list[int], tokenizer: Any, seed: int = 0) -> PooledForSequenceClassification:
+    """Return a random head on these layers of a model."""
+    head = PooledForSequenceClassification.on(model, layers, response_opening(tokenizer))
+    head.score.weight.normal_(generator=torch.Generator().manual_seed(seed))
+    return head
+
+
 def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) -> torch.Tensor:
     """Return the mean state of a response in a layer, from a plain pass over the whole model."""
     asked = conversation_ids(tokenizer, user(prompt), add_generation_prompt=True)
@@ -50,9 +57,8 @@ def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) ->
 def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> None:
     """As computed by hand, however many responses are scored together, and also from the saved folder."""
     model, tokenizer = base
-    reader = PooledForSequenceClassification.on(model.base_model, [2, LAYER], response_opening(tokenizer))
+    reader = on(model.base_model, [2, LAYER], tokenizer)
     assert reader.model.base.config.num_hidden_layers == LAYER + 1
-    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
     texts = [("How?", "Write."), ("How?", "Write a function."), ("Explain the moon", "No"), ("How?", "")]
     expected = [
         float(reader.score.weight[0] @ torch.cat([state(model, tokenizer, *text, layer) for layer in (2, LAYER)]))
@@ -82,8 +88,7 @@ def test_a_response_may_be_joined_with_its_opening() -> None:
     model = new_policy(SCRATCH, tokenizer, seed=0).eval()
     opening = response_opening(tokenizer)
     assert opening == [tokenizer.convert_tokens_to_ids("<|assistant|>"), ANY_TOKEN]
-    reader = PooledForSequenceClassification.on(model.base_model, [LAYER], opening)
-    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    reader = on(model.base_model, [LAYER], tokenizer)
     reward, texts = ClassifierReward(reader, tokenizer), ["It is so.", "\n\nIt is so.", "And you?"]
     joined = reward.tokenize([user("Why?")], texts[1:2])[0]
     begins = joined.index(opening[0]) + 2
@@ -101,11 +106,7 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     """With the rewards that each gives alone; a head on another model has passes of its own."""
     model, tokenizer = base
     depths = (2, 6), (LAYER,), (1, 2)
-    heads = [
-        PooledForSequenceClassification.on(model.base_model, layers, response_opening(tokenizer)) for layers in depths
-    ]
-    for seed, head in enumerate(heads):
-        head.score.weight.normal_(generator=torch.Generator().manual_seed(seed))
+    heads = [on(model.base_model, [*layers], tokenizer, seed) for seed, layers in enumerate(depths)]
     rewards = [ClassifierReward(head, tokenizer) for head in heads]
     asked = [user("How?"), user("How?"), user("Explain the moon")], ["Write.", "Write a function.", "No"]
     alone = [reward(*asked) for reward in rewards]
@@ -121,8 +122,7 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
         assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
     assert len(passes) == 5
     other = new_policy(SCRATCH, tokenizer, seed=1).eval()
-    elsewhere = PooledForSequenceClassification.on(other.base_model, [2], response_opening(tokenizer))
-    apart = [rewards[0], ClassifierReward(elsewhere, tokenizer)]
+    apart = [rewards[0], ClassifierReward(on(other.base_model, [2], tokenizer), tokenizer)]
     assert share_passes(apart) == apart
 
 
@@ -133,9 +133,7 @@ def test_an_encoder_reads_the_response_in_both_directions(tmp_path: Path) -> Non
     """
     folder = micro.encoder(tmp_path / "encoder")
     model, tokenizer = load_without_head(folder), load_tokenizer(folder)
-    opening = response_opening(tokenizer)
-    reader = PooledForSequenceClassification.on(model, [1, 3], opening)
-    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    reader = on(model, [1, 3], tokenizer)
     asked, said = [user("How [SEP] assistant: now?"), user("How?")], ["It is [SEP] assistant: so", "No"]
     expected = []
     for prompt, response in zip(asked, said, strict=True):
@@ -162,8 +160,7 @@ def test_a_model_with_windows_is_read_text_by_text(base: Any) -> None:
     torch.manual_seed(0)
     config = AutoConfig.for_model("mistral", vocab_size=len(tokenizer), num_hidden_layers=3, sliding_window=4, **shape)
     model = AutoModel.from_config(config).eval()
-    reader = PooledForSequenceClassification.on(model, [1, 3], response_opening(tokenizer))
-    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    reader = on(model, [1, 3], tokenizer)
     texts = [("How?", "Write."), ("Explain the moon, please.", "No, I do not write a function.")]
     expected = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
     pairs = [(user(prompt), response, response) for prompt, response in texts]
@@ -198,8 +195,7 @@ def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dty
     config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), num_hidden_layers=4, **shape)
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval().to(getattr(torch, dtype))
-    reader = PooledForSequenceClassification.on(model, [2], response_opening(tokenizer))
-    reader.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    reader = on(model, [2], tokenizer)
     save_model(reader, tokenizer, tmp_path)
     loaded = ClassifierReward.load(tmp_path, dtype=dtype)
     assert can_pack(loaded.model, PackedBatch.scores)
@@ -224,7 +220,7 @@ def test_prefixes_have_the_mean_so_far(base: Any) -> None:
 
 
 def test_a_head_finds_the_layer_and_its_direction(base: Any) -> None:
-    """Preferences that are linear in the mean state of one layer are learnt from it, and hold for new responses."""
+    """Preferences that are linear in the mean state of one layer are learned from it, and hold for new responses."""
     model, tokenizer = base
     rng = np.random.default_rng(0)
     words = ["how", "do", "I", "write", "the", "moon", "a", "function", "explain", "please"]
@@ -251,7 +247,7 @@ def test_a_head_finds_the_layer_and_its_direction(base: Any) -> None:
     assert np.mean(np.array(reward(prompts, better)) > np.array(reward(prompts, worse))) > 0.85
 
 
-def test_the_penalised_minimum_has_no_gradient() -> None:
+def test_the_penalized_minimum_has_no_gradient() -> None:
     """By the closed form of the gradient, for two penalties; a stronger one has smaller weights."""
     gaps = np.random.default_rng(0).normal(size=(50, 4)) + 0.3
     norms = []

@@ -221,41 +221,32 @@ def test_too_few_rollouts_are_said_before_they_are_drawn(
     assert all("raise rollout.k" in warning for warning in warnings)
 
 
+def times_said(text: str, work: Callable[[Console], object]) -> int:
+    """Return how often what is printed has the text."""
+    console = Console(file=StringIO(), width=80)
+    work(console)
+    return console.file.getvalue().count(text)
+
+
 def test_plan_and_run_print_the_warning_once(root: Path) -> None:
     """Six rollouts a prompt cost exp:10 eight points; a run says so before it trains, and not when it has trained."""
-    recipe = recipe_of(root)
-
-    def said(work: Callable[[Console], object]) -> int:
-        console = Console(file=StringIO(), width=80)
-        work(console)
-        return console.file.getvalue().count("! policies.aware: with 6 rollouts a prompt exp:10 wins 7.8 ± 0.2")
-
-    def run(console: Console) -> None:
-        whole_run.run_recipe(recipe, until="train", console=console)
-
-    assert [said(partial(print_plan, recipe)), said(run), said(run)] == [1, 1, 0]
+    recipe, said = recipe_of(root), "! policies.aware: with 6 rollouts a prompt exp:10 wins 7.8 ± 0.2"
+    run = partial(whole_run.run_recipe, recipe, until="train")
+    prints = [partial(print_plan, recipe), *[lambda console: run(console=console)] * 2]
+    assert [times_said(said, work) for work in prints] == [1, 1, 0]
 
 
 def test_a_machine_without_bfloat16_is_told_to_be_slow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, by plan and run, for models that compute in it and trainings that do; the run works."""
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
-    recipe = recipe_of(root)
-
-    def said(recipe: Recipe, work: Callable[[Recipe, Console], object]) -> int:
-        console = Console(file=StringIO(), width=80)
-        work(recipe, console)
-        return console.file.getvalue().count("! this machine has no bfloat16 and imitates it: the run works, but")
-
-    def run(recipe: Recipe, console: Console) -> None:
-        whole_run.run_recipe(recipe, until="rollout", console=console)
-
+    recipe, said = recipe_of(root), "! this machine has no bfloat16 and imitates it: the run works, but"
     half = recipe.model_copy(update={"compute": recipe.compute.model_copy(update={"dtype": "bfloat16"})})
-    mixed = recipe.policies["aware"].model_copy(
-        update={"fit": recipe.policies["aware"].fit.model_copy(update={"bf16": True})}
-    )
+    aware = recipe.policies["aware"]
+    mixed = aware.model_copy(update={"fit": aware.fit.model_copy(update={"bf16": True})})
     mixed = recipe.model_copy(update={"policies": {"aware": mixed}})
     assert [len(found.of_machine()) for found in (recipe, half, mixed)] == [0, 1, 1]
-    assert said(half, print_plan) == 1
-    assert [said(recipe, run), said(half, run), said(half, run)] == [0, 1, 0]
+    assert times_said(said, partial(print_plan, half)) == 1
+    runs = [partial(whole_run.run_recipe, asked, until="rollout") for asked in (recipe, half, half)]
+    assert [times_said(said, lambda console, run=run: run(console=console)) for run in runs] == [0, 1, 0]
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True, "avx512_bf16": True})
     assert half.of_machine() == []

@@ -19,10 +19,11 @@ from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.training.checkpoints import find_complete_checkpoint, seal
-from infalign.training.common import Job, save_model, training_order
+from infalign.training.common import save_model, training_order
 from infalign.training.guide_strength import scale_guide_to_kl
 from infalign.training.offline_trainer import Distillation, RolloutRegression, fit_to_rollouts, held_out_rollouts
 from infalign.training.on_policy_trainer import Problem, fit_on_policy
+from infalign.training.output_folder import Job
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.qrpo import qrpo, squared
 from infalign.training.supervised import fine_tune, fit_rank_model, fit_reward_model

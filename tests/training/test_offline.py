@@ -57,25 +57,16 @@ def test_the_harness_is_a_language_model_with_57_responses(case: Enumerable) -> 
     assert enumerable.kl(laws, np.full_like(laws, -np.log(57))) > 0.1
 
 
-def test_the_rollouts_of_the_harness_follow_the_reference(case: Enumerable) -> None:
-    """Systematic rollouts of one copy have every response's frequency right to 1/K, the copies together to 1/10K."""
-    rows = [row for row in case.rollouts(64) if row["prompt_ids"] == case.prompt_ids[0]]
-    counts = np.array([[row["completion_ids"] == ids for ids in case.responses] for row in rows]).mean(0)
-    assert counts == pytest.approx(np.exp(case.log_reference[0]), abs=1 / 640)
-
-
 def test_ipo_has_the_optimum_of_the_identity(case: Enumerable) -> None:
-    """Minimising the expected pair loss numerically gives π_ref·e^{C/τ}/Z."""
+    """Minimizing the expected pair loss numerically gives π_ref·e^{C/τ}/Z."""
     found = enumerable.pair_optimum(case, TAU)
     assert found == pytest.approx(enumerable.tilted(case, Identity(), TAU), abs=1e-5)
 
 
 def test_averaging_over_tokens_moves_ipo_from_the_identity(case: Enumerable) -> None:
     """With TRL's log-ratios per token τ means another strength: here 2.4 times the KL."""
-    theory, averaged = (
-        enumerable.tilted(case, Identity(), TAU),
-        enumerable.pair_optimum(case, TAU, length_averaged=True),
-    )
+    theory = enumerable.tilted(case, Identity(), TAU)
+    averaged = enumerable.pair_optimum(case, TAU, length_averaged=True)
     spent = [enumerable.kl(law, case.log_reference) for law in (theory, averaged)]
     assert spent[1] / spent[0] == pytest.approx(2.4, abs=0.2)
     assert enumerable.kl(averaged, theory) > 0.1
@@ -85,10 +76,8 @@ def test_bonbon_is_not_best_of_n(case: Enumerable) -> None:
     """For n = 2 its square is the identity at β = 1/2; for n = 4 it spends more than Best-of-4; its code far more."""
     two = enumerable.best_worst_optimum(case, 2, alpha=0.0)
     assert two == pytest.approx(enumerable.tilted(case, Identity(), 0.5), abs=1e-3)
-    spent = [
-        enumerable.kl(law, case.log_reference)
-        for law in (enumerable.best_of_n(case, 4), enumerable.best_worst_optimum(case, 4))
-    ]
+    four = enumerable.best_of_n(case, 4), enumerable.best_worst_optimum(case, 4)
+    spent = [enumerable.kl(law, case.log_reference) for law in four]
     assert spent == pytest.approx([0.63, 0.85], abs=0.02)  # continuous: 0.636 and 0.854
     code = enumerable.best_worst_optimum(case, 2, released_code=True)
     assert enumerable.kl(code, case.log_reference) > 1.9  # Best-of-2 spends 0.19

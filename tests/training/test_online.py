@@ -2,20 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import enumerable
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import BEST, METHODS, Bond, fit, left_padding, trained
+from online_solvers import METHODS, Bond, fit, trained
 
-from infalign.data.examples import prompt_id
-from infalign.method.procedures import Standard
 from infalign.models.pretrained import load_policy
-from infalign.models.settings import Fit
-from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
-from infalign.training.solvers import read_solver
+from infalign.training.on_policy_trainer import fit_on_policy
 from infalign.training.solvers.ppo import gae
 
 
@@ -40,41 +35,6 @@ def test_a_few_steps_go_the_right_way(name: str, case: Enumerable, tmp_path: Pat
     short = replace(method, solver=method.solver.model_copy(update={"fit": fit(4)}))
     optimum = method.optimum(case)
     assert enumerable.kl(trained(case, short, tmp_path), optimum) < 0.9 * enumerable.kl(case.log_reference, optimum)
-
-
-@pytest.mark.parametrize("shipped", [True, False])
-def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case: Enumerable, tmp_path: Path) -> None:
-    """One outer iteration on the reference's rollouts raises the probability of the better responses."""
-    stored: dict[str, list[dict[str, Any]]] = {}
-    for row in case.rollouts(64):
-        stored.setdefault(row["prompt_id"], []).append(row)
-    messages = {text: [{"role": "user", "content": text}] for text in enumerable.PROMPTS}
-    stored = {prompt_id(message): stored[f"{text} 0"] for text, message in messages.items()}
-    prompts = [
-        {"prompt": message, "reference_rewards": sorted(row["reward"] for row in stored[prompt_id(message)])}
-        for message in messages.values()
-    ]
-    problem = Problem(
-        str(case.folder),
-        left_padding(case),
-        prompts,
-        lambda prompts, responses: pytest.fail("asked for a reward"),
-        0.1,
-        BEST,
-        max_new_tokens=2,
-        stored=StoredGroups(stored),
-    )
-    solver = read_solver(
-        solver="grpo",
-        transform="raw",
-        stored=True,
-        shipped=shipped,
-        beta=0.1,
-        fit=Fit(epochs=20, batch_size=64, learning_rate=1e-3),
-    )
-    fit_on_policy(problem, solver, enumerable.job_in(tmp_path))
-    law = case.laws(load_policy(tmp_path / "policy")[0])
-    assert enumerable.win_rate(case, law, Standard()) > 0.6
 
 
 def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -> None:

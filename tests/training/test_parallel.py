@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +12,26 @@ import enumerable
 import micro
 import pytest
 import torch
+from enumerable import Enumerable
+from online_solvers import Method, left_padding
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from infalign.data.examples import prompt_id
-from infalign.method.procedures import BestOfN
-from infalign.models.conversations import load_tokenizer
+from infalign.method.procedures import BestOfN, Standard
 from infalign.models.pretrained import load_policy
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Fit, Lora, Scratch
+from infalign.models.settings import Fit, Lora
 from infalign.pipeline.pending import pending
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
-from infalign.sampling.engine import Sampling
-from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.steps import whole_run
 from infalign.steps.run import Run
-from infalign.training.common import save_model
 from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
 from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
 from infalign.training.solvers import read_solver
 
-SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
-PROMPTS = [[{"role": "user", "content": f"say {i}"}] for i in range(3)]
-COPIES = 10  # of each prompt: one of ten is held out, and it must not be a new one
-K, TOKENS = 16, 2
+K = 16  # rollouts of a prompt
 
 OFFLINE = {
     "qrpo": {"solver": "qrpo", "transform": "exp:10", "beta": 1.0},
@@ -57,68 +53,51 @@ WAYS = {
 }
 
 
-def lengths(prompts: list[Any], responses: list[str]) -> list[float]:
-    """Return a reward that most responses differ in: the sum of their characters."""
-    return [float(sum(map(ord, response))) for response in responses]
-
-
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a tiny Llama."""
-    folder = tmp_path_factory.mktemp("tiny") / "reference"
-    tokenizer = train_tokenizer(["say it again and again", "yes no maybe"], SCRATCH)
-    save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, folder)
-    return folder
+def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
+    """Make the reference."""
+    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
-@pytest.fixture(scope="module")
-def rollouts(reference: Path) -> list[dict[str, Any]]:
-    """Draw K rollouts of each prompt."""
-    model, tokenizer = load_policy(reference)
-    engine, rows = SharedPrefixEngine(model, tokenizer, Sampling(TOKENS)), list[dict[str, Any]]()
-    for prompt in PROMPTS:
-        ids = list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
-        rows += [
-            {
-                "prompt_id": prompt_id(prompt),
-                "prompt_ids": ids,
-                "completion_ids": list(response.token_ids),
-                "reference_logprob": response.logprob,
-                "reward": lengths([], [response.text])[0],
-            }
-            for response in engine.sample(ids, prompt_id(prompt), range(K))
-        ]
-    return rows
+def stored_problem(case: Enumerable, k: int) -> Problem:
+    """Return a problem whose responses are stored rollouts, and no reward is asked for."""
+    by_name, stored, rows = defaultdict(list), {}, []
+    for row in case.rollouts(k):
+        by_name[row["prompt_id"]].append(row)
+    for text in enumerable.PROMPTS:
+        prompt, rollouts = [{"role": "user", "content": text}], by_name[f"{text} 0"]
+        stored[prompt_id(prompt)] = rollouts
+        rows.append({"prompt": prompt, "reference_rewards": sorted(row["reward"] for row in rollouts)})
+    tokenizer, groups = left_padding(case), StoredGroups(stored)
+    return Problem(
+        str(case.folder), tokenizer, rows * 10, pytest.fail, 0.1, BestOfN(4), max_new_tokens=2, stored=groups
+    )
 
 
-def trained(name: str, way: str, reference: Path, rollouts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+@pytest.mark.parametrize("shipped", [True, False])
+def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case: Enumerable, tmp_path: Path) -> None:
+    """One outer iteration on the reference's rollouts raises the probability of the better responses."""
+    fit = Fit(epochs=2, batch_size=64, learning_rate=1e-3)
+    solver = read_solver(solver="grpo", transform="raw", stored=True, shipped=shipped, beta=0.1, fit=fit)
+    fit_on_policy(stored_problem(case, 64), solver, enumerable.job_in(tmp_path))
+    law = case.laws(load_policy(tmp_path / "policy")[0])
+    assert enumerable.win_rate(case, law, Standard()) > 0.6
+
+
+def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, Any]:
     """Train a few steps of a solver and return the weights that it saved."""
     fit = Fit(batch_size=K, epochs=0.5, learning_rate=0.001, **WAYS[way])
     job, saved = enumerable.job_in(folder), folder / "policy"
+    torch.manual_seed(0)
     if name in OFFLINE:
         solver = read_solver(**OFFLINE[name], fit=fit)
-        model, tokenizer = load_policy(reference)
-        torch.manual_seed(0)
-        rows = [row | {"prompt_id": f"{row['prompt_id']} {copy}"} for copy in range(COPIES) for row in rollouts]
+        model, tokenizer = load_policy(case.folder)
         loss = RolloutRegression(solver.objective(solver.theory.raw_beta(BestOfN(2), list)))
-        fit_to_rollouts(loss, model, rows, fit, job).save(tokenizer)
+        fit_to_rollouts(loss, model, case.rollouts(K), fit, job).save(tokenizer)
     else:
         solver = read_solver(**ONLINE[name], generations=4, fit=fit)
-        of_prompt = {prompt_id(prompt): [] for prompt in PROMPTS}
-        for row in rollouts:
-            of_prompt[row["prompt_id"]].append(row)
-        references = {i: sorted(row["reward"] for row in rows) for i, rows in of_prompt.items()}
-        problem = Problem(
-            str(reference),
-            load_tokenizer(reference, padding_side="left"),
-            [{"prompt": prompt, "reference_rewards": references[prompt_id(prompt)]} for prompt in PROMPTS] * COPIES,
-            lengths,
-            0.1,
-            BestOfN(2),
-            max_new_tokens=TOKENS,
-            stored=None if solver.generates else StoredGroups(of_prompt),
-        )
-        torch.manual_seed(0)
+        generated = Method(solver, 0.1, Enumerable.laws, BestOfN(2)).problem(case)
+        problem = replace(generated, rows=generated.rows[:30]) if solver.generates else stored_problem(case, K)
         fit_on_policy(problem, solver, job)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())
@@ -134,23 +113,19 @@ def moved(weights: dict[str, Any], start: Path) -> float:
 
 
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
-def test_gradient_checkpointing_changes_no_weight(
-    name: str, reference: Path, rollouts: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_gradient_checkpointing_changes_no_weight(name: str, case: Enumerable, tmp_path: Path) -> None:
     """A policy that is trained with it moves, and to where it moves without."""
-    plain = trained(name, "plain", reference, rollouts, tmp_path / "plain")
-    checkpointed = trained(name, "checkpointing", reference, rollouts, tmp_path / "checkpointed")
-    assert moved(plain, reference) > 1e-3
+    plain = trained(name, "plain", case, tmp_path / "plain")
+    checkpointed = trained(name, "checkpointing", case, tmp_path / "checkpointed")
+    assert moved(plain, case.folder) > 1e-3
     for weight, values in plain.items():
         torch.testing.assert_close(checkpointed[weight], values, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in (*OFFLINE, *ONLINE) if name != "bond"])
-def test_an_adapter_is_trained_and_merged(
-    name: str, reference: Path, rollouts: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_an_adapter_is_trained_and_merged(name: str, case: Enumerable, tmp_path: Path) -> None:
     """With checkpointing too, what is saved is a whole model, and not the reference any more."""
-    assert moved(trained(name, "lora, checkpointing", reference, rollouts, tmp_path), reference) > 1e-3
+    assert moved(trained(name, "lora, checkpointing", case, tmp_path), case.folder) > 1e-3
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from infalign.models.guides import FORMS, TopTokenHead
 from infalign.models.logits import Logits
 from infalign.models.packed import PackedBatch
 from infalign.models.submodels import SHARED, as_part
+from infalign.models.top_tokens import TopTokens
 
 
 class GuidedConfig(PreTrainedConfig):
@@ -121,9 +123,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     def scale_guide(self, factor: float) -> None:
         """Multiply Q by ``factor``."""
         with torch.no_grad():
-            for linear in self.guide.head.linears:
-                linear.weight.mul_(factor)
-                linear.bias.mul_(factor)
+            self.guide.head.scale(factor)
 
     def forward(
         self,
@@ -187,9 +187,10 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
         If Q tells top tokens apart, it brings classes of tokens instead of logits of all; inside `packing`.
         """
-        asked = {"input_ids": batch.tokens[None], "position_ids": batch.positions, "use_cache": False}
-        batch = replace(batch, states=self._read_reference(None, packed=batch, **asked)[1][0])
-        return replace(batch, top_tokens=self.guide.head.top_tokens(self.reference_logits(batch), batch.targets))
+        batch, head = replace(batch, states=batch.run(partial(self._read_reference, None))[1][0]), self.guide.head
+        if not isinstance(head, TopTokenHead):
+            return batch
+        return replace(batch, top_tokens=TopTokens.of_parts(self.reference_logits(batch), batch.targets, head.count))
 
     def is_beside(self, reference: PreTrainedModel) -> bool:
         """Return whether its reference has the weights of another model."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from infalign.models.logits import Logits
 from infalign.models.submodels import as_part
 from infalign.models.top_tokens import TopTokens, embedding_products
 
@@ -32,29 +31,19 @@ class Head(nn.Module, ABC):
         super().__init__()
         self.linear = nn.Linear(hidden_size, reference.config.hidden_size)
 
-    @property
-    def linears(self) -> list[nn.Linear]:
-        """The layers that Q is linear in."""
-        return [self.linear]
-
     def start(self, output: nn.Linear) -> None:
         """Make Q zero."""
-        for linear in self.linears:
-            linear.weight.zero_()
-            linear.bias.zero_()
+        self.scale(0.0)
 
-    def embed(self, hidden: Tensor) -> Tensor:
-        """Return A·h + b, (…, width), of hidden states (…, hidden)."""
-        embedded: Tensor = self.linear(hidden)
-        return embedded
+    def scale(self, factor: float) -> None:
+        """Multiply Q, which is linear in each layer of the head, by ``factor``."""
+        for layer in self.children():
+            for weight in layer.parameters():
+                weight.mul_(factor)
 
     @abstractmethod
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return the reference's logits + Q, (…, V), from its last hidden states (…, width) and the guide's."""
-
-    def top_tokens(self, logits: Logits, targets: Tensor) -> TopTokens | None:
-        """Return what is needed of the reference's `Logits` at T tokens if that is less than these, or None."""
-        return None
 
 
 class ReferenceVocabularyHead(Head):
@@ -64,25 +53,8 @@ class ReferenceVocabularyHead(Head):
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return (last + A·h + b)·Eᵀ."""
-        logits: Tensor = output(last + self.embed(hidden))
+        logits: Tensor = output(last + self.linear(hidden))
         return logits
-
-
-class LowRankHead(ReferenceVocabularyHead):
-    """A has a low rank."""
-
-    def __init__(self, rank: int, reference: PreTrainedModel) -> None:
-        super().__init__(rank, reference)
-        self.narrow = nn.Linear(reference.config.hidden_size, rank, bias=False)
-
-    def start(self, output: nn.Linear) -> None:
-        """Make Q zero; transformers draws weights that are too small for this."""
-        super().start(output)
-        self.narrow.reset_parameters()
-
-    def embed(self, hidden: Tensor) -> Tensor:
-        """Return A·h + b."""
-        return super().embed(self.narrow(hidden))
 
 
 class OwnVocabularyHead(Head):
@@ -99,7 +71,7 @@ class OwnVocabularyHead(Head):
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return the reference's logits + (A·h + b)·Eᵀ."""
-        logits: Tensor = output(last) + self.embed(hidden) @ self.embedding.T
+        logits: Tensor = output(last) + self.linear(hidden) @ self.embedding.T
         return logits
 
 
@@ -110,26 +82,17 @@ class TopTokenHead(Head):
         super().__init__(hidden_size, reference)
         self.others, self.count = nn.Linear(hidden_size, 1), count
 
-    @property
-    def linears(self) -> list[nn.Linear]:
-        """The layers that Q is linear in."""
-        return [self.linear, self.others]
-
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return the reference's logits + Q, the same for all tokens but the likeliest."""
         logits: Tensor = output(last)
         top, ids = logits.topk(min(self.count, logits.shape[-1]))
-        q = embedding_products(self.embed(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)
+        q = embedding_products(self.linear(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)
         guided: Tensor = (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
         return guided
 
-    def top_tokens(self, logits: Logits, targets: Tensor) -> TopTokens:
-        """Return the reference's top tokens."""
-        return TopTokens.of_parts(logits, targets, self.count)
-
     def class_logits(self, top: TopTokens, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return the guided logits of the classes of T tokens, (T, count + 1), from hidden states (T, hidden)."""
-        q = embedding_products(self.embed(hidden), top.ids, output.weight)
+        q = embedding_products(self.linear(hidden), top.ids, output.weight)
         return top.logprobs + torch.cat([q, self.others(hidden)], -1)
 
 
@@ -204,19 +167,21 @@ class LoraGuide(Guide):
         inject_adapter_in_model(lora, reference.base_model)
         self._adapted: Any = [layer for layer in reference.modules() if isinstance(layer, LoraLayer)]
         self._enable(False)
-        self.head = LowRankHead(lora.r, reference)
+        self.head = ReferenceVocabularyHead(lora.r, reference)
+        self.narrow = nn.Linear(reference.config.hidden_size, lora.r, bias=False)
 
     def start(self, reference: PreTrainedModel) -> None:
-        """Make it an untrained guide; transformers draws weights that are too small for the adapter."""
+        """Make it an untrained guide; transformers draws weights that are too small for this."""
         super().start(reference)
+        self.narrow.reset_parameters()
         for layer in self._adapted:
             layer.reset_lora_parameters("default", True)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
-        """Return those of the reference with the adapter."""
+        """Return those of the reference with the adapter, narrowed to its rank."""
         self._enable(True)
         try:
-            found: Tensor = reference.base_model(**asked).last_hidden_state
+            found: Tensor = self.narrow(reference.base_model(**asked).last_hidden_state)
         finally:
             self._enable(False)
         return found

@@ -42,10 +42,7 @@ class Logits:
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield some tokens after the other: where they are, and their logits (t, V), at least float32."""
-        product = self._product()
-        for start in range(0, len(self.states), TOKENS_PER_BLOCK):
-            where = slice(start, start + TOKENS_PER_BLOCK)
-            yield where, _times(self.states[where], *product)
+        return _parts(self.states, *self._product())
 
     def _product(self) -> tuple[Tensor | None, Tensor | None]:
         """Return weight and bias of the head: in mixed precision as there, otherwise at least float32.
@@ -124,9 +121,8 @@ class _Measured(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, measure: Measure, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         values, slopes = list[Tensor](), list[Tensor]()
         with torch.autocast(states.device.type, enabled=False):  # but for the product, which has the weight's precision
-            for start in range(0, max(1, len(states)), TOKENS_PER_BLOCK):
-                where = slice(start, start + TOKENS_PER_BLOCK)
-                value, slope = measure(_times(states[where], weight, bias), where)
+            for where, logits in _parts(states, weight, bias):
+                value, slope = measure(logits, where)
                 values.append(value)
                 if ctx.needs_input_grad[0]:
                     of_logits = slope()
@@ -140,6 +136,12 @@ class _Measured(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
         return slopes * slope[:, None].to(slopes.dtype), None, None, None
+
+
+def _parts(states: Tensor, weight: Tensor | None, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    for start in range(0, max(1, len(states)), TOKENS_PER_BLOCK):
+        where = slice(start, start + TOKENS_PER_BLOCK)
+        yield where, _times(states[where], weight, bias)
 
 
 def _times(states: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

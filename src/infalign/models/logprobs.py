@@ -54,8 +54,10 @@ def completion_logprobs(
     All arguments have shape (batch, width), padded on either side; ``labels`` are the input ids with −100 at prompt and
     padding, *not* shifted. A label in the first column has no context and is not scored. At least float32.
     """
+    import torch
+
     logits, targets = scored_logits(model, input_ids, attention_mask, labels)
-    logits = _upcast(logits)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # A gather minus a logsumexp: log_softmax would keep a second array of the size of the logits for the gradient.
     logprobs = logits.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
     return logprobs.masked_fill(targets == IGNORED, 0.0).sum(-1)
@@ -99,13 +101,6 @@ def scored_logits(
     if logits.shape[1] != len(kept):
         raise ConfigError(f"{type(model).__name__} ignores logits_to_keep; use a causal language model of transformers")
     return logits, targets[:, kept]
-
-
-def _upcast(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits in float32, or in float64 if they have it already."""
-    import torch
-
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def check_rows(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:

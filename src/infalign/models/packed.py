@@ -120,15 +120,14 @@ class PackedBatch:
         prompt = of_prompts[self.prompt_of][:, None].expand(-1, width, -1)
         return torch.cat([prompt, own.expand(len(prompt), -1, -1)], dim=2)[:, None]
 
+    def run(self, model: Callable[..., Any], **options: Any) -> Any:
+        """Return what a model, which is inside `packing`, gives for the batch."""
+        # models pass unknown keyword arguments on to the attention function
+        return model(input_ids=self.tokens[None], position_ids=self.positions, use_cache=False, packed=self, **options)
+
     def logits(self, model: Any) -> Tensor:
         """Return the logits that predict each token of the responses, (T, V); ``model`` is inside `packing`."""
-        found: Tensor = model(
-            input_ids=self.tokens[None],
-            position_ids=self.positions,
-            use_cache=False,
-            logits_to_keep=self.predictors,
-            packed=self,  # models pass unknown keyword arguments on to the attention function
-        ).logits[0]
+        found: Tensor = self.run(model, logits_to_keep=self.predictors).logits[0]
         return found
 
     def logits_in_parts(self, model: Any) -> Logits:
@@ -143,10 +142,8 @@ class PackedBatch:
     def last_states(self, model: Any) -> Tensor:
         """Return the last hidden state of a model without head after each response, (R, width); inside `packing`."""
         last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
-        hidden: Tensor = model(
-            input_ids=self.tokens[None], position_ids=self.positions, use_cache=False, packed=self
-        ).last_hidden_state[0]
-        return hidden[last]
+        found: Tensor = self.run(model).last_hidden_state[0, last]
+        return found
 
     def scores(self, model: Any) -> Tensor:
         """Return the outputs of a sequence classifier after each response, (R, outputs); it is inside `packing`."""
@@ -287,18 +284,19 @@ def can_pack(model: Any, logits: Callable[[PackedBatch, Any], Tensor] = PackedBa
     prompts, responses = [ids[:3], ids[3:5], ids[3:5]], [ids[5:8], ids[4:5], ids[8:10]]
     texts = [[row.tolist() for row in rows] for rows in (prompts, responses)]
     packed = PackedBatch.pack(texts[0], texts[1], model.device)
+    plain = list[Tensor]()
     with evaluating(model):
         try:
             with packing(model):
                 found = logits(packed, model).float()
-            rows = [torch.cat(text) for text in zip(prompts, responses, strict=True)]
-            read = [model(row[None], attention_mask=torch.ones_like(row)[None]) for row in rows]
-            plain = [(out.logits[0] if "logits" in out else out.last_hidden_state[0, -1]).float() for out in read]
+            for prompt, response in zip(prompts, responses, strict=True):
+                row = torch.cat([prompt, response])[None]
+                read = model(row, attention_mask=torch.ones_like(row))
+                of_row = read.logits[0] if "logits" in read else read.last_hidden_state[0, -1]
+                plain.append(of_row[-1 - len(response) : -1] if of_row.ndim == 2 else of_row[None])
         except Exception:  # a model without the attention interface, or of another kind, can raise any exception
             return False
-        if plain[0].ndim == 2:
-            plain = [row[-1 - len(response) : -1] for row, response in zip(plain, responses, strict=True)]
-    expected = torch.cat(plain) if plain[0].ndim == 2 else torch.stack(plain)
+    expected = torch.cat(plain).float()
     if found.shape != expected.shape:
         return False
     gap = (found - expected).abs().max() / (1 + expected.abs().max())

@@ -133,7 +133,7 @@ class PooledForSequenceClassification(PreTrainedModel):
     ) -> PooledForSequenceClassification:
         """Return a classifier on a frozen model, without the layers that it does not read; its head is zero."""
         below = base.config.__class__.from_dict(base.config.to_dict())
-        # One more than it reads: what a model returns as the states of its last layer is normalised.
+        # One more than it reads: what a model returns as the states of its last layer is normalized.
         below.num_hidden_layers = min(base.config.num_hidden_layers, max(layers) + 1)
         if getattr(below, "layer_types", None):
             below.layer_types = below.layer_types[: below.num_hidden_layers]

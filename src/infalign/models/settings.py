@@ -56,7 +56,7 @@ class Fit(Settings):
     """How a model is trained."""
 
     epochs: Positive = Field(1.0, description="passes over the rows; a part of one is allowed")
-    batch_size: Count = Field(32, description="sequences (or pairs) an optimiser step")
+    batch_size: Count = Field(32, description="sequences (or pairs) an optimizer step")
     device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
     learning_rate: Positive | None = Field(
         None,

@@ -42,10 +42,6 @@ class StateFolder:
     layers: Sequence[int]
     top_tokens: int = 0
 
-    def shard(self, first_prompt: int) -> Path:
-        """Return the file of the prompts from this one on."""
-        return _shard(self.path, first_prompt)
-
     def bytes_to_write(self, model: Any, prompts: TokenIds, responses: TokenIds) -> int:
         """Return how many bytes there will be more."""
         responded = sum(map(len, responses))
@@ -77,7 +73,7 @@ def write_states(
         )
     with torch.inference_mode(), packing(model):
         for first in range(0, len(prompts), PROMPTS_PER_SHARD):
-            path = folder.shard(first)
+            path = _shard(folder.path, first)
             if not path.exists():
                 asked = prompts[first : first + PROMPTS_PER_SHARD]
                 found = _compute(model, folder, asked, responses[k * first : k * (first + len(asked))])
@@ -141,14 +137,7 @@ def _compute(model: Any, folder: StateFolder, prompts: TokenIds, responses: Toke
 
 def states_of(model: Any, batch: PackedBatch, layers: Sequence[int]) -> Tensor:
     """Return the states after these layers at each token, (1, N, S), of a model inside `packing`; 0: its embeddings."""
-    found = model.base_model(
-        input_ids=batch.tokens[None],
-        position_ids=batch.positions,
-        use_cache=False,
-        output_hidden_states=True,
-        packed=batch,
-    )
-    return states_after(found, layers)
+    return states_after(batch.run(model.base_model, output_hidden_states=True), layers)
 
 
 def _shard(folder: Path, first_prompt: int) -> Path:

@@ -25,11 +25,6 @@ class Batch:
     every_reward: torch.Tensor  # shaped rewards of all processes, group by group
     log_ratio_BT: torch.Tensor  # log π/π_ref of each token, 0 after the end
 
-    @property
-    def mask(self) -> torch.Tensor:
-        """1 for the tokens of a response, 0 after its end."""
-        return self.tensors["completion_mask"]
-
 
 class Advantages:
     """Advantages of responses or tokens; the other hooks into the loop do nothing by default."""

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def find_complete_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     complete: dict[int, Path] = {}
     incomplete: list[str] = []
     for step, checkpoint in _checkpoints(folder):
-        found = _find_flaw(checkpoint) or _find_flaw_of_best(checkpoint, {step, *complete})
+        found = _find_flaw(checkpoint, {step, *complete})
         if found is None:
             complete[step] = checkpoint
         else:
@@ -76,17 +76,15 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*"))
 
 
-def _find_flaw(checkpoint: Path) -> str | None:
-    """Return how a checkpoint differs from its seal, or None."""
+def _find_flaw(checkpoint: Path, complete: Container[int]) -> str | None:
+    """Return how a checkpoint differs from its seal, or that its best is not among the complete ones, or None."""
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{SEAL} is missing"
     except ValueError:
         return f"{SEAL} is damaged"
-    return next(flaws(files, checkpoint), None)
-
-
-def _find_flaw_of_best(checkpoint: Path, complete: set[int]) -> str | None:
+    if flaw := next(flaws(files, checkpoint), None):
+        return flaw
     best = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["best_global_step"]
     return None if best is None or best in complete else f"checkpoint-{best}, its best, is not whole"

@@ -25,28 +25,16 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.memory import PeakMemory
-from infalign.core.progress import OnProgress
 from infalign.core.storage import settle, unwritable, writing
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.models.top_layers import count_layers_below
 from infalign.training.callbacks import TrimHeap, WatchLog
 from infalign.training.checkpoints import SealCheckpoints, find_complete_checkpoint, find_unsealed
+from infalign.training.output_folder import Job
 
 Configuration = TypeVar("Configuration", bound=TrainingArguments)
 Loss = Callable[[Any, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Where and how a model is trained."""
-
-    folder: Path  # for checkpoints and logs during training
-    model_dir: Path  # for the trained model
-    seed: int
-    device: str
-    report_to: list[str]
-    on_progress: OnProgress
 
 
 def trainer_config(kind: type[Configuration], fit: Fit, job: Job, **options: Any) -> Configuration:
@@ -183,7 +171,8 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
         trainer.remove_callback(printing)
     with trainer.accelerator.main_process_first():  # the first process removes incomplete checkpoints
         checkpoint, incomplete = find_complete_checkpoint(job.folder)
-    resumed = _describe_resumption(checkpoint, incomplete)
+    begun = f"resumed from {checkpoint.name}" if checkpoint else "started anew"
+    resumed = "; ".join([begun, *(f"skipped {flaw}" for flaw in incomplete)]) if checkpoint or incomplete else ""
     trainer.add_callback(WatchLog(job.on_progress, resumed, job.folder))
     trainer.add_callback(TrimHeap())
     trainer.add_callback(SealCheckpoints(job.folder, trainer.accelerator.wait_for_everyone))
@@ -208,14 +197,6 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
         history[-1]["resumed"] = resumed
     model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # in its own precision
     return Fitted(model, history, job.model_dir)
-
-
-def _describe_resumption(checkpoint: Path | None, incomplete: list[str]) -> str:
-    """Return the checkpoint that training resumes from and those it skipped; "" if there was none."""
-    if checkpoint is None and not incomplete:
-        return ""
-    begun = f"resumed from {checkpoint.name}" if checkpoint else "started anew"
-    return "; ".join([begun, *(f"skipped {said}" for said in incomplete)])
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model_dir: Path) -> None:

@@ -88,28 +88,23 @@ def pooled_states(
                 )
             prompts.append(asked)
             responses.append(ids[len(asked) :])
-    of = _packed if can_pack(reader.base_model, PackedBatch.last_states) else _padded
     found = dict[int, Array]()
     with torch.inference_mode():
-        for rows, states in of(reader, prompts, responses):
+        for rows, states in _mean_states(reader, prompts, responses):
             found |= zip(rows, states.float().cpu().numpy(), strict=True)
             on_progress(len(found) // 2, len(pairs), "states of pairs")
     return np.stack([found[row] for row in range(2 * len(pairs))]).astype(float).reshape(len(pairs), 2, -1)
 
 
-def _packed(
+def _mean_states(
     reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
 ) -> Iterator[tuple[Iterable[int], Tensor]]:
-    """Yield rows with the mean states of their responses; a prompt is computed once for those that follow it."""
-    with packing(reader):
-        for rows, packed in packed_batches(prompts, responses, BATCH_TOKENS, reader, logits=False):
-            yield range(rows.start, rows.stop), packed.last_states(reader.base_model)
-
-
-def _padded(
-    reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
-) -> Iterator[tuple[Iterable[int], Tensor]]:
-    """Yield rows with the mean states of their responses, of a model that cannot be packed."""
+    """Yield rows with the mean states of their responses; if packed, a prompt is computed once for all of them."""
+    if can_pack(reader.base_model, PackedBatch.last_states):
+        with packing(reader):
+            for part, packed in packed_batches(prompts, responses, BATCH_TOKENS, reader, logits=False):
+                yield range(part.start, part.stop), packed.last_states(reader.base_model)
+        return
     for rows, batch in padded_batches(prompts, responses, BATCH_TOKENS, reader):
         mask = batch["attention_mask"]
         yield rows, reader.base_model(batch["input_ids"], mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]

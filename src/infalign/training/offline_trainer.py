@@ -26,7 +26,8 @@ from infalign.models.logprobs import completion_logprobs, padded_batch
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
-from infalign.training.common import Fitted, Job, LossTrainer, run_training, trainer_config, with_adapter
+from infalign.training.common import Fitted, LossTrainer, run_training, trainer_config, with_adapter
+from infalign.training.output_folder import Job
 from infalign.training.solvers.offline import Objective
 
 VALIDATED = {

@@ -26,7 +26,8 @@ from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform
 from infalign.models.conversations import AS_TEXT
 from infalign.training.advantages import Advantages, Batch
-from infalign.training.common import Job, lora_config, run_training, trainer_config, training_order
+from infalign.training.common import lora_config, run_training, trainer_config, training_order
+from infalign.training.output_folder import Job
 from infalign.training.solvers.on_policy import OnPolicy
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infalign.core.distributed import is_first
 from infalign.core.memory import free_memory
@@ -16,8 +16,17 @@ from infalign.data.examples import reply
 from infalign.models.conversations import conversation_ids
 from infalign.models.settings import Compute
 
-if TYPE_CHECKING:
-    from infalign.training.common import Job
+
+@dataclass(frozen=True)
+class Job:
+    """Where and how a model is trained."""
+
+    folder: Path  # for checkpoints and logs during training
+    model_dir: Path  # for the trained model
+    seed: int
+    device: str
+    report_to: list[str]
+    on_progress: OnProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +40,9 @@ class Target:
     report_to: tuple[str, ...]
 
     @contextmanager
-    def job(self, on_progress: OnProgress) -> Iterator["Job"]:
+    def job(self, on_progress: OnProgress) -> Iterator[Job]:
         """Yield the training job; the folder that it saves to gets its final name only on success."""
         from transformers import set_seed
-
-        from infalign.training.common import Job
 
         saved = self.model.with_name(f"{self.model.name}.unfinished")
         if is_first():

@@ -16,7 +16,6 @@ from infalign.models.conversations import AS_TEXT, conversation_ids
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import (
-    Job,
     LossTrainer,
     lora_config,
     run_training,
@@ -24,6 +23,7 @@ from infalign.training.common import (
     training_order,
     with_adapter,
 )
+from infalign.training.output_folder import Job
 
 PIECE = 1024  # number of rows held as Python lists at once
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected

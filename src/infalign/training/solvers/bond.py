@@ -63,8 +63,9 @@ class JBOND(Advantages):
 
         from infalign.models.logprobs import token_logprobs
 
-        policy_B = ((batch.log_ratio_BT + batch.tensors["ref_per_token_logps"]) * batch.mask).sum(1)
-        texts = (unpadded(batch.tensors, kind) for kind in ("prompt", "completion"))
+        found = batch.tensors
+        policy_B = ((batch.log_ratio_BT + found["ref_per_token_logps"]) * found["completion_mask"]).sum(1)
+        texts = (unpadded(found, kind) for kind in ("prompt", "completion"))
         start_B = token_logprobs(self._start, *texts, batch_tokens=BATCH_TOKENS)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 

@@ -43,7 +43,7 @@ class GeneralizedAdvantage(Advantages):
         """Return the advantages of the tokens; the returns are kept for the critic's loss."""
         import torch
 
-        mask_BT = batch.mask
+        mask_BT = batch.tensors["completion_mask"]
         rewards_BT = -loop.beta * batch.log_ratio_BT
         rewards_BT[torch.arange(len(mask_BT)), mask_BT.sum(1) - 1] += batch.rewards_B.to(rewards_BT.dtype)
         size = loop.args.per_device_train_batch_size
