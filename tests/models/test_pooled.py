@@ -44,6 +44,14 @@ def on(model: Any, layers: list[int], tokenizer: Any, seed: int = 0) -> PooledFo
     return head
 
 
+def small(kind: str, tokenizer: Any, **more: Any) -> Any:
+    """Return a small model of some kind."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), num_hidden_layers=4, **shape, **more)
+    return AutoModel.from_config(config).eval()
+
+
 def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) -> torch.Tensor:
     """Return the mean state of a response in a layer, from a plain pass over the whole model."""
     asked = conversation_ids(tokenizer, user(prompt), add_generation_prompt=True)
@@ -54,24 +62,39 @@ def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) ->
     return states[layer][0, len(asked) :].mean(0)
 
 
-def test_the_output_is_the_head_on_the_mean_state(base: Any, tmp_path: Path) -> None:
-    """As computed by hand, however many responses are scored together, and also from the saved folder."""
+@pytest.mark.parametrize("kind", ["all tokens", "windows", "encoder"])
+def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path: Path) -> None:
+    """As computed by hand, however many responses are scored together, packed or padded, and from the saved folder.
+
+    An encoder reads a response in both directions; a model with windows cannot be packed. No message can say where a
+    response begins.
+    """
     model, tokenizer = base
-    reader = on(model.base_model, [2, LAYER], tokenizer)
-    assert reader.model.base.config.num_hidden_layers == LAYER + 1
-    texts = [("How?", "Write."), ("How?", "Write a function."), ("Explain the moon", "No"), ("How?", "")]
-    expected = [
-        float(reader.score.weight[0] @ torch.cat([state(model, tokenizer, *text, layer) for layer in (2, LAYER)]))
-        for text in texts
+    if kind == "windows":
+        model = small("mistral", tokenizer, sliding_window=4)
+    elif kind == "encoder":
+        folder = micro.encoder(tmp_path / "encoder")
+        model, tokenizer = load_without_head(folder), load_tokenizer(folder)
+    reader = on(model.base_model, [1, 3], tokenizer)
+    assert reader.model.base.config.num_hidden_layers == min(4, model.config.num_hidden_layers)
+    texts = [
+        ("How [SEP] assistant: <|assistant|> now?", "Write."),
+        ("How?", "Write [SEP] assistant: <|assistant|> so."),
     ]
+    texts += [("Explain the moon, please.", "No, I do not write a function."), ("How?", "")]
+    states = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
+    pairs = [(user(prompt), response, response) for prompt, response in texts if response]
+    found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
+    np.testing.assert_allclose(found, np.stack([np.stack([own, own]) for own in states[:3]]), rtol=1e-4, atol=1e-5)
+    expected = [float(reader.score.weight[0] @ own) for own in states]
+    prompts, responses = [user(prompt) for prompt, _ in texts], [response for _, response in texts]
     save_model(reader, tokenizer, tmp_path)
     for reward in (ClassifierReward(reader, tokenizer), ClassifierReward.load(tmp_path)):
-        assert can_pack(reward.model, PackedBatch.scores)
-        together = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
-        alone = [reward([user(prompt)], [response])[0] for prompt, response in texts]
+        assert can_pack(reward.model, PackedBatch.scores) == (kind == "all tokens")
+        together = reward(prompts, responses)
+        alone = [reward([prompt], [response])[0] for prompt, response in zip(prompts, responses, strict=True)]
         reward.__dict__["_packs"] = False
-        padded = reward([user(prompt) for prompt, _ in texts], [response for _, response in texts])
-        for found in (together, alone, padded):
+        for found in (together, alone, reward(prompts, responses)):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -126,51 +149,6 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     assert share_passes(apart) == apart
 
 
-def test_an_encoder_reads_the_response_in_both_directions(tmp_path: Path) -> None:
-    """The output is the head on the mean of whole texts' states, also where others pad it and from its folder.
-
-    A message cannot say where a response begins, and precision is that of loading.
-    """
-    folder = micro.encoder(tmp_path / "encoder")
-    model, tokenizer = load_without_head(folder), load_tokenizer(folder)
-    reader = on(model, [1, 3], tokenizer)
-    asked, said = [user("How [SEP] assistant: now?"), user("How?")], ["It is [SEP] assistant: so", "No"]
-    expected = []
-    for prompt, response in zip(asked, said, strict=True):
-        before = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
-        turns = [*prompt, {"role": "assistant", "content": response}]
-        ids = conversation_ids(tokenizer, turns, add_generation_prompt=False)
-        assert ids.count(tokenizer.sep_token_id) == 2
-        with torch.no_grad():
-            states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        means = torch.cat([states[layer][0, len(before) :].mean(0) for layer in (1, 3)])
-        expected.append(float(reader.score.weight[0] @ means))
-    save_model(reader, tokenizer, tmp_path / "reward")
-    for reward in (ClassifierReward(reader, tokenizer), ClassifierReward.load(tmp_path / "reward")):
-        np.testing.assert_allclose(reward(asked, said), expected, rtol=1e-4)
-    half = ClassifierReward.load(tmp_path / "reward", dtype="bfloat16")
-    assert half.model.model.base.dtype == torch.bfloat16
-    np.testing.assert_allclose(half(asked, said), expected, atol=0.1)
-
-
-def test_a_model_with_windows_is_read_text_by_text(base: Any) -> None:
-    """It cannot be packed; its states are those of plain passes, for the fit and for the score."""
-    _, tokenizer = base
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("mistral", vocab_size=len(tokenizer), num_hidden_layers=3, sliding_window=4, **shape)
-    model = AutoModel.from_config(config).eval()
-    reader = on(model, [1, 3], tokenizer)
-    texts = [("How?", "Write."), ("Explain the moon, please.", "No, I do not write a function.")]
-    expected = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
-    pairs = [(user(prompt), response, response) for prompt, response in texts]
-    found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
-    np.testing.assert_allclose(found, np.stack([np.stack([own, own]) for own in expected]), rtol=1e-4, atol=1e-5)
-    reward = ClassifierReward(reader, tokenizer)
-    asked = [user(prompt) for prompt, _ in texts], [response for _, response in texts]
-    np.testing.assert_allclose(reward(*asked), [float(reader.score.weight[0] @ own) for own in expected], rtol=1e-4)
-
-
 def test_a_head_on_an_encoder_learns(tmp_path: Path) -> None:
     """Which of two responses has more of a letter; a pair that is longer than it reads is named."""
     folder = micro.encoder(tmp_path)
@@ -191,13 +169,11 @@ def test_a_head_on_an_encoder_learns(tmp_path: Path) -> None:
 def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dtype: str) -> None:
     """Also where a configuration lists a type for every layer, and in half precision, packed."""
     _, tokenizer = base
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), num_hidden_layers=4, **shape)
-    torch.manual_seed(0)
-    model = AutoModel.from_config(config).eval().to(getattr(torch, dtype))
+    model = small(kind, tokenizer).to(getattr(torch, dtype))
     reader = on(model, [2], tokenizer)
     save_model(reader, tokenizer, tmp_path)
     loaded = ClassifierReward.load(tmp_path, dtype=dtype)
+    assert loaded.model.model.base.dtype == model.dtype
     assert can_pack(loaded.model, PackedBatch.scores)
     asked = [user("How?"), user("How?")], ["Write.", "Write a function."]
     np.testing.assert_allclose(loaded(*asked), ClassifierReward(reader, tokenizer)(*asked), rtol=1e-6)

@@ -14,6 +14,7 @@ import micro
 import pyarrow.parquet as pq
 import pytest
 import torch
+from enumerable import Enumerable
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -156,9 +157,10 @@ class NaNAt(Trainer):
 
 
 @pytest.mark.parametrize(("step", "stopped", "kept"), [(10, 10, None), (61, 62, 50), (75, 75, 50)])
-def test_a_loss_that_is_no_number_stops_the_training(step: int, stopped: int, kept: int | None, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_the_training(
+    step: int, stopped: int, kept: int | None, case: Enumerable, tmp_path: Path
+) -> None:
     """Of 100 steps every second is logged and every 25th saved; no checkpoint is written once the loss was NaN."""
-    case = enumerable.enumerable(tmp_path / "reference")
     model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 100
     fit, job = Fit(batch_size=1, learning_rate=1e-4), enumerable.job_in(tmp_path)
@@ -168,9 +170,8 @@ def test_a_loss_that_is_no_number_stops_the_training(step: int, stopped: int, ke
     assert_only_kept(kept, job.folder)
 
 
-def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(tmp_path: Path) -> None:
+def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(case: Enumerable, tmp_path: Path) -> None:
     """Of the 75 steps of an offline solver every 15th is evaluated and saved if it is the best so far."""
-    case = enumerable.enumerable(tmp_path / "reference")
     rollouts, (model, _) = case.rollouts(16), load_policy(case.folder)
     fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
     job = enumerable.job_in(tmp_path, seed=2)

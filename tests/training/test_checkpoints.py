@@ -55,12 +55,6 @@ def asked(text: str) -> list[Message]:
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
-    """Make a reference whose responses can be listed."""
-    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
-
-
-@pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a tiny Llama with a chat template."""
     folder = tmp_path_factory.mktemp("tiny") / "reference"
@@ -112,16 +106,8 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         solver = read_solver(solver=name, generations=4, fit=fit, **strength)
         _, tokenizer = load_policy(case.folder)
         tokenizer.padding_side = "left"
-        problem = Problem(
-            str(case.folder),
-            tokenizer,
-            rows,
-            lambda prompts, texts: [float(len(text)) for text in texts],
-            0.1,
-            Standard(),
-            max_new_tokens=2,
-        )
-        return fit_on_policy(problem, solver, job(folder, report))
+        parts = str(case.folder), tokenizer, rows, lambda prompts, texts: [float(len(text)) for text in texts]
+        return fit_on_policy(Problem(*parts, 0.1, Standard(), max_new_tokens=2), solver, job(folder, report))
 
     kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank}
     return kinds.get(name, offline if name in OFFLINE else online)

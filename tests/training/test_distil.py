@@ -7,6 +7,7 @@ import enumerable
 import micro
 import pytest
 import torch
+from enumerable import Enumerable
 from offline_solvers import TAU
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -23,9 +24,8 @@ from infalign.training.solvers.qrpo import qrpo
 K = 6  # rollouts of a prompt in the micro world
 
 
-def test_a_student_reaches_its_teacher(tmp_path: Path) -> None:
+def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None:
     """A plain model ends within 0.01 nats of a random guide that is at least 0.2 nats from the reference."""
-    case = enumerable.enumerable(tmp_path / "reference")
     student, tokenizer = load_policy(case.folder)
     teacher = add_network_guide(case.folder, *load_policy(case.folder)).eval()
     torch.manual_seed(0)

@@ -1,6 +1,5 @@
 """The strength of a guide: the KL asked for, exactly, on a model whose law is known."""
 
-import enumerable
 import numpy as np
 import pytest
 import torch
@@ -9,12 +8,6 @@ from enumerable import Enumerable
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.training.guide_strength import scale_guide_to_kl
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
-    """Make the reference."""
-    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
 def guide(case: Enumerable, strength: float, form: str = "trunk") -> GuidedForCausalLM:

@@ -10,16 +10,18 @@ import torch
 from enumerable import Enumerable
 from offline_solvers import METHODS, TAU, trained
 from peft import TaskType
+from scipy.special import logsumexp
 from transformers import TrainingArguments
 
+from infalign.method.calibration import calibrate
 from infalign.method.procedures import Standard
-from infalign.method.transforms import Exponential, Identity
+from infalign.method.transforms import Exponential, Identity, parse_transform
 from infalign.models.packed import packed_logprobs, packing
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
-from infalign.theory.law import law_at_kl
+from infalign.theory.law import aligned_law, law_at_kl
 from infalign.training.common import LossTrainer, trainer_config, with_adapter
-from infalign.training.offline_trainer import RolloutRegression, _Collator
+from infalign.training.offline_trainer import RolloutRegression, _Collator, fit_to_rollouts
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.bon_sft import best_of_n_tuning
 from infalign.training.solvers.bonbon import bonbon, bonbon_margin
@@ -28,12 +30,6 @@ from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regressi
 from infalign.training.solvers.resample import resampling
 
 QUICK = ("qrpo", "qrpo squared", "qrpo kliep", "qrpo guided", "ipo")
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
-    """Make the reference."""
-    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +119,47 @@ def test_a_process_trains_on_one_device(tmp_path: Path, monkeypatch: pytest.Monk
     """On a machine with four GPUs, and no launcher, the batch is not split."""
     monkeypatch.setattr(TrainingArguments, "n_gpu", 4)
     assert trainer_config(TrainingArguments, Fit(), enumerable.job_in(tmp_path))._n_gpu == 1
+
+
+@pytest.mark.parametrize("transform", ["identity", "log", "exp:10", "exp:-10"])
+def test_targets_are_the_optimum_of_each_prompts_rollouts(transform: str) -> None:
+    """exp(target) averages to exactly 1 over the rollouts of a prompt, ties or not; where all tie, targets are 0."""
+    rewards = np.random.default_rng(0).integers(0, 9, size=(7, 20)).astype(float)
+    rewards[0] = 3.0
+    targets = regression_targets(rewards, parse_transform(transform), beta=0.7)
+    assert logsumexp(targets, axis=1) - np.log(20) == pytest.approx(np.zeros(7), abs=1e-10)  # exponents reach 3e4
+    assert targets[0] == pytest.approx(np.zeros(20))
+
+
+def test_targets_stop_where_the_rollouts_cannot_see() -> None:
+    """−e^{−10u} at one nat asks for log-ratios of −1000; the targets stop near 1/K, the rest is as it was."""
+    rewards = np.arange(64.0)[None, :]
+    law = law_at_kl(Exponential(-10), kl=1.0)
+    targets = regression_targets(rewards, Exponential(-10), law.beta)[0]
+    exact = np.interp((np.arange(64) + 0.5) / 64, law.u.ravel(), np.log(np.maximum(law.density.ravel(), 1e-300)))
+    assert exact.min() < -600
+    assert targets.min() == pytest.approx(-np.log(64), abs=0.05)
+    assert targets[exact > -3] == pytest.approx(exact[exact > -3], abs=0.1)
+
+
+def test_targets_approach_the_continuous_log_density() -> None:
+    """With many rollouts the targets are log f(u) of the analytic law, within the step of the ranks."""
+    rewards = np.random.default_rng(1).normal(size=(1, 4000))
+    law = aligned_law(Exponential(10), beta=5315.25)
+    u = calibrate(rewards, np.sort(rewards, axis=1))[0]
+    exact = np.interp(u, law.u.ravel(), np.log(law.density).ravel())
+    assert regression_targets(rewards, Exponential(10), beta=5315.25)[0] == pytest.approx(exact, abs=2e-3)
+
+
+def test_accumulated_batches_have_the_loss_of_whole_ones(case: Enumerable, tmp_path: Path) -> None:
+    """The first training loss is the same with one batch of 64 and with eight of 8."""
+    losses = []
+    for size in (64, 8):
+        fit, (model, _) = Fit(batch_size=64, device_batch_size=size, learning_rate=1e-4), load_policy(case.folder)
+        loss, job = RolloutRegression(qrpo(Identity(), 0.3)), enumerable.job_in(tmp_path / str(size))
+        history = fit_to_rollouts(loss, model, case.rollouts(16), fit, job).history
+        losses.append(next(row["loss"] for row in history if "loss" in row))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("loss", DIVERGENCES.values(), ids=DIVERGENCES)

@@ -10,14 +10,8 @@ from enumerable import Enumerable
 from online_solvers import METHODS, Bond, fit, trained
 
 from infalign.models.pretrained import load_policy
-from infalign.training.on_policy_trainer import fit_on_policy
+from infalign.training.on_policy_trainer import fit_on_policy, on_policy_trainer
 from infalign.training.solvers.ppo import gae
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
-    """Make the reference."""
-    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
 @pytest.mark.slow
@@ -45,6 +39,14 @@ def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -
     spent = enumerable.kl(case.laws(load_policy(tmp_path / "policy")[0]), case.log_reference)
     assert 0.25 < spent < 0.6
     assert [row["kl"] >= 0.3 for row in history if "kl" in row].index(True) == sum("kl" in row for row in history) - 1
+
+
+def test_rloo_is_set_to_the_objective_of_the_theory(case: Enumerable, tmp_path: Path) -> None:
+    """KL in the reward at the given β, advantages as they are, and the policy's own distribution is sampled."""
+    method = METHODS["rloo exp:10"]
+    made = on_policy_trainer(method.problem(case), method.solver, enumerable.job_in(tmp_path)).args
+    assert (made.beta, made.normalize_advantages, made.num_iterations) == (method.beta, False, 1)
+    assert (made.temperature, made.top_p, made.top_k, made.repetition_penalty) == (1.0, 1.0, 0, 1.0)
 
 
 def test_advantages_of_gae_by_hand() -> None:

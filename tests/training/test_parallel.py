@@ -53,12 +53,6 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
-    """Make the reference."""
-    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
-
-
 def stored_problem(case: Enumerable, k: int) -> Problem:
     """Return a problem whose responses are stored rollouts, and no reward is asked for."""
     by_name, stored, rows = defaultdict(list), {}, []

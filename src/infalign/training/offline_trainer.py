@@ -150,17 +150,8 @@ def _examples(
     training = concatenate_datasets(passes)
     most = max(round(settings.epochs * len(passes[0])), settings.batch_size)
     training = training.select(range(min(most, len(training))))
-    return training, evaluation.select(range(count_held_out(len(training), len(evaluation))))
-
-
-def count_held_out(examples: float, held_out: float) -> int:
-    """Return of how many of the ``held_out`` examples the loss is measured while ``examples`` are trained on.
-
-    >>> count_held_out(100, 1280), count_held_out(5760, 1280), count_held_out(1e6, 1280), count_held_out(100, 40)
-    (256, 360, 1024, 40)
-    """
-    least, most = HELD_OUT_EXAMPLES
-    return round(min(held_out, max(least, min(most, HELD_OUT_SHARE * examples))))
+    measured = np.clip(HELD_OUT_SHARE * len(training), *HELD_OUT_EXAMPLES)
+    return training, evaluation.select(range(min(len(evaluation), round(measured))))
 
 
 def _pass(objective: Objective, groups: Iterable[tuple[int, Array]], rng: np.random.Generator) -> Dataset:

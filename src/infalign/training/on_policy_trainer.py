@@ -90,8 +90,8 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     if advantages is None:
         return GRPOTrainer(args=config, **parts)
     trainer = AdvantageLoop(advantages, args=config, **parts)
-    if solver.stop_kl is not None:
-        trainer.add_callback(_StopAtKL(solver.stop_kl))
+    if solver.stops_at_budget and solver.kl_budget is not None:
+        trainer.add_callback(_StopAtKL(solver.kl_budget))
     return trainer
 
 

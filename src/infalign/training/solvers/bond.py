@@ -96,6 +96,7 @@ class Settings(OnPolicy):
     """Settings of bond, which has no β: it trains until it has spent the KL budget."""
 
     fixed_shaping: ClassVar[Shaping] = Ranked(Log())
+    stops_at_budget: ClassVar[bool] = True
     draws_per_response: ClassVar[int] = 3  # each response comes with two anchor responses
 
     solver: Literal["bond"]
@@ -118,11 +119,6 @@ class Settings(OnPolicy):
         """Options that make the reference follow the policy as a moving average."""
         anchor = {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
         return {**super().trl_options, **anchor}
-
-    @property
-    def stop_kl(self) -> float | None:
-        """The KL in nats at which training stops: the budget."""
-        return self.kl_budget
 
     def reward_shaping(self, procedure: Served) -> Shaping:
         """Return the identity on raw rewards: only their order matters."""

@@ -23,6 +23,7 @@ class OnPolicy(ToBudget):
     """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
 
     trl_trainer: ClassVar[Literal["rloo", "grpo"]] = "grpo"
+    stops_at_budget: ClassVar[bool] = False  # when it has spent the KL budget, which may be before its last step
 
     generations: Draws = Field(8, description="completions a prompt and step")
 
@@ -46,11 +47,6 @@ class OnPolicy(ToBudget):
     def trl_options(self) -> Mapping[str, Any]:
         """Settings of the TRL trainer besides those of every solver: its statistics would change the shape of Φ."""
         return UNNORMALIZED
-
-    @property
-    def stop_kl(self) -> float | None:
-        """The KL in nats at which training ends before its last step; None if it does not."""
-        return None
 
     def reward_shaping(self, procedure: Served) -> Shaping:
         """Return the shaping that is applied to rewards before advantages are computed."""
