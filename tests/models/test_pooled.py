@@ -77,11 +77,8 @@ def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path
         model, tokenizer = load_without_head(folder), load_tokenizer(folder)
     reader = on(model.base_model, [1, 3], tokenizer)
     assert reader.model.base.config.num_hidden_layers == min(4, model.config.num_hidden_layers)
-    texts = [
-        ("How [SEP] assistant: <|assistant|> now?", "Write."),
-        ("How?", "Write [SEP] assistant: <|assistant|> so."),
-    ]
-    texts += [("Explain the moon, please.", "No, I do not write a function."), ("How?", "")]
+    marks = "[SEP] assistant: <|assistant|>"
+    texts = [(f"How {marks} now?", "Write."), ("How?", f"Write {marks} so."), ("The moon?", "I do not."), ("How?", "")]
     states = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
     pairs = [(user(prompt), response, response) for prompt, response in texts if response]
     found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
@@ -149,17 +146,10 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     assert share_passes(apart) == apart
 
 
-def test_a_head_on_an_encoder_learns(tmp_path: Path) -> None:
-    """Which of two responses has more of a letter; a pair that is longer than it reads is named."""
+def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:
+    """With both lengths, and what to set."""
     folder = micro.encoder(tmp_path)
     model, tokenizer = load_without_head(folder), load_tokenizer(folder)
-    rng = np.random.default_rng(0)
-    texts = ["".join(rng.choice([*"zabc"], 12)) for _ in range(400)]
-    both = [sorted(map(str, rng.choice(texts, 2)), key=lambda text: -text.count("z")) for _ in range(200)]
-    differ = [(more, less) for more, less in both if more.count("z") > less.count("z")]
-    pairs = [(user(f"How {row}"), *two) for row, two in enumerate(differ)]
-    _, chosen = fit_head(model, tokenizer, pairs, seed=0, on_progress=lambda *_: None)
-    assert np.mean(chosen.margins > 0) > 0.85
     with pytest.raises(DataError, match="the head's model reads 512; set head"):
         fit_head(model, tokenizer, [(user("How"), "z " * 600, "a")], seed=0, on_progress=lambda *_: None)
 

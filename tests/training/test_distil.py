@@ -13,11 +13,9 @@ from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
-from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
-from infalign.recipe.settings import Recipe
 from infalign.training.offline_trainer import Distillation, fit_to_rollouts
 from infalign.training.solvers.qrpo import qrpo
 
@@ -88,13 +86,3 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
         assert results["student"][same] == results["aware"][same]
     again = micro.infalign("run", tmp_path / "recipe.yaml", "--set", "policies.aware.kl_budget=0.9", "--dry-run")
     assert "train-student" in again.stdout, again.stdout
-
-
-def test_theory_says_of_a_student_what_it_says_of_its_teacher() -> None:
-    """Its budget and its law."""
-    settings = micro.settings(Path("run"))
-    settings["policies"]["student"] = {"solver": "distil", "teacher": "aware"}
-    student = Recipe.model_validate(settings).policies["student"]
-    law = student.theory.law(BestOfN(4))
-    assert law is not None
-    assert (student.theory.kl_budget, law.kl) == (1.0, pytest.approx(1.0))

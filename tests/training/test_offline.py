@@ -239,11 +239,3 @@ def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
     assert law.kl == pytest.approx(np.log(4) - 0.75)
     assert law.win_rate(Standard()) == pytest.approx(0.8)
     assert (policy.shaping.name, law.beta) == ("log", pytest.approx(1 / 3))
-
-
-def test_a_budget_sets_tau_of_ipo() -> None:
-    """τ is the β at which the identity spends the KL budget."""
-    policy = read_solver(solver="ipo", kl_budget=0.5)
-    law = policy.theory.law(Standard())
-    assert law is not None
-    assert law.beta == law_at_kl(Identity(), kl=0.5).beta
