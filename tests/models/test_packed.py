@@ -38,7 +38,7 @@ def guided() -> GuidedForCausalLM:
 MODELS = {
     "llama, grouped heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE)),
-    "gpt-2, learnt positions": lambda: GPT2LMHeadModel(
+    "gpt-2, learned positions": lambda: GPT2LMHeadModel(
         GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, initializer_range=0.3)
     ),
     "guided": guided,
@@ -96,7 +96,9 @@ def test_sums_are_over_the_tokens_of_a_response() -> None:
     """By hand: 3, 1, 6, 2 and 1 tokens."""
     numbers = torch.arange(1.0, 14.0)
     assert PACKED.sum_by_response(numbers).tolist() == [6, 4, 45, 23, 13]
-    assert PACKED.sum_before_token(numbers).tolist() == [0, 1, 3, 0, 0, 5, 11, 18, 26, 35, 0, 11, 0]
+    expected = torch.tensor([1, 3, 6, 4, 5, 11, 18, 26, 35, 45, 11, 23, 13])
+    assert torch.equal(PACKED.sum_to_token(numbers), expected.float())
+    assert torch.equal(PACKED.sum_to_token(numbers[:, None].expand(-1, 2)), expected.float()[:, None].expand(-1, 2))
 
 
 def test_each_token_is_predicted_by_the_one_before_it() -> None:

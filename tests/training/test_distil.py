@@ -33,8 +33,8 @@ def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None
     assert enumerable.kl(taught, case.log_reference) > 0.2
     loss, fit = Distillation(teacher, qrpo(Identity(), TAU)), Fit(epochs=4, batch_size=128, learning_rate=3e-3)
     history = fit_to_rollouts(loss, student, case.rollouts(256), fit, enumerable.job_in(tmp_path)).save(tokenizer)
-    learnt = case.laws(load_policy(tmp_path / "policy")[0])
-    assert enumerable.kl(taught, learnt) < 0.01
+    learned = case.laws(load_policy(tmp_path / "policy")[0])
+    assert enumerable.kl(taught, learned) < 0.01
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
 

@@ -202,7 +202,7 @@ def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() 
 
 
 def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
-    """Pairs are disjoint, new in each pass, and labelled ±1/2τ, or 0 for a tie."""
+    """Pairs are disjoint, new in each pass, and labeled ±1/2τ, or 0 for a tie."""
     rewards, rng = np.array([0.0, 0.0, 1.0, 2.0, 2.0, 2.0]), np.random.default_rng(0)
     passes = [ipo(0.25).examples(rewards, rng) for _ in range(2)]
     for pairs, labels in passes:

@@ -154,11 +154,12 @@ class PackedBatch:
         """Return the sum over each response of a number per token, (R,)."""
         return of_tokens.new_zeros(len(self.lengths)).index_add(0, self.response_of, of_tokens)
 
-    def sum_before_token(self, of_tokens: Tensor) -> Tensor:
-        """Return, for each token of a response, the sum over those before it in the response, (T,)."""
+    def sum_to_token(self, of_tokens: Tensor) -> Tensor:
+        """Return, for each token of a response, the sum from the first to this one of its numbers, (T, …)."""
         _, of_responses = self.token_masks
-        rows = of_tokens.new_zeros(of_responses.shape).masked_scatter(of_responses, of_tokens)
-        return (rows.cumsum(1) - rows)[of_responses]
+        rows = of_tokens.new_zeros(*of_responses.shape, *of_tokens.shape[1:])
+        rows[of_responses] = of_tokens
+        return rows.cumsum(1)[of_responses]
 
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""

@@ -83,23 +83,17 @@ class PooledModel(PreTrainedModel):
 
         A part of a response may lie in what is packed as its prompt, and the last token of its opening in what is not.
         """
-        of_prompts, of_responses = packed.token_masks
+        of_prompts, _ = packed.token_masks
         first = int(packed.prompt_lengths.sum())
         prompts = packed.tokens.new_full(of_prompts.shape, ANY_TOKEN).masked_scatter(of_prompts, packed.tokens[:first])
         begins = self._begins(nn.functional.pad(prompts, (0, 1), value=ANY_TOKEN))
-        said = of_prompts & (torch.arange(of_prompts.shape[1], device=states.device) >= begins[:, None])
-        opened = (begins - packed.prompt_lengths).clamp(min=0)[
-            packed.prompt_of
-        ]  # tokens of what is packed as responses
-        later = of_responses & (torch.arange(of_responses.shape[1], device=states.device) >= opened[:, None])
-        row_of = torch.arange(len(said), device=states.device).repeat_interleave(packed.prompt_lengths)
-        in_prompt = states.new_zeros(len(said), states.shape[1])
-        in_prompt = in_prompt.index_add(0, row_of, states[:first] * said[of_prompts][:, None])
-        rows = states.new_zeros(*of_responses.shape, states.shape[1])
-        rows[later] = states[first:][later[of_responses]]
-        counts = said.sum(1)[packed.prompt_of][:, None] + later.cumsum(1)
-        means = (in_prompt[packed.prompt_of][:, None] + rows.cumsum(1)) / counts.clamp(min=1)[..., None]
-        return torch.cat([torch.zeros_like(states[:first]), means[of_responses]])
+        row_of = torch.arange(len(prompts), device=states.device).repeat_interleave(packed.prompt_lengths)
+        prompt_of = packed.prompt_of[packed.response_of]
+        said = packed.positions[0] >= begins[torch.cat([row_of, prompt_of])]
+        counted = nn.functional.pad(states, (0, 1), value=1.0) * said[:, None]  # what is said, and how many tokens
+        in_prompt = counted.new_zeros(len(prompts), counted.shape[1]).index_add(0, row_of, counted[:first])
+        sums = in_prompt[prompt_of] + packed.sum_to_token(counted[first:])
+        return torch.cat([torch.zeros_like(states[:first]), sums[:, :-1] / sums[:, -1:].clamp(min=1)])
 
     def _begins(self, tokens: Tensor) -> Tensor:
         """Return where the response of each row begins, (rows,): after the last opening, or with the row."""

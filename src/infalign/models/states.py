@@ -42,13 +42,6 @@ class StateFolder:
     layers: Sequence[int]
     top_tokens: int = 0
 
-    def bytes_to_write(self, model: Any, prompts: TokenIds, responses: TokenIds) -> int:
-        """Return how many bytes there will be more."""
-        responded = sum(map(len, responses))
-        of_token = len(self.layers) * model.config.hidden_size * model.dtype.itemsize
-        needed: int = (sum(map(len, prompts)) + responded) * of_token + 8 * responded * self.top_tokens
-        return needed - sum(path.stat().st_size for path in self.path.glob("*.safetensors"))
-
 
 def write_states(
     model: Any,
@@ -63,7 +56,10 @@ def write_states(
     """
     if not can_pack(model):
         raise ConfigError("the reference has layers without full attention, so that no guide can read its states")
-    k, needed = len(responses) // len(prompts), folder.bytes_to_write(model, prompts, responses)
+    k, responded = len(responses) // len(prompts), sum(map(len, responses))
+    of_token = len(folder.layers) * model.config.hidden_size * model.dtype.itemsize
+    needed = (sum(map(len, prompts)) + responded) * of_token + 8 * responded * folder.top_tokens
+    needed -= sum(path.stat().st_size for path in folder.path.glob("*.safetensors"))
     folder.path.mkdir(parents=True, exist_ok=True)
     if needed > (free := disk_usage(folder.path).free):
         raise ConfigError(

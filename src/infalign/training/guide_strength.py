@@ -77,6 +77,6 @@ def _estimate_kls(model: GuidedForCausalLM, batch: PackedBatch) -> tuple[Array, 
                 mean = torch.linalg.vecdot(tilted.sub_(log_sum[:, None]).exp_(), guide)
                 kl[place, where] = scale * mean - log_sum
                 drawn[place, where] = scale * guide.gather(-1, targets)[:, 0] - log_sum
-    terms = [batch.sum_before_token(d).exp() * k for k, d in zip(kl, drawn, strict=True)]
+    terms = [(batch.sum_to_token(d) - d).exp() * k for k, d in zip(kl, drawn, strict=True)]
     spent, h = ([batch.sum_by_response(row).cpu().numpy() for row in rows] for rows in (terms, drawn))
     return np.stack(spent, axis=1), np.stack(h, axis=1)

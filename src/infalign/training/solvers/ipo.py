@@ -1,4 +1,4 @@
-"""IPO: pairs of rollouts labelled by the reward (Azar et al. 2023)."""
+"""IPO: pairs of rollouts labeled by the reward (Azar et al. 2023)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ipo(tau: float, *, length_averaged: bool = False) -> Objective:
-    """Return the loss (h_i − h_j − (2w_ij − 1)/2τ)² of pairs labelled by the reward (Azar et al. 2023, equation 17).
+    """Return the loss (h_i − h_j − (2w_ij − 1)/2τ)² of pairs labeled by the reward (Azar et al. 2023, equation 17).
 
     Its optimum is π_ref·e^{C/τ}/Z, the identity transformation at β = τ. In each pass a rollout is in one pair, with a
     new random partner, and one of an odd number is left out; a tie has the label 0. ``length_averaged`` divides each h
