@@ -1,8 +1,16 @@
-"""Conversations as token ids, by the chat template of a tokenizer; special tokens in a message stay text."""
+"""Conversations as token ids, and ids as text: the one place where a chat template is applied."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id, reply
@@ -22,29 +30,282 @@ ENCODER_TEMPLATE = (
     "{{ sep_token + 'assistant: ' }}{% elif messages[-1]['role'] == 'assistant' %}{{ sep_token }}{% endif %}"
 )
 TOKENIZERS_PANIC = "PanicException"  # on a text that a regular expression cannot decide
-LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls a warning
 AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
+BATCH = 1024  # conversations that are rendered and encoded together
+BREAK = "\ufdd0"  # within a control token that a message spells, so that it is none; never a character of a text
+BREAK_BYTES = "ï·Ĳ"  # as byte-level tokenizers write it
+THOUGHT = re.compile(r"<think>\s*$")  # of what a policy is asked: the template opens its thought
+NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")  # a template asks for the date
+
+Messages = Sequence[Message]
+Tools = Sequence[Any] | None
 
 
-def conversation_ids(tokenizer: Any, conversation: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
-    """Return the token ids of a conversation as the tokenizer's chat template renders it.
+class _Rendered(NamedTuple):
+    text: str
+    ids: list[int]
 
-    Only the template writes special tokens: one that a message spells, such as ``</s>``, is encoded as the characters
-    it is made of. Raises DataError for a conversation that the template cannot render.
+
+class TrainingIds(NamedTuple):
+    """The token ids of a conversation, 1 for each that the policy says, and whether it is the template's rendering."""
+
+    ids: list[int]
+    mask: list[int]
+    is_rendered: bool
+
+
+def prompt_ids(tokenizer: Any, prompts: Sequence[Messages], tools: Sequence[Tools] | None = None) -> list[list[int]]:
+    """Return what a policy is asked: prompts as the chat template renders them, with the opening of a reply.
+
+    ``tools`` are those of each prompt. Control tokens that a message spells are encoded as the characters they are made
+    of, except an assistant's own marks, such as ``<think>``. Raises DataError for a prompt that the template refuses.
     """
-    tokenizer.deprecation_warnings[LENGTH_WARNING] = True  # said already: long prompts are left out and counted
+    return [_or_raise(found).ids for found in _read(tokenizer, prompts, tools, prompted=True)]
+
+
+def whole_ids(
+    tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools] | None = None
+) -> list[list[int]]:
+    """Return what reward models read: whole conversations as the chat template renders them. Else as `prompt_ids`."""
+    return [_or_raise(found).ids for found in _read(tokenizer, conversations, tools, prompted=False)]
+
+
+def conversation_ids(tokenizer: Any, conversation: Messages, *, add_generation_prompt: bool) -> list[int]:
+    """Return `prompt_ids` or `whole_ids` of one conversation."""
+    return (prompt_ids if add_generation_prompt else whole_ids)(tokenizer, [conversation])[0]
+
+
+def prompt_ids_or_errors(
+    tokenizer: Any, prompts: Sequence[Messages], tools: Sequence[Tools] | None = None
+) -> list[list[int] | DataError]:
+    """Return `prompt_ids`, and in the place of a prompt that the template refuses the error that says why."""
+    found = _read(tokenizer, prompts, tools, prompted=True)
+    return [one if isinstance(one, DataError) else one.ids for one in found]
+
+
+def training_ids(
+    tokenizer: Any, prompts: Sequence[Messages], replies: Sequence[Messages], tools: Sequence[Tools] | None = None
+) -> list[TrainingIds]:
+    """Return what fine-tuning reads of each conversation, in which the policy says the assistant's turns of its reply.
+
+    Where the template renders a turn otherwise than the policy says it after what it is asked (Qwen3 adds an empty
+    thought, R1 drops a thought, others strip blanks), the ids are those of `prompt_ids`, the last turn's text and EOS.
+    """
+    turns = [
+        (row, (*prompt, *answer[: place + 1]))
+        for row, (prompt, answer) in enumerate(zip(prompts, replies, strict=True))
+        for place, message in enumerate(answer)
+        if message["role"] == "assistant"
+    ]
+    of_turns = None if tools is None else [tools[row] for row, _ in turns]
+    asked = _read(tokenizer, [talk[:-1] for _, talk in turns], of_turns, prompted=True)
+    whole = _read(tokenizer, [talk for _, talk in turns], of_turns, prompted=False)
+    read = [
+        (row, _Turn(talk[-1], _or_raise(before), _or_raise(after)))
+        for (row, talk), before, after in zip(turns, asked, whole, strict=True)
+    ]
+    return [_training_row(tokenizer, [turn for _, turn in group]) for _, group in groupby(read, itemgetter(0))]
+
+
+class _Turn(NamedTuple):
+    """One turn of the assistant: what the policy is asked, and the conversation up to the end of the turn."""
+
+    message: Message
+    asked: _Rendered
+    whole: _Rendered
+
+    def is_as_said(self, reply: str) -> bool:
+        """Return whether the template goes on from what it asks with what the policy says, blanks before it apart."""
+        rest = self.whole.text.removeprefix(self.asked.text)
+        if self.message.keys() <= {"role", "content"}:
+            begins = reply in rest and not rest[: rest.index(reply)].strip()
+        else:  # how calls of tools are written, only the template knows
+            begins = (self.message.get("reasoning_content") or "") in rest
+        return begins and self.whole.ids[: len(self.asked.ids)] == self.asked.ids
+
+
+def _training_row(tokenizer: Any, turns: list[_Turn]) -> TrainingIds:
+    eos, ids = tokenizer.eos_token_id, turns[-1].whole.ids
+    mask = [0] * len(ids)
+    for turn in turns:
+        reply = _reply_text(tokenizer, turn)
+        start, end = len(turn.asked.ids), len(turn.whole.ids)
+        if eos in turn.whole.ids[start:]:
+            end = turn.whole.ids.index(eos, start) + 1
+        if not turn.is_as_said(reply) or ids[:end] != turn.whole.ids[:end]:
+            break
+        mask[start:end] = [1] * (end - start)
+    else:
+        return TrainingIds(ids, mask, True)
+    turn = turns[-1]
+    asked, reply = turn.asked.ids, _reply_text(tokenizer, turn)
+    (joined,) = _encode(tokenizer, [turn.asked.text + reply])
+    said = joined[len(asked) :] if joined[: len(asked)] == asked else _encode(tokenizer, [reply])[0]
+    return TrainingIds([*asked, *said, eos], [0] * len(asked) + [1] * (len(said) + 1), False)
+
+
+def _reply_text(tokenizer: Any, turn: _Turn) -> str:
+    """Return the text that the policy says in a turn; a thought that the template has opened goes on."""
+    text, thought = turn.message.get("content") or "", turn.message.get("reasoning_content")
+    if thought:
+        text = f"<think>\n{thought}\n</think>\n\n{text}"
+    if THOUGHT.search(turn.asked.text):
+        text = re.sub(r"^\s*<think>\s*", "", text)
+    return str(_broken(text, _guard(tokenizer).structure))
+
+
+def decode(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:
+    """Return the texts of drawn token ids, without BOS, EOS and padding; other special tokens stay visible."""
+    hidden = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    texts: list[str] = tokenizer.batch_decode([[i for i in ids if i not in hidden] for ids in responses])
+    return texts
+
+
+def marked_text(tokenizer: Any, row: TrainingIds) -> list[tuple[str, bool]]:
+    """Return the text of a training row in parts, each with whether the policy is trained on it."""
+    parts = [
+        (trained, [i for i, _ in part]) for trained, part in groupby(zip(row.ids, row.mask, strict=True), itemgetter(1))
+    ]
+    return [(tokenizer.decode(ids), bool(trained)) for trained, ids in parts]
+
+
+def _or_raise(found: _Rendered | DataError) -> _Rendered:
+    if isinstance(found, DataError):
+        raise found
+    return found
+
+
+def _read(
+    tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools] | None, *, prompted: bool
+) -> list[_Rendered | DataError]:
+    """Return each conversation as text and ids, `BATCH` at a time, or why the template refuses it."""
+    found = list[_Rendered | DataError]()
+    rows = zip(conversations, tools or [None] * len(conversations), strict=True)
+    for same_tools, group in groupby(rows, itemgetter(1)):
+        with_them = [conversation for conversation, _ in group]
+        for start in range(0, len(with_them), BATCH):
+            found += _read_batch(tokenizer, with_them[start : start + BATCH], same_tools, prompted)
+    return found
+
+
+def _read_batch(
+    tokenizer: Any, batch: Sequence[Messages], tools: Tools, prompted: bool
+) -> Iterable[_Rendered | DataError]:
     try:
-        rendered = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=add_generation_prompt, return_dict=True, **AS_TEXT
-        )
+        texts = _render(tokenizer, batch, tools, prompted)
+        return list(map(_Rendered, texts, _encode(tokenizer, texts)))
     except BaseException as error:  # a template is a program: it fails in any way, but does not leave jinja's sandbox
         if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
             raise
-        raise DataError(
-            f"prompt {prompt_id(conversation)}: the chat template of {tokenizer.name_or_path} cannot render the "
+        if len(batch) > 1:
+            return [found for one in batch for found in _read_batch(tokenizer, [one], tools, prompted)]
+        refusal = DataError(
+            f"prompt {prompt_id(batch[0])}: the chat template of {tokenizer.name_or_path} cannot render the "
             f"conversation ({type(error).__name__}: {error}); drop the prompt or change the template"
-        ) from error
-    return list(rendered["input_ids"])
+        )
+        refusal.__cause__ = error
+        return [refusal]
+
+
+def _render(tokenizer: Any, conversations: Sequence[Messages], tools: Tools, prompted: bool) -> list[str]:
+    """Return conversations as the template renders them, with `BREAK` in each control token that a message spells.
+
+    Messages without any reach the template as they are, so that it splits and strips what their author means.
+    """
+    guard = _guard(tokenizer, tools)
+    rendered: list[str] = tokenizer.apply_chat_template(
+        [guard.messages(conversation) for conversation in conversations],
+        tools=_broken(tools, guard.control) or None,
+        add_generation_prompt=prompted,
+        tokenize=False,
+    )
+    return rendered
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Return the token ids of rendered conversations."""
+    options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+    ids: list[list[int]] = tokenizer(texts, verbose=False, **options)["input_ids"]
+    for place in [place for place, text in enumerate(texts) if BREAK in text]:
+        ids[place] = _breaking_tokenizer(tokenizer).encode(texts[place], add_special_tokens=False).ids
+    return ids
+
+
+_BREAKING = WeakKeyDictionary[Any, Any]()
+
+
+def _breaking_tokenizer(tokenizer: Any) -> Any:
+    """Return a copy of what is below a tokenizer that splits words at `BREAK`, which it leaves out."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    if tokenizer not in _BREAKING:
+        copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        copy.no_truncation()
+        copy.no_padding()
+        steps = [] if copy.pre_tokenizer is None else [copy.pre_tokenizer]
+        steps.append(pre_tokenizers.Split(Regex(f"{BREAK}|{BREAK_BYTES}"), "removed"))
+        copy.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        _BREAKING[tokenizer] = copy
+    return _BREAKING[tokenizer]
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """The control tokens of a tokenizer with one template: which ones messages may not write."""
+
+    template: str
+    control: re.Pattern[str]  # not by users, systems and tools
+    structure: re.Pattern[str]  # nor by the assistant: those around turns
+
+    @classmethod
+    def of(cls, tokenizer: Any, template: str) -> "_Guard":
+        """Return the guard of a template.
+
+        Control tokens are the special tokens, and other added tokens that the template spells. Those around turns are
+        BOS, EOS, padding, and what the template writes in a conversation, but for the marks of thoughts.
+        """
+        added = tokenizer.added_tokens_decoder.values()
+        control = _pattern(t.content for t in added if t.special or (t.content in template and t.content.strip()))
+        around = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
+        probe = [{"role": role, "content": BREAK} for role in ("user", "assistant", "user", "assistant")]
+        with suppress(Exception):  # there are templates that refuse it
+            around |= {*control.findall(tokenizer.apply_chat_template(probe, chat_template=template, tokenize=False))}
+        return cls(template, control, _pattern(token for token in around if "think" not in token.lower()))
+
+    def messages(self, conversation: Messages) -> Messages:
+        """Return the conversation with its control tokens broken."""
+        return [self._message(message) for message in conversation]
+
+    def _message(self, message: Message) -> Message:
+        pattern = self.structure if message["role"] == "assistant" else self.control
+        return {key: value if key == "role" else _broken(value, pattern) for key, value in message.items()}
+
+
+_GUARDS = WeakKeyDictionary[Any, _Guard]()
+
+
+def _guard(tokenizer: Any, tools: Tools = None) -> _Guard:
+    template = tokenizer.get_chat_template(tools=tools)
+    if tokenizer not in _GUARDS or _GUARDS[tokenizer].template != template:
+        _GUARDS[tokenizer] = _Guard.of(tokenizer, template)
+    return _GUARDS[tokenizer]
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _broken(value: Any, pattern: re.Pattern[str]) -> Any:
+    """Return a value of JSON with `BREAK` after the first character of each token in its texts."""
+    if isinstance(value, dict):
+        return {key: _broken(inner, pattern) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_broken(inner, pattern) for inner in value]
+    if not isinstance(value, str):
+        return value
+    broken = pattern.sub(lambda token: f"{token[0][0]}{BREAK}{token[0][1:]}", value)
+    return broken if broken == value else _broken(broken, pattern)
 
 
 def read_template(name: str) -> str:
@@ -59,10 +320,21 @@ def read_template(name: str) -> str:
         ) from error
 
 
-def load_tokenizer(path: str | Path, *, template: str | None = None, **options: Any) -> Any:
+def prints_date(model: str | Path, template: str | None = None) -> bool:
+    """Return whether the chat template of a model folder, or ``template``, prints the day; of a hub id it may."""
+    if not Path(model).is_dir():
+        return True
+    names = ("chat_template.jinja", "tokenizer_config.json")
+    files = [Path(model) / name for name in names] if template is None else [Path(template)]
+    return any(file.is_file() and b"strftime_now" in file.read_bytes() for file in files)
+
+
+def load_tokenizer(path: str | Path, *, template: str | None = None, date: str | None = None, **options: Any) -> Any:
     """Load a tokenizer, with ``template`` for its chat template; without a padding token it pads with EOS.
 
-    An encoder's EOS is its separator, and its chat template, if it has none, `ENCODER_TEMPLATE`.
+    The template prints ``date``, such as 2026-07-26, where it would print the day on which it is applied; ``plain``
+    begins with BOS where the tokenizer's own encoding does. An encoder's EOS is its separator, and its chat template,
+    if it has none, `ENCODER_TEMPLATE`.
     Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
     template that renders.
     """
@@ -77,7 +349,11 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, **options: 
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
     if template is not None:
-        tokenizer.chat_template = read_template(template)
+        begins_with_bos = template in TEMPLATES and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = ("{{ bos_token }}" if begins_with_bos else "") + read_template(template)
+    if date is not None and isinstance(tokenizer.chat_template, str):
+        day = datetime.fromisoformat(date)
+        tokenizer.chat_template = NOW.sub(lambda now: json.dumps(day.strftime(now[2])), tokenizer.chat_template)
     if tokenizer.chat_template is None:
         raise ConfigError(
             f"the tokenizer of {path} has no chat template; choose a model with one, or for the policy set "
