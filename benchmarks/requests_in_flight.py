@@ -27,7 +27,7 @@ from tokenizers.models import WordLevel
 
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.server import RemoteReward
-from infalign.sampling.engine import Prompt, Sampling
+from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.rollouts import draw
 from infalign.sampling.server import ServerEngine
 
@@ -119,7 +119,7 @@ def main() -> int:
     url = f"http://127.0.0.1:{port}"
 
     def rollouts(requests: int, in_flight: int) -> None:
-        engine = ServerEngine(url, "none", tokenizer, Sampling(TOKENS), in_flight=in_flight)
+        engine = ServerEngine(url, "none", Vocabulary(tokenizer), Sampling(TOKENS), in_flight=in_flight)
         asked = [Prompt(f"p{i}", [2 + i % 50, 2 + i // 50]) for i in range(requests)]
         with tempfile.TemporaryDirectory() as folder:
             draw(engine, asked, K, Path(folder), on_progress=lambda done, total: None)

@@ -15,7 +15,7 @@ from faults.registry import fault
 from faults.rewards import keep, remote
 from infalign.core.errors import PartialError
 from infalign.models.conversations import load_tokenizer
-from infalign.sampling.engine import Sampling
+from infalign.sampling.engine import Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -63,7 +63,7 @@ def asked(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
     tokenizer = load_tokenizer(lab.finished / "data" / "tokenizer")
     with speaking(begin, forever) as url, retries.attempts(2):
         seen = told(lambda: keep(lab, remote(lab, url, read_seconds=0.3, retry_seconds=1.0)))
-        engine = ServerEngine(url, "m", tokenizer, Sampling(4), retry_seconds=1.0, read_seconds=0.3)
+        engine = ServerEngine(url, "m", Vocabulary(tokenizer), Sampling(4), retry_seconds=1.0, read_seconds=0.3)
         assert told(lambda: engine.sample([1, 2], "p", range(2))).code == seen.code
     assert seen.said.isprintable()
     return seen

@@ -148,6 +148,16 @@ def test_rows_that_are_too_long_name_their_prompt(classifier):
         classifier(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
 
 
+def test_rewards_in_bfloat16_stay_apart():
+    """The head computes in float32; in bfloat16 64 responses had a handful of rewards."""
+    torch.manual_seed(0)
+    model = tiny_classifier()
+    model.score.weight.data.mul_(0.01).add_(0.1)  # rewards that are large beside their differences
+    responses = [f"Answer number {n}." for n in range(64)]
+    rewards = ClassifierReward(model.to(torch.bfloat16), tiny_tokenizer())([PROMPTS[0]] * 64, responses)
+    assert len(set(rewards)) > 50
+
+
 def test_only_a_folder_with_a_reward_model_is_loaded(classifier, tmp_path):
     """With its rewards, by the configuration alone where that says it, or when loaded: a random head never rewards."""
     folder = tmp_path / "reward"

@@ -101,6 +101,24 @@ def test_both_engines_draw_the_same_responses(policy: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("engine", [SharedPrefixEngine, TransformersEngine])
+def test_every_end_of_a_model_ends_a_response_and_padding_of_its_vocabulary_is_not_drawn(engine: Any) -> None:
+    """Ends are the tokenizer's EOS and those of the generation configuration; real tokens share the probability."""
+    model, real = tiny(vocab_size=40), 24
+    model.generation_config.eos_token_id = [EOS, 7, 11]
+    responses = engine(model, words(real), Sampling(12)).sample(PROMPT, "p", range(200))
+    assert {response.token_ids[-1] for response in responses if response.finish == "stop"} == {EOS, 7, 11}
+    for response in responses:
+        ended = response.finish == "stop"
+        assert max(response.token_ids) < real
+        assert not {EOS, 7, 11}.intersection(response.token_ids[:-1] if ended else response.token_ids)
+        assert response.text.split() == [f"w{i}" for i in response.token_ids[: len(response.token_ids) - ended]]
+    with torch.no_grad():
+        first = model(torch.tensor([PROMPT])).logits[0, -1, :real].double().log_softmax(-1)
+    alone = next(response for response in responses if len(response.token_ids) == 1)
+    assert alone.logprob == pytest.approx(float(first[alone.token_ids[0]]), abs=1e-5)
+
+
+@pytest.mark.parametrize("engine", [SharedPrefixEngine, TransformersEngine])
 def test_a_response_does_not_depend_on_its_batch(engine: Any, policy: tuple[Any, Any]) -> None:
     """K can grow: the first 8 of 16 are the 8, in any order of indices; other seeds and prompt ids draw others."""
     sampler = engine(*policy, Sampling(20))

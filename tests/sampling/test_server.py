@@ -15,7 +15,7 @@ from faults.server import RolloutServer, token_logprobs
 from tiny_models import EOS, PROMPT
 
 from infalign.core.errors import ConfigError, DataError, PartialError
-from infalign.sampling.engine import Prompt, Sampling
+from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.server import ServerEngine
 
@@ -34,7 +34,7 @@ def server(policy: tuple[Any, Any]) -> Iterator[RolloutServer]:
 def served(server: RolloutServer, *, in_flight: int = 32, **settings: Any) -> ServerEngine:
     """Return the engine of a test server."""
     sampling = Sampling(**{"max_new_tokens": 12} | settings)
-    return ServerEngine(server.url, "tiny", server.tokenizer, sampling, in_flight=in_flight)
+    return ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), sampling, in_flight=in_flight)
 
 
 def test_a_server_draws_from_the_policy(server: RolloutServer) -> None:
@@ -107,7 +107,7 @@ def test_a_request_that_hangs_holds_up_no_other(server: RolloutServer, tmp_path:
     """One in four requests is never answered: each attempt at it is cut off and repeated, and the others go on."""
     server.script = ["hang", None, None, None] * 3
     sampling = Sampling(12)
-    engine = ServerEngine(server.url, "tiny", server.tokenizer, sampling, in_flight=4, read_seconds=2.0)
+    engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), sampling, in_flight=4, read_seconds=2.0)
     seen = list[int]()
     draw(engine, MANY[:12], 2, tmp_path / "hung", on_progress=lambda done, total: seen.append(done))
     assert len(server.under_way) == 3  # they hang for ten seconds
@@ -123,7 +123,7 @@ def test_several_servers_share_the_requests_and_one_may_be_down(
 ) -> None:
     """They take turns, each is checked, and what one does not answer another does; the responses are the same."""
     with RolloutServer(*policy) as other:
-        both = ServerEngine([server.url, other.url], "tiny", server.tokenizer, Sampling(12))
+        both = ServerEngine([server.url, other.url], "tiny", Vocabulary(server.tokenizer), Sampling(12))
         draw(both, MANY, 2, tmp_path / "both", on_progress=silent)
         assert len(server.bodies) == len(other.bodies) == 16
         other.truncate_to = 0.3
@@ -222,7 +222,7 @@ def test_a_server_that_stays_away_stops_the_run_resumably(
     """After the time for retries the error says that the same command continues; empty prompts are not even sent."""
     monkeypatch.setattr("infalign.core.http.backoff", retries.backoff)
     server.script = [(503, {})] * 50
-    engine = ServerEngine(server.url, "tiny", server.tokenizer, Sampling(4), retry_seconds=0.3)
+    engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), Sampling(4), retry_seconds=0.3)
     with pytest.raises(PartialError, match="run the same command again"):
         engine.sample(PROMPT, "p", range(2))
     with pytest.raises(DataError, match="'p' is empty"):
@@ -232,14 +232,16 @@ def test_a_server_that_stays_away_stops_the_run_resumably(
 def test_the_api_key_is_sent_and_never_shown(server: RolloutServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key comes from the environment, and a server that echoes it does not get it into our error."""
     monkeypatch.setenv("TINY_KEY", "secret")
-    engine = ServerEngine(server.url + "/v1/", "tiny", server.tokenizer, Sampling(4), api_key_env="TINY_KEY")
+    engine = ServerEngine(
+        server.url + "/v1/", "tiny", Vocabulary(server.tokenizer), Sampling(4), api_key_env="TINY_KEY"
+    )
     server.script = [(401, {"error": "bad key secret"})]
     with pytest.raises(ConfigError, match=r"bad key \*\*\*"):
         engine.sample(PROMPT, "p", range(2))
     assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"]
     monkeypatch.delenv("TINY_KEY")
     with pytest.raises(ConfigError, match="TINY_KEY"):
-        ServerEngine(server.url, "tiny", server.tokenizer, Sampling(4), api_key_env="TINY_KEY")
+        ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), Sampling(4), api_key_env="TINY_KEY")
 
 
 def test_a_server_that_truncates_is_refused_and_an_honest_one_passes(server: RolloutServer) -> None:

@@ -116,6 +116,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         model = cls(config, reference, **parts).to(reference.device, reference.dtype)
         for name, weight in reference.named_parameters():
             weight.requires_grad_(".lora_" in name)
+        model.generation_config.eos_token_id = reference.generation_config.eos_token_id
         with torch.no_grad():
             model.guide.start(reference)
         return model

@@ -29,7 +29,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
 
     from infalign.models import guided  # noqa: F401 - so that transformers knows it
 
-    config = _config(path)
+    config = config_of(path)
     with loading(f"{path} is not a model that can be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
@@ -65,7 +65,7 @@ def load_without_head(path: str | Path, *, device: str = "cpu", dtype: str = "fl
     """
     from transformers import AutoModel
 
-    config = _config(path)
+    config = config_of(path)
     if _is_causal(config):
         return load_policy(path, device=device, dtype=dtype)[0].base_model
     if config.is_encoder_decoder:
@@ -74,7 +74,8 @@ def load_without_head(path: str | Path, *, device: str = "cpu", dtype: str = "fl
     return model.to(device).eval()
 
 
-def _config(path: str | Path) -> Any:
+def config_of(path: str | Path) -> Any:
+    """Return the configuration of a model folder or hub id; raises ConfigError if there is none, or an adapter's."""
     from transformers import AutoConfig
     from transformers.utils import find_adapter_config_file
 
@@ -148,6 +149,16 @@ def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {source} has no EOS token, so no response would end; set eos_token in it")
     return int(tokenizer.eos_token_id)
+
+
+def generation_of(path: str | Path) -> Any:
+    """Return the generation configuration of a model folder or hub id, or None if it has none."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except (OSError, ValueError):
+        return None
 
 
 def load_classifier(start: str) -> Any:

@@ -46,6 +46,13 @@ def _check_outputs(config: PretrainedConfig, name: str, outputs: int) -> None:
         raise ConfigError(f"{name} has {config.num_labels} outputs; a reward model has one (num_labels=1)")
 
 
+def _compute_head_in_float32(model: PreTrainedModel) -> None:
+    """Let the head of a model in half precision compute in float32, as bfloat16 would give few distinct rewards."""
+    for head in (getattr(model, name, None) for name in ("score", "classifier")):
+        if head is not None and any(weight.element_size() < 4 for weight in head.parameters()):
+            head.float().register_forward_pre_hook(lambda _, given: (given[0].float(), *given[1:]))
+
+
 class ClassifierReward:
     """The output of a transformers sequence classifier with one output, as TRL's ``RewardTrainer`` trains it.
 
@@ -80,6 +87,7 @@ class ClassifierReward:
             config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if config.pad_token_id is None:
             raise ConfigError(f"the tokenizer of {name} has neither a padding nor an EOS token; set its pad_token")
+        _compute_head_in_float32(model)
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
 

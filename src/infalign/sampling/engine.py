@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import Kind
+from infalign.models.pretrained import eos_token_id
 from infalign.models.settings import Compute
 
 if TYPE_CHECKING:
@@ -161,12 +161,17 @@ def stream_key(sampling: Sampling, prompt_id: str, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
-def pick_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a token and its log-probability for each row of ``logits`` (rows × V), by inverse CDF at ``uniforms``."""
+def pick_tokens(logits: Tensor, uniforms: Tensor, absent: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Return a token and its log-probability for each row of ``logits`` (rows × V), by inverse CDF at ``uniforms``.
+
+    Tokens that are ``absent`` have probability 0, and the others share theirs.
+    """
     import torch
     from torch.nn.functional import pad
 
     probabilities = torch.softmax(logits.float(), dim=-1)
+    if absent:
+        probabilities[:, absent] = 0.0
     # Two levels, a block of tokens and then a token: one cumulative sum over the vocabulary is slow and less precise.
     padding = -probabilities.shape[-1] % CDF_BLOCK
     padded = pad(probabilities, (0, padding)) if padding else probabilities
@@ -184,10 +189,29 @@ def pick_tokens(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[:, 0], (probabilities.gather(-1, tokens).double() / cdf[:, -1:]).log()[:, 0]
 
 
-def as_responses(ids: Sequence[Sequence[int]], logprobs: Sequence[float], tokenizer: Any) -> list[Response]:
-    """Return the tokens of each response, with its log-probability, as responses."""
-    if not all(map(math.isfinite, logprobs)):
-        raise ConfigError(UNDEFINED_POLICY)
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    finishes = ["stop" if row[-1] == tokenizer.eos_token_id else "length" for row in ids]
-    return list(map(Response, map(tuple, ids), texts, finishes, logprobs))
+class Vocabulary:
+    """What a policy may say: the tokens that end a response, and those that its tokenizer has.
+
+    A response ends with the tokenizer's EOS or with another end of ``generation``, a model's generation configuration,
+    such as ``<|eom_id|>``. The ids below ``size`` that the tokenizer lacks, by which a model's vocabulary is padded,
+    are ``absent``: they are never drawn.
+    """
+
+    def __init__(self, tokenizer: Any, generation: Any = None, size: int = 0) -> None:
+        others = getattr(generation, "eos_token_id", None) or []
+        self.tokenizer, self.eos = tokenizer, eos_token_id(tokenizer)
+        self.ends = sorted({self.eos, *(others if isinstance(others, list) else [others])})
+        self.absent = sorted(set(range(size)) - set(tokenizer.get_vocab().values()))
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any) -> Vocabulary:
+        """Return the vocabulary of a loaded model."""
+        return cls(tokenizer, model.generation_config, model.config.get_text_config(decoder=True).vocab_size)
+
+    def responses(self, ids: Sequence[Sequence[int]], logprobs: Sequence[float]) -> list[Response]:
+        """Return the tokens of each response, with its log-probability, as responses."""
+        ended = [row[-1] in self.ends for row in ids]
+        spoken = [row[: len(row) - end] for row, end in zip(ids, ended, strict=True)]
+        texts = self.tokenizer.batch_decode(spoken, skip_special_tokens=True)
+        finishes = ["stop" if end else "length" for end in ended]
+        return list(map(Response, map(tuple, ids), texts, finishes, logprobs))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -26,7 +26,7 @@ from infalign.core.http import (
 )
 from infalign.core.settings import Count
 from infalign.models.conversations import load_tokenizer
-from infalign.models.pretrained import eos_token_id
+from infalign.models.pretrained import config_of, generation_of
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     Asked,
@@ -35,6 +35,7 @@ from infalign.sampling.engine import (
     Prompt,
     Response,
     Sampling,
+    Vocabulary,
     check_not_empty,
     stream_key,
 )
@@ -88,21 +89,19 @@ class ServerEngine:
 
     url: str | Sequence[str]
     model: str
-    tokenizer: Any
+    vocabulary: Vocabulary
     sampling: Sampling
     api_key_env: str | None = None
     in_flight: int = IN_FLIGHT
     read_seconds: float = 600.0
     retry_seconds: float = RETRY_SECONDS
     servers: Servers = field(init=False)
-    eos: int = field(init=False)
 
     def __post_init__(self) -> None:
         roots = [self.url] if isinstance(self.url, str) else self.url
         urls = tuple(f"{root.rstrip('/').removesuffix('/v1')}/v1/completions" for root in roots)
         key = api_key(self.api_key_env)
         self.servers = Servers(urls, self.in_flight, self.read_seconds, self.retry_seconds, key)
-        self.eos = eos_token_id(self.tokenizer)
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
@@ -175,7 +174,7 @@ class ServerEngine:
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "ignore_eos": True,  # and with it the further ends of a model's generation_config.json
-                "stop_token_ids": [self.eos],
+                "stop_token_ids": self.vocabulary.ends,
                 "logprobs": 1,
                 "return_token_ids": True,
             }
@@ -211,12 +210,14 @@ class ServerEngine:
                 "returns no token ids, and text does not encode back to them; use a server that knows "
                 "return_token_ids, such as vLLM 0.10.2 or later"
             )
+        if unknown := set(self.vocabulary.absent).intersection(ids):
+            return f"drew the token id {min(unknown)}, which the tokenizer lacks; the model's vocabulary is padded"
         if (choice.prompt_token_ids or list(prompt_ids)) != list(prompt_ids):
             return "answered another prompt than it was asked; switch its prompt rewriting off"
-        if finish not in ("stop", "length") or (finish == "stop") != (ids[-1] == self.eos):
+        if finish not in ("stop", "length") or (finish == "stop") != (ids[-1] in self.vocabulary.ends):
             return (
-                f"ended a response with {finish!r} after token {ids[-1]}, but responses end with the tokenizer's EOS, "
-                f"{self.eos}; for vLLM, start it with --generation-config vllm"
+                f"ended a response with {finish!r} after token {ids[-1]}, but responses end with the model's EOS, "
+                f"{', '.join(map(str, self.vocabulary.ends))}; for vLLM, start it with --generation-config vllm"
             )
         if len(ids) > longest or (finish == "length" and len(ids) < longest):
             return (
@@ -229,8 +230,14 @@ class ServerEngine:
 
     def _response(self, choice: _Choice) -> Response:
         ids, logprobs = choice.token_ids or [], choice.logprobs and choice.logprobs.token_logprobs
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Response(tuple(ids), text, str(choice.finish_reason), math.fsum(logprobs) if logprobs else math.nan)
+        (response,) = self.vocabulary.responses([ids], [math.fsum(logprobs) if logprobs else math.nan])
+        return response
+
+
+def vocabulary_of(model: str) -> Vocabulary:
+    """Return the vocabulary of a model folder or hub id that a server has."""
+    tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
+    return Vocabulary(tokenizer, generation_of(model), config_of(model).get_text_config(decoder=True).vocab_size)
 
 
 def _checked_root(url: str) -> str:
@@ -276,11 +283,11 @@ class Settings(EngineSettings):
     @contextmanager
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
-        tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
+        vocabulary = vocabulary_of(model)
         with serving(self.command, model, self.url[0]) as first:
             roots = self.url if self.command is None else first
             engine = ServerEngine(
-                roots, model, tokenizer, sampling, api_key_env=self.api_key_env, in_flight=self.in_flight
+                roots, model, vocabulary, sampling, api_key_env=self.api_key_env, in_flight=self.in_flight
             )
             engine.check(probe.token_ids)
             yield engine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError, first_line
 from infalign.models.attention import unsupported_layers
-from infalign.models.pretrained import eos_token_id, load_policy
+from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
@@ -20,7 +20,7 @@ from infalign.sampling.engine import (
     Prompt,
     Response,
     Sampling,
-    as_responses,
+    Vocabulary,
     check_evaluating,
     check_prompt,
     pick_tokens,
@@ -59,8 +59,7 @@ class SharedPrefixBatch:
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.eos = eos_token_id(tokenizer)
+        self.model, self.vocabulary = model, Vocabulary.of(model, tokenizer)
         self.rows: list[Row] = []  # with some that have ended: compacting the cache is costly
         self._cache = SharedPrefixCache()
         self._configs = _configs(model)
@@ -99,7 +98,7 @@ class SharedPrefixBatch:
         uniforms = [0.0 if row.ended else row.uniforms[len(row.token_ids)] for row in self.rows]
         with torch.no_grad():
             at = torch.tensor(uniforms, dtype=torch.float64, device=self._logits.device)
-            tokens, logprobs = pick_tokens(self._logits, at)
+            tokens, logprobs = pick_tokens(self._logits, at, self.vocabulary.absent)
             ended = []
             for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
                 if row.ended:
@@ -108,7 +107,7 @@ class SharedPrefixBatch:
                     raise ConfigError(UNDEFINED_POLICY)
                 row.token_ids.append(token)
                 row.logprob += logprob
-                if token == self.eos or len(row.token_ids) == len(row.uniforms):
+                if token in self.vocabulary.ends or len(row.token_ids) == len(row.uniforms):
                     ended.append(row)
             self.leave(ended)
             if sum(not row.ended for row in self.rows) <= 0.75 * len(self.rows):
@@ -119,7 +118,7 @@ class SharedPrefixBatch:
 
     def responses(self, rows: Sequence[Row]) -> list[Response]:
         """Return rows as responses."""
-        return as_responses([row.token_ids for row in rows], [row.logprob for row in rows], self.tokenizer)
+        return self.vocabulary.responses([row.token_ids for row in rows], [row.logprob for row in rows])
 
     def _begin(self, begun: Sequence[tuple[Sequence[int], list[Row]]]) -> None:
         """Add the rows of each prompt."""

@@ -6,15 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from infalign.models.pretrained import eos_token_id, load_policy
+from infalign.core.errors import ConfigError
+from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
+    UNDEFINED_POLICY,
     Engine,
     EngineSettings,
     Prompt,
     Response,
     Sampling,
-    as_responses,
+    Vocabulary,
     check_prompt,
     pick_tokens,
     token_uniforms,
@@ -32,8 +34,7 @@ class TransformersEngine:
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
-        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
-        self.eos = eos_token_id(tokenizer)
+        self.model, self.vocabulary, self.sampling = model, Vocabulary.of(model, tokenizer), sampling
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return rollouts number ``indices`` of the prompt, in that order."""
@@ -46,14 +47,15 @@ class TransformersEngine:
         logprobs: list[Tensor] = []
 
         def pick(so_far: Tensor, logits: Tensor) -> Tensor:
-            tokens, logprob = pick_tokens(logits, uniforms[:, so_far.shape[1] - len(prompt_ids)])
+            now = uniforms[:, so_far.shape[1] - len(prompt_ids)]
+            tokens, logprob = pick_tokens(logits, now, self.vocabulary.absent)
             logprobs.append(logprob)
             return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 
         fresh = GenerationConfig(
             max_new_tokens=self.sampling.max_new_tokens,
-            eos_token_id=self.eos,
-            pad_token_id=self.eos,
+            eos_token_id=self.vocabulary.ends,
+            pad_token_id=self.vocabulary.eos,
             do_sample=False,  # greedy: `pick` leaves one token to choose from
             num_beams=1,
             use_cache=True,
@@ -68,11 +70,14 @@ class TransformersEngine:
         finally:
             self.model.generation_config = folder
         tokens = out[:, len(prompt_ids) :]
-        before_end = (tokens == self.eos).cumsum(dim=1) - (tokens == self.eos).long() == 0
+        ending = torch.isin(tokens, torch.tensor(self.vocabulary.ends, device=tokens.device)).long()
+        before_end = ending.cumsum(dim=1) - ending == 0
         sums = torch.stack(logprobs, dim=1).where(before_end, 0.0).sum(dim=1)
         lengths = before_end.sum(dim=1).tolist()
         ids = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
-        return as_responses(ids, sums.tolist(), self.tokenizer)
+        if not sums.isfinite().all():
+            raise ConfigError(UNDEFINED_POLICY)
+        return self.vocabulary.responses(ids, sums.tolist())
 
 
 class Settings(EngineSettings):

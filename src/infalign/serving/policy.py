@@ -15,11 +15,11 @@ from infalign.data.examples import Message
 from infalign.method.procedures import parse_procedure
 from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import conversation_ids, load_tokenizer
-from infalign.models.pretrained import is_adapter, load_policy
+from infalign.models.pretrained import generation_of, is_adapter, load_policy
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward
-from infalign.sampling.engine import Sampling
+from infalign.sampling.engine import Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
 from infalign.serving.answers import BaseRewards, ServedPolicy
 from infalign.serving.batches import Batches
@@ -69,7 +69,8 @@ def open_policy(
         reward = replace(reward, retry_seconds=SERVING_RETRY_SECONDS)
     scores = Batches(partial(_scored, reward))
     engine = engine_model or path
-    draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, tokenizer, sampling)
+    words = Vocabulary(tokenizer, generation_of(path))
+    draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, words, sampling)
     base = BaseRewards(partial(_local, run, run.reference), scores, recipe.rollout.k, sampling)
     others = [other for other in ("reference", *recipe.policies) if other != name]
     name, longest = Path(name).resolve().name, sampling.max_new_tokens
@@ -117,15 +118,15 @@ def _local(run: Run, path: str) -> DrawSource:
     return LocalDraws(merge_adapter(model, path), tokenizer, rows=MAX_DRAWS_AT_ONCE)
 
 
-def _remote(url: str, model: str, tokenizer: object, sampling: Sampling) -> DrawSource:
+def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling) -> DrawSource:
     """Return the draws of a server, checked to sample from the policy's whole distribution."""
     try:
         checked_url(url)
     except ValueError as error:
         raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY_VARIABLE)}") from error
     key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
-    engine = partial(ServerEngine, url, model, tokenizer, api_key_env=key, retry_seconds=SERVING_RETRY_SECONDS)
-    engine(sampling).check(conversation_ids(tokenizer, PROBE_CONVERSATION, add_generation_prompt=True))
+    engine = partial(ServerEngine, url, model, vocabulary, api_key_env=key, retry_seconds=SERVING_RETRY_SECONDS)
+    engine(sampling).check(conversation_ids(vocabulary.tokenizer, PROBE_CONVERSATION, add_generation_prompt=True))
     return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 
 
