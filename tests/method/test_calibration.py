@@ -90,3 +90,15 @@ def test_the_reward_function_refuses_what_trl_would_train_on() -> None:
         CalibratedReward(lambda p, r: [np.nan], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
     with pytest.raises(DataError, match=r"shape \(2,\) for 1 responses"):
         CalibratedReward(lambda p, r: [0.0, 0.0], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
+
+
+def test_all_that_the_assistant_says_is_scored() -> None:
+    """Of a completion with tools its turns together; nothing said is an empty text, and what is no message is named."""
+    turns = [("assistant", "Let me look."), ("tool", "7"), ("assistant", None), ("assistant", "Seven.")]
+    completion = [{"role": role, "content": content} for role, content in turns]
+    seen: list[str] = []
+    reward = CalibratedReward(lambda _, responses: (seen.extend(responses), [0.0] * len(responses))[1], "identity")
+    reward(["p"] * 2, [completion, []], reference_rewards=[[0.0, 1.0]] * 2)
+    assert seen == ["Let me look.\n\nSeven.", ""]
+    with pytest.raises(DataError, match="completion 0 is neither text nor a list of messages"):
+        reward(["p"], [[{"text": "a"}]], reference_rewards=[[0.0, 1.0]])

@@ -159,7 +159,7 @@ def _references(row: int, values: object) -> Array:
 
 def rewards_of(reward: Reward, prompts: list[Any], completions: list[Any]) -> Array:
     """Return the reward of each completion, which is text or messages; DataError unless all are numbers."""
-    responses = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    responses = [_spoken(row, completion) for row, completion in enumerate(completions)]
     values = listed(ask(reward, prompts, responses, name="the reward function"))
     if not isinstance(values, list) or len(values) != len(responses):
         found = f"shape {(len(values),)}" if isinstance(values, list) else values
@@ -170,6 +170,20 @@ def rewards_of(reward: Reward, prompts: list[Any], completions: list[Any]) -> Ar
         if problem := not_a_number(value):
             raise DataError(f"the reward of response {row}: {problem}")
     return np.asarray(values, float)
+
+
+def _spoken(row: int, completion: object) -> str:
+    """Return the text of a completion; of messages all that the assistant says, without what tools answer."""
+    if isinstance(completion, str):
+        return completion
+    try:
+        said = [message["content"] or "" for message in cast(Any, completion) if message["role"] == "assistant"]
+        return "\n\n".join(text for text in said if text)
+    except (TypeError, KeyError) as error:
+        raise DataError(
+            f"completion {row} is neither text nor a list of messages with role and text as content ({error!r}); a "
+            "reward reads what the assistant says in it"
+        ) from error
 
 
 def ask(reward: Reward, prompts: list[Any], responses: list[str], *, name: str) -> object:
