@@ -27,7 +27,7 @@ from seeds import Seed, Trained, WinRate, estimated, lead, read_words, share_of_
 from infalign.compare.comparison import train_methods
 from infalign.compare.methods import METHODS
 from infalign.compare.policies import MethodPolicies
-from infalign.core.display import COLOURS, QUIET, Estimate, panels, ratio, save, style
+from infalign.core.display import COLORS, QUIET, Estimate, panels, ratio, save, style
 from infalign.recipe.reading import load_recipe
 from infalign.training.solvers.distil import Settings as Distil
 
@@ -113,7 +113,7 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
 
 
 def table(title: str, rows: Mapping[str, Row]) -> str:
-    """Return rows as Markdown; methods that optimise the served win rate have a star."""
+    """Return rows as Markdown; methods that optimize the served win rate have a star."""
     columns = list(rows[OURS])
     lines = [f"{title}\n", f"| method | {' | '.join(columns)} |", f"|{'---|' * (1 + len(columns))}"]
     digits = {column: 2 if column in {"KL", "share"} else 1 for column in columns}
@@ -124,7 +124,7 @@ def table(title: str, rows: Mapping[str, Row]) -> str:
 
 
 def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
-    """Draw who is ahead of each method of a form by how many points, a panel each and a colour for each judge."""
+    """Draw who is ahead of each method of a form by how many points, a panel each and a color for each judge."""
     drawn = [("guide", OURS), ("plain", OURS), ("plain", GUIDED)]
     with style("the figure needs"):
         figure, axes = panels(1, len(drawn), (3.6 * len(drawn), 4.0))
@@ -132,13 +132,13 @@ def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
             rows, begins = by_form[form], f"{ours} is ahead "
             methods = [method for method in rows if method != ours]
             judges = [column for column in rows[OURS] if column.startswith(begins)]
-            for number, (column, colour) in enumerate(zip(judges, COLOURS, strict=False)):
+            for number, (column, color) in enumerate(zip(judges, COLORS, strict=False)):
                 for place, method in enumerate(methods):
                     if (found := rows[method][column]) is None:
                         continue
                     at = place + 0.3 * (number - 0.5 * (len(judges) - 1))
-                    panel.plot([found["low"], found["high"]], [at, at], color=colour)
-                    panel.plot(found["mean"], at, "o", color=colour, label=column.removeprefix(begins))
+                    panel.plot([found["low"], found["high"]], [at, at], color=color)
+                    panel.plot(found["mean"], at, "o", color=color, label=column.removeprefix(begins))
             panel.axvline(0, color=QUIET, linewidth=0.8)
             panel.set(title=f"{ours.removeprefix('the ')} over {TITLES[form]}", xlabel=f"points of {path.stem}")
             panel.set_yticks(range(len(methods)), methods)

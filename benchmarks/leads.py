@@ -20,8 +20,8 @@ import numpy as np
 from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
 
 from infalign.core.display import LOOKS, QUIET, panels, save, style
-from infalign.evaluation.matched import MIN_KL
 from infalign.recipe.data_dependent import resolved_policy
+from infalign.report.equal_kl import MIN_KL
 from infalign.report.results import at_one_kl, read_results
 from infalign.steps.status import recorded_recipe
 from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
@@ -46,14 +46,14 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
     with style("the figure needs"):
         figure, row = panels(1, len(first["judges"]), (1.0 + 3.6 * len(first["judges"]), 3.8))
         for axes, judge in zip(np.atleast_1d(row), first["judges"], strict=True):
-            for name, (colour, marker) in zip(policies, cycle(LOOKS), strict=False):
+            for name, (color, marker) in zip(policies, cycle(LOOKS), strict=False):
                 found = [results["policies"][name] for _, results in runs]
                 for number, policy in enumerate(found):
                     kl, wins = policy["kl"], {end: 100 * at for end, at in policy["win_rates"][judge][aim.name].items()}
-                    axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=colour, linewidth=0.8)
-                    axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=colour, linewidth=0.8)
+                    axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=color, linewidth=0.8)
+                    axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=color, linewidth=0.8)
                     label = name if number == 0 and judge == "reward" else None
-                    axes.plot(kl["mean"], wins["mean"], marker, color=colour, label=label)
+                    axes.plot(kl["mean"], wins["mean"], marker, color=color, label=label)
                 known = [
                     results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
                 ]
@@ -68,7 +68,7 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
                         100 * law_at_rank_correlation(law.transform, rho=rho, kl=kl).law.win_rate(aim) for kl in kls
                     ]
                     said = f"{name}, ρ = {rho:.2f}"
-                    axes.plot([0, *kls], [50, *reached], linestyle=(0, (1, 1)), color=colour, label=said)
+                    axes.plot([0, *kls], [50, *reached], linestyle=(0, (1, 1)), color=color, label=said)
             axes.plot(0, 50, "o", color=QUIET)
             axes.set(xlabel="KL to the reference, nats a response", ylabel=f"{aim.name} by the {judge}, %")
         figure.legend(loc="outside upper left", ncols=2)

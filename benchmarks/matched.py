@@ -8,10 +8,9 @@ of theory's gain would have said from 1.25 alone. Some twenty seconds.
 import numpy as np
 from noise import N, win_rate
 
-from infalign.core.errors import DataError
-from infalign.evaluation.matched import matched
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity
+from infalign.report.equal_kl import is_comparable, matched
 from infalign.theory.law import law_at_kl
 
 KL, SPENT = 0.33, (0.25, 1.25)
@@ -30,15 +29,12 @@ def main() -> None:
         identity = {kl: win_rate(rho, "identity", kl) for kl in (KL, *SPENT)}
         aware = win_rate(rho, "exp:10", KL)
         budgets = [(np.full(2, kl), np.full(2, identity[kl])) for kl in SPENT]
-        try:
-            alone = f"{100 * (aware - matched(budgets[1:], KL, gain).values.mean()):+.1f}"
-        except DataError:
-            alone = "refused"
+        assert not is_comparable(SPENT[1:], KL)
         found = matched(budgets, KL, gain)
         ends = sorted(100 * (aware - found.values.mean() - shift) for shift in (0.0, found.shift))
         held = 0.5 + (identity[SPENT[1]] - 0.5) / gain(SPENT[1]) * gain(KL)
         both = f"{100 * (aware - found.values.mean()):+.2f} ({ends[0]:+.2f} to {ends[1]:+.2f})"
-        print(f"| {rho} | {100 * (aware - identity[KL]):+.2f} | {alone} | {both} | {100 * (aware - held):+.1f} |")
+        print(f"| {rho} | {100 * (aware - identity[KL]):+.2f} | refused | {both} | {100 * (aware - held):+.1f} |")
 
 
 if __name__ == "__main__":

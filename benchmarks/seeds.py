@@ -17,16 +17,15 @@ from infalign.compare.policies import MethodPolicies
 from infalign.core.errors import DataError
 from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import Estimate, estimate
-from infalign.evaluation.matched import MIN_KL, Matched, widen
 from infalign.evaluation.win_rates import prompt_win_rates
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.report.evaluated import Evaluated
-from infalign.report.one_kl import AtOneKL
-from infalign.report.words import SPOKEN
+from infalign.report.equal_kl import MIN_KL, AtOneKL, Matched, widen
+from infalign.report.scored_samples import ScoredSamples
+from infalign.report.verdict_text import SPOKEN
 from infalign.theory.law import Law
 
 DEFAULT_SEEDS = ("0", "1", "2")
@@ -175,9 +174,9 @@ class Seed:
         return Layout(Path(self.recipe.run_dir))
 
     @cached_property
-    def evaluated(self) -> Evaluated:
+    def evaluated(self) -> ScoredSamples:
         """The scored samples of its models."""
-        return Evaluated.of(self.recipe, self.layout)
+        return ScoredSamples.of(self.recipe, self.layout)
 
     @cached_property
     def prompt_ids(self) -> list[str]:

@@ -12,14 +12,14 @@ from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
 from infalign.compare.methods import read_method
 from infalign.compare.tables import draw_methods
 from infalign.compare.tables import draw_theory as draw_identity_and_optimum
-from infalign.core.display import COLOURS, INK, QUIET, panels
+from infalign.core.display import COLORS, INK, QUIET, panels
 from infalign.evaluation.intervals import estimate
-from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import parse_procedure, rewinds
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.report.curve_figures import COLOR_OF_TRANSFORM, by_transform, plot_line
-from infalign.report.pictures import reward_by_rank
+from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
+from infalign.report.run_figures import reward_by_rank
 from infalign.theory.curve import Point, parse_transform_or_optimum, sweep
 
 ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "worst-of-4")
@@ -96,7 +96,7 @@ def draw_decisions(seeds: Sequence[Seed]) -> Drawing:
 
     rows, width = [], 0.8 / len(MODELS)
     figure, axes = panels(1, 1, (6.4, 3.4))
-    for i, (name, color) in enumerate(zip(MODELS, COLOURS, strict=False)):
+    for i, (name, color) in enumerate(zip(MODELS, COLORS, strict=False)):
         for place, test in enumerate(TESTS):
             right, tied = mean(name, test, ties=False), mean(name, test, ties=True)
             rows.append([test, name, *(getattr(e, end) for e in (right, tied) for end in ENDS)])

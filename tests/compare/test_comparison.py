@@ -16,7 +16,6 @@ from rich.console import Console
 from infalign.compare.comparison import Comparison, compare_methods, place_in_theory
 from infalign.compare.policies import MethodPolicies
 from infalign.compare.tables import make_sheets
-from infalign.evaluation.matched import matched
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Standard, WorstOfN
 from infalign.method.transforms import Identity, Log
@@ -24,7 +23,8 @@ from infalign.pipeline.pending import pending
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.report.evaluated import Evaluated
+from infalign.report.equal_kl import matched
+from infalign.report.scored_samples import ScoredSamples
 from infalign.steps import whole_run
 from infalign.steps.run import Run
 from infalign.theory.law import law_at_kl
@@ -144,7 +144,7 @@ def test_the_share_of_theorys_gap_is_that_at_the_policys_kl(finished: dict[str, 
 
 
 def test_between_budgets_the_share_of_theorys_gain_is_interpolated(finished: dict[str, Any]) -> None:
-    """A method's win rate at the common KL is `evaluation.matched` of its policies, and theory is its own law's."""
+    """A method's win rate at the common KL is `equal_kl.matched` of its policies, and theory is its own law's."""
     results = finished["results"]
     at = next(at for at in results["matched"] if at["kl"] and "best-of-n" in at["theory"]["best-of-2"])
     procedure = BestOfN(2)
@@ -185,7 +185,7 @@ class Told(Comparison):
 
     def __init__(self, policies: MethodPolicies, told: dict[str, tuple[float, float]]) -> None:
         self.policies, self.recipe, self.served = policies, policies.recipe, [Standard()]
-        self.evaluated = replace(Evaluated.of(policies.recipe, Layout(Path())), sources=("reward",))
+        self.evaluated = replace(ScoredSamples.of(policies.recipe, Layout(Path())), sources=("reward",))
         self.kls = {name: np.full(4, kl) for name, (kl, _) in told.items()}
         self.wins = {name: {"reward": {"standard": np.full(4, won)}} for name, (_, won) in told.items()}
 
@@ -203,7 +203,7 @@ def test_a_method_that_spends_far_less_or_far_more_is_left_out(tmp_path: Path) -
     assert Told(policies, {name: (kl, 0.6) for name, kl in spent.items()}).at_budget(0.5)["kl"] == pytest.approx(0.4)
 
 
-def test_the_tables_say_where_a_method_is_missing_and_who_is_favoured(finished: dict[str, Any]) -> None:
+def test_the_tables_say_where_a_method_is_missing_and_who_is_favored(finished: dict[str, Any]) -> None:
     """A method that is left out is named with its KL, and a gain comes with what the choice of the baseline does."""
     results = finished["results"]
     points = {"mean": 0.02, "low": -0.01, "high": 0.05}

@@ -21,7 +21,7 @@ def test_it_is_as_many_words_long_and_the_same_again_from_the_same_seed(kind: st
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
-def test_a_sentence_is_spoilt(kind: str) -> None:
+def test_a_sentence_is_spoiled(kind: str) -> None:
     """No kind returns what it was given, and only signs are new words."""
     made = CORRUPTIONS[kind](" ".join(WORDS), np.random.default_rng(0)).split()
     assert made != WORDS

@@ -100,7 +100,7 @@ def page(tmp_path_factory):
     """Return the page with a policy whose name is an attack, at 0.5 nats."""
     wins = {"mean": 0.8, "low": 0.78, "high": 0.82}
     html = explorer.explorer_page(
-        [{"name": ATTACK, "transform": "exp:10", "colour": "#0072b2", "kl": 0.5, "win_rates": {"best-of-4": wins}}]
+        [{"name": ATTACK, "transform": "exp:10", "color": "#0072b2", "kl": 0.5, "win_rates": {"best-of-4": wins}}]
     )
     path = tmp_path_factory.mktemp("page") / "explorer.html"
     path.write_text(html, encoding="utf-8")
@@ -128,7 +128,7 @@ def test_the_page_says_what_the_laws_say(browser, page, curves):
     said = browser.find_element("id", "said").text
     rows = [row.text for row in browser.find_elements("css selector", "#rows tr")]
     line = browser.find_element("xpath", "//*[@class='key']/span[text()='exp:10']/i")
-    assert line.value_of_css_property("border-top-color") == "rgba(0, 114, 178, 1)"  # as the policy that learnt it
+    assert line.value_of_css_property("border-top-color") == "rgba(0, 114, 178, 1)"  # as the policy that learned it
     for name in ("identity", "exp:10", "optimal"):
         won = f"{100 * find(curves, 'best-of', name, 4)['won'][4][1][0][0]:.1f}"
         assert won in said

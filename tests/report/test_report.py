@@ -22,12 +22,12 @@ from infalign.method.transforms import parse_transform
 from infalign.pipeline.records import FORMAT, records
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.report.evaluated import Evaluated
 from infalign.report.page import examples, saturated, write
-from infalign.report.pictures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.report.results import read_results, write_results
+from infalign.report.run_figures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
+from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import comparison_rows, print_table
-from infalign.report.words import knowledge, likelihood_in_words, verdict
+from infalign.report.verdict_text import knowledge, likelihood_in_words, verdict
 from infalign.theory.law import law_at_kl
 from infalign.theory.rank_correlation import supported_correlation
 
@@ -96,7 +96,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
             spent = kl if name == next(iter(recipe.policies)) else 0.5
             scores["kl"] = spent / 5 * rng.gamma(5, 1.0, PROMPTS * SAMPLES)
         write_table(layout.evaluation(name) / "scores.parquet", pa.table(columns | scores))
-    write_results(Evaluated.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
+    write_results(ScoredSamples.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
 
     steps = [{"step": step, "loss": 1 / step} for step in range(1, 6)]
     online = [row | {"win_rate": 0.5 + 0.05 * row["step"], "kl": 0.01, "reward": 0.1} for row in steps]
@@ -167,7 +167,7 @@ def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
 def test_what_speaks_against_the_results_comes_before_them(run, tmp_path):
     """It stands in words before the verdict, units that share it together, and is not there where nothing does."""
     page = html_of(run[1])
-    said = "train-aware, train-plain: the training had 5 optimiser steps"
+    said = "train-aware, train-plain: the training had 5 optimizer steps"
     assert 0 < page.index(said) < page.index('<section class="verdict"')
     recipe = make_recipe(tmp_path, policies={"aware": QRPO}, gold=False, judge=None)
     finish_run(tmp_path, recipe)
@@ -361,7 +361,7 @@ def test_control_characters_of_a_model_are_shown_as_such(tmp_path):
 def test_served_example_is_the_best_of_the_first_n(run):
     """An example's response has the highest reward of the model's first four samples for that prompt."""
     recipe, root = run
-    evaluated = Evaluated.of(recipe, Layout(root))
+    evaluated = ScoredSamples.of(recipe, Layout(root))
     rewards = evaluated.column("aware", "reward")
     for p, example in enumerate(examples(evaluated, recipe.policies)):
         aware = next(model for model in example["models"] if model["name"] == "aware")
@@ -379,7 +379,7 @@ def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_p
     evaluate = {"prompts": PROMPTS, "samples": SAMPLES, "max_n": 2, "rewind": name}
     recipe = make_recipe(tmp_path, policies={"only": QRPO}, gold=False, judge=None, procedure=name, evaluate=evaluate)
     finish_run(tmp_path, recipe)
-    evaluated = Evaluated.of(recipe, Layout(tmp_path))
+    evaluated = ScoredSamples.of(recipe, Layout(tmp_path))
     base, places = evaluated.column("reference", "reward"), set()
     for p, example in enumerate(examples(evaluated, recipe.policies)):
         for model in example["models"]:
@@ -395,7 +395,7 @@ def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_p
 def test_saturation_of_exchangeable_samples_is_one_in_k_plus_one(run):
     """Fresh base samples beat all K calibrating ones with probability 1/(K + 1), which the interval covers."""
     recipe, root = run
-    found = saturated(Evaluated.of(recipe, Layout(root)), recipe.policies)
+    found = saturated(ScoredSamples.of(recipe, Layout(root)), recipe.policies)
     assert found["reference"]["low"] <= 1 / (SAMPLES // 2 + 1) <= found["reference"]["high"]
     assert found["aware"]["low"] > found["reference"]["high"]
 
@@ -615,7 +615,7 @@ def test_the_page_asks_for_nothing_and_examples_wait_for_a_click(run, browser):
 
 
 def test_figures_follow_the_dark_scheme(run, browser):
-    """The axis labels of a figure have the colour of the page's text in both schemes."""
+    """The axis labels of a figure have the color of the page's text in both schemes."""
     seen = set()
     for scheme in ("light", "dark"):
         show(browser, run[1] / "report.html", 1200, scheme)

@@ -15,7 +15,6 @@ from infalign.compare.tables import draw_win_rates, make_sheets
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound
-from infalign.evaluation.matched import Matched, widen
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
@@ -26,8 +25,8 @@ from infalign.pipeline.records import records
 from infalign.pipeline.units import Unit
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.report.evaluated import Evaluated
-from infalign.report.one_kl import AtOneKL
+from infalign.report.equal_kl import AtOneKL, Matched
+from infalign.report.scored_samples import ScoredSamples
 from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
@@ -101,17 +100,14 @@ def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Co
         with whole_run.open_run(policies.recipe) as run:
             # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
             whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
-        wider = policies.bracketed(_mean_kl(policies)) if rounds else policies
+        if not rounds:
+            return policies
+        evaluated = ScoredSamples.of(policies.recipe, run.layout)
+        kls = {name: float(evaluated.kl(name).mean()) for name in policies.recipe.policies}
+        wider = policies.bracketed(kls | {name: best_of_n_kl_bound(n) for name, n in policies.best_of_n.items()})
         if wider.recipe.policies.keys() == policies.recipe.policies.keys():
             return policies
         policies, rounds = wider, rounds - 1
-
-
-def _mean_kl(policies: MethodPolicies) -> dict[str, float]:
-    """Return the mean KL of every policy in nats; of Best-of-n itself the bound."""
-    evaluated = Evaluated.of(policies.recipe, Layout(Path(policies.recipe.run_dir)))
-    kls = {name: float(evaluated.kl(name).mean()) for name in policies.recipe.policies}
-    return kls | {name: best_of_n_kl_bound(n) for name, n in policies.best_of_n.items()}
 
 
 class Comparison:
@@ -123,7 +119,7 @@ class Comparison:
     def __init__(self, policies: MethodPolicies) -> None:
         recipe, n = policies.recipe, extreme_procedure(policies.recipe).n
         self.policies, self.recipe, self.layout = policies, recipe, Layout(Path(recipe.run_dir))
-        self.evaluated, self.records = Evaluated.of(recipe, self.layout), records(self.layout.root)
+        self.evaluated, self.records = ScoredSamples.of(recipe, self.layout), records(self.layout.root)
         self.served: list[Served] = [Standard(), BestOfN(n), WorstOfN(n)]
         self.kls = {name: self.evaluated.kl(name) for name in recipe.policies}
         self.wins: dict[str, Wins] = {name: self.evaluated.wins(name, self.served) for name in recipe.policies}
@@ -193,39 +189,30 @@ class Comparison:
         found |= {"not_bracketed": at.not_bracketed, "win_rates": {}, "theory": {}, "gains": {}}
         if at.kl is None:
             return found
-        laws = {method: law for method in at.methods if (law := at.law(method, at.kl)) is not None}
-        for procedure in self.served:
-            name = procedure.name
-            found["theory"][name] = {method: law.win_rate(procedure) for method, law in laws.items()}
-            for judge in self.evaluated.sources:
-                matched = {
-                    method: at.matched(
-                        method, {own: self.wins[own][judge][name] for own in names}, at.gain(method, procedure)
-                    )
-                    for method, names in at.methods.items()
-                }
-                found["gains"].setdefault(judge, {})[name] = self._gains(matched)
-                found["win_rates"].setdefault(judge, {})[name] = {
-                    method: widen(self.evaluated.estimated_share(m.values), m.shift, least=0.0)
-                    for method, m in matched.items()
-                }
+        found["theory"] = at.theory(self.served)
+        for judge in self.evaluated.sources:
+            matched = {
+                served.name: at.win_rates({name: won[judge][served.name] for name, won in self.wins.items()}, served)
+                for served in self.served
+            }
+            found["gains"][judge] = {served: self._gains(methods) for served, methods in matched.items()}
+            found["win_rates"][judge] = {
+                served: {method: m.estimate(self.evaluated.intervals) for method, m in methods.items()}
+                for served, methods in matched.items()
+            }
         return found
 
     def _gains(self, found: Mapping[str, Matched]) -> Numbers:
         """Return the trained baseline with the highest mean, and how far each of our methods is above it, by prompt."""
-        baselines = [method for method in found if not read_method(method).ours and method != BEST_OF_N]
+        ours = [method for method in found if read_method(method).ours]
+        baselines = [method for method in found if method not in ours and method != BEST_OF_N]
         if not baselines:
             return {"baseline": None, "gain": {}}
         best = max(baselines, key=lambda method: float(found[method].values.mean()))
-        gains = {
-            method: widen(self.evaluated.estimated(m.values - found[best].values), m.shift, -found[best].shift)
-            for method, m in found.items()
-            if read_method(method).ours
-        }
-        return {"baseline": best, "gain": gains}
+        return {"baseline": best, "gain": {m: found[m].gain_over(found[best], self.evaluated.intervals) for m in ours}}
 
 
-def serve_best_of_n(recipe: Recipe, evaluated: Evaluated, n: int, served: Sequence[Served]) -> tuple[Array, Wins]:
+def serve_best_of_n(recipe: Recipe, evaluated: ScoredSamples, n: int, served: Sequence[Served]) -> tuple[Array, Wins]:
     """Return the estimated KL (P,) of Best-of-n to the reference, and its win rates by judge and procedure.
 
     Served by a procedure that is not extreme, it is served once.

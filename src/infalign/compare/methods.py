@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from infalign.core.display import COLOURS, INK, QUIET
+from infalign.core.display import COLORS, INK, QUIET
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import hint
 from infalign.evaluation.best_of_n import best_of_n_kl_bound
@@ -20,7 +20,7 @@ from infalign.training.solvers.offline import Offline
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 BEST_OF_N = "best-of-n"  # the method that trains nothing
 EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
-SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLOURS, strict=True)) | {"resample": QUIET}
+SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLORS, strict=True)) | {"resample": QUIET}
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from infalign.compare.methods import BEST_OF_N, METHODS, extreme_procedure, nearest_n, read_method
 from infalign.core.errors import ConfigError
-from infalign.evaluation.matched import MAX_KL_RATIO, MIN_KL
 from infalign.method.transforms import Log
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
+from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 from infalign.theory.law import Law, law_at_kl
 from infalign.training.solvers.base import Solver, ToBestOfN
 
@@ -42,24 +42,21 @@ class MethodPolicies:
         self.by_method: dict[str, list[str]] = {method: [] for method in methods}
         self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
         self.best_of_n: dict[str, int] = {}
-        if BEST_OF_N in methods:
-            largest = _largest_n(source)
-            for budget in budgets:
-                n = min(nearest_n(budget), largest)
-                self.best_of_n[f"best-of-{n}"] = n
-                self.by_budget[budget].append(f"best-of-{n}")
-            self.by_method[BEST_OF_N] = list(self.best_of_n)
         policies: dict[str, Solver] = {}
-        trained = [method for method in methods if method != BEST_OF_N]
-        alone = [(budget, [method]) for method, own in self.more_budgets.items() for budget in own]
-        for budget, together in [*((budget, trained) for budget in budgets), *alone]:
-            for method, policy in _policies_at(source, together, budget).items():
-                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
-                if source.policies.get(name, policy).model_dump() != policy.model_dump():
-                    raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
-                if name not in policies:
-                    self.by_method[method].append(name)
-                policies[name] = policy
+        for method, names in self.by_method.items():
+            for budget in (*budgets, *self.more_budgets.get(method, ())):
+                if method == BEST_OF_N:
+                    n = min(nearest_n(budget), _largest_n(source))
+                    name = f"best-of-{n}"
+                    self.best_of_n[name] = n
+                else:
+                    policy = _policy_at(source, method, budget)
+                    name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
+                    if source.policies.get(name, policy).model_dump() != policy.model_dump():
+                        raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
+                    policies[name] = policy
+                if name not in names:
+                    names.append(name)
                 if budget in budgets:
                     self.by_budget[budget].append(name)
         self.recipe = source.model_copy(update={"policies": policies})
@@ -131,11 +128,11 @@ def _largest_n(recipe: Recipe) -> int:
     return largest
 
 
-def _policies_at(recipe: Recipe, methods: Sequence[str], budget: float) -> dict[str, Solver]:
-    """Return the policy of each method at a budget, checked as part of the recipe."""
-    settings = {name: read_method(name).settings(recipe, budget) for name in methods}
+def _policy_at(recipe: Recipe, method: str, budget: float) -> Solver:
+    """Return the policy of a method at a budget, checked as part of the recipe."""
+    settings = {"policies": {method: read_method(method).settings(recipe, budget)}}
     try:
-        return Recipe.model_validate(recipe.model_dump() | {"policies": settings}).policies if settings else {}
+        return Recipe.model_validate(recipe.model_dump() | settings).policies[method]
     except ValidationError as error:
         reasons = (
             f"{'.'.join(map(str, e['loc']))} {e['msg'].removeprefix('Value error, ')}".lstrip() for e in error.errors()
@@ -147,8 +144,7 @@ def _can_spend(recipe: Recipe, method: str, budget: float) -> bool:
     """Return whether a method may have a budget with the run's rollouts."""
     references = partial(reference_rewards, Layout(Path(recipe.run_dir)))
     try:
-        for policy in _policies_at(recipe, [method], budget).values():
-            policy.theory.raw_beta(recipe.procedure, references)
+        _policy_at(recipe, method, budget).theory.raw_beta(recipe.procedure, references)
     except ConfigError:
         return False
     return True

@@ -13,13 +13,14 @@ from rich.console import Console
 from infalign.compare.methods import read_method
 from infalign.core import display
 from infalign.core.display import Estimate
-from infalign.evaluation.matched import MAX_EXTRAPOLATION, MAX_KL_RATIO
 from infalign.method.procedures import parse_procedure
 from infalign.report.curve_figures import plot_line
-from infalign.report.words import SPOKEN
+from infalign.report.equal_kl import MAX_EXTRAPOLATION, MAX_KL_RATIO
+from infalign.report.verdict_text import SPOKEN
 from infalign.theory.curve import parse_transform_or_optimum, sweep
 
 Numbers = dict[str, Any]
+CAPTURED = {"efficiency": "efficiency", "share": "share of the gap"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Sheet:
 
 
 def make_sheets(results: Numbers) -> list[Sheet]:
-    """Return the tables of a comparison: policies, their cost, the methods and our gains at the KL of each budget."""
-    sheets = [*(_policies(results, judge) for judge in results["judges"]), _shares(results), _costs(results)]
+    """Return the tables of a comparison: policies, what training reached and cost, methods and gains at each budget."""
+    sheets = [*(_policies(results, judge) for judge in results["judges"]), _training(results)]
     for at in results["matched"]:
         sheets += [_at_one_kl(results, at), *_gains(results, at)]
     return sheets
@@ -68,11 +69,7 @@ def print_comparison(results: Numbers, console: Console) -> None:
 def _policies(results: Numbers, judge: str) -> Sheet:
     policies, procedures = results["policies"], results["procedures"]
     rows = [
-        [
-            name,
-            display.plus_minus(policy["kl"]),
-            *(display.share(policy["win_rates"][judge][procedure]) for procedure in procedures),
-        ]
+        [name, display.plus_minus(policy["kl"]), *(display.share(policy["win_rates"][judge][p]) for p in procedures)]
         for name, policy in policies.items()
     ]
     notes = [
@@ -84,97 +81,94 @@ def _policies(results: Numbers, judge: str) -> Sheet:
             if "n" in policy
         ),
     ]
-    columns = ("policy", "KL, nats", *(f"{procedure}, %" for procedure in procedures))
-    return Sheet(f"Win rate against the reference, both served alike, by {SPOKEN[judge]}", columns, rows, notes)
+    title = f"Win rate against the reference, both served alike, by {SPOKEN[judge]}"
+    return Sheet(title, ("policy", "KL, nats", *_in_percent(procedures)), rows, notes)
 
 
-def _shares(results: Numbers) -> Sheet:
-    captured = {name: policy["captured"] for name, policy in results["policies"].items() if "captured" in policy}
+def _training(results: Numbers) -> Sheet:
+    trained = {name: policy for name, policy in results["policies"].items() if "cost" in policy}
     rows = [
-        [name, *("–" if found[key] is None else display.ratio(found[key]) for key in ("efficiency", "share"))]
-        for name, found in captured.items()
+        [
+            name,
+            *("–" if (part := policy["captured"][key]) is None else display.ratio(part) for key in CAPTURED),
+            f"{policy['cost']['generated_tokens']:,}",
+            f"{policy['cost']['seconds']:,.1f}",
+            f"{policy['cost']['peak_memory'] / 2**20:,.0f}",
+        ]
+        for name, policy in trained.items()
     ]
+    shared = results["shared_cost"]
     notes = [
         "Efficiency: the gain of the standard win rate over one half, by the reward, relative to the most that this KL "
         "can buy. At small KL it is the correlation of log π/π_ref with the rank; the rest of the KL is noise.",
         f"Share: where the {results['procedure']} win rate lies between what theory gives at this KL, to a policy that "
         "is free for every prompt, for the identity (0) and for the optimum (1).",
         *(
-            f"{name} spent {results['policies'][name]['kl']['mean']:.3g} nats, for which there is no theory: "
-            f"{found['none']}."
-            for name, found in captured.items()
-            if "none" in found
+            f"{name} spent {policy['kl']['mean']:.3g} nats, for which there is no theory: {policy['captured']['none']}."
+            for name, policy in trained.items()
+            if "none" in policy["captured"]
         ),
-    ]
-    return Sheet("How much of theory's gain arrives", ("policy", "efficiency", "share of the gap"), rows, notes)
-
-
-def _costs(results: Numbers) -> Sheet:
-    costs = {name: policy["cost"] for name, policy in results["policies"].items() if "cost" in policy}
-    rows = [
-        [name, f"{cost['generated_tokens']:,}", f"{cost['seconds']:,.1f}", f"{cost['peak_memory'] / 2**20:,.0f}"]
-        for name, cost in costs.items()
-    ]
-    shared = results["shared_cost"]
-    notes = [
         f"Before all of them, once: {shared['responses']:,} rollouts of {shared['generated_tokens']:,} tokens, "
         f"{shared['seconds']:,.1f} s with scores and calibration.",
         "Peak memory is that of the training process with its libraries, on a GPU that of its tensors.",
     ]
-    columns = ("policy", "generated tokens", "seconds", "peak memory, MiB")
-    return Sheet("What training cost, besides the shared rollouts", columns, rows, notes)
+    columns = ("policy", *CAPTURED.values(), "generated tokens", "seconds", "peak memory, MiB")
+    return Sheet("What training reached of theory's gain, and what it cost", columns, rows, notes)
 
 
 def _at_one_kl(results: Numbers, at: Numbers) -> Sheet:
-    procedures, first_judge = results["procedures"], results["judges"][0]
-    columns = ("method", "judged by", *(f"{procedure}, %" for procedure in procedures))
+    procedures, outside = results["procedures"], at["not_bracketed"]
+    columns = ("method", "judged by", *_in_percent(procedures))
     notes = [f"Half of the methods spent more than {at['median']:.2f} nats for this budget."]
     if at["left_out"]:
         spent = (f"{method} ({kl:.2f} nats)" for method, kl in at["left_out"].items())
         notes.append(f"Left out, for spending less than 1/{MAX_KL_RATIO:g} of this: {', '.join(spent)}.")
-    if any(at["theory"].values()):
+    if at["kl"] is None:
+        return Sheet(f"Budget {at['budget']:g} nats", columns, [], notes)
+    theory = at["theory"]
+    if any(theory.values()):
         notes.append(
             "Theory: the method's transformation at this KL, by the reward, if every prompt's policy were free."
         )
-    if at["kl"] is None:
-        return Sheet(f"Budget {at['budget']:g} nats", columns, [], notes)
-    compared = at["win_rates"][first_judge][procedures[0]]
-    rows, near = [], []
-    for method, kl in at["not_bracketed"].items():
-        if method in compared:
-            near.append(f"{method} (at least {kl:.2f} nats)")
-        else:
-            rows.append([method, f"not bracketed: spent at least {kl:.2f} nats", *["–"] * len(procedures)])
-    if near:
+    compared = at["win_rates"][results["judges"][0]][procedures[0]]
+    if near := [f"{method} (at least {kl:.2f} nats)" for method, kl in outside.items() if method in compared]:
         notes.append(
             f"Not bracketed, but compared by extrapolation over less than {MAX_EXTRAPOLATION:g}: {', '.join(near)}."
         )
+    rows = [
+        [method, f"not bracketed: spent at least {kl:.2f} nats", *["–"] * len(procedures)]
+        for method, kl in outside.items()
+        if method not in compared
+    ]
     for method in compared:
-        for judge, wins in at["win_rates"].items():
-            first = method if judge == first_judge else ""
-            rows.append([first, judge, *(display.share(wins[procedure][method]) for procedure in procedures)])
-        if method in at["theory"][procedures[0]]:
-            rows.append(["", "theory", *(f"{100 * at['theory'][procedure][method]:.1f}" for procedure in procedures)])
+        of_method = [
+            [judge, *(display.share(wins[p][method]) for p in procedures)] for judge, wins in at["win_rates"].items()
+        ]
+        if method in theory[procedures[0]]:
+            of_method.append(["theory", *(f"{100 * theory[p][method]:.1f}" for p in procedures)])
+        rows += [[method if i == 0 else "", *row] for i, row in enumerate(of_method)]
     return Sheet(f"Budget {at['budget']:g} nats: the methods at {at['kl']:.2f} nats", columns, rows, notes)
 
 
 def _gains(results: Numbers, at: Numbers) -> list[Sheet]:
     """Return a table per judge of our gains over the best trained baseline, if the comparison has both."""
-    notes = [
+    note = (
         "The baseline is the trained one that came out best on these prompts, which favors it a little; the intervals "
         "do not allow for that choice."
-    ]
+    )
     sheets = []
     for judge, gains in at["gains"].items():
         by_procedure = [gains[procedure] for procedure in results["procedures"]]
-        rows = [
-            [method, *(display.gain(one["gain"][method]) for one in by_procedure)] for method in by_procedure[0]["gain"]
-        ]
-        if rows:
-            rows.insert(0, ["baseline", *(one["baseline"] for one in by_procedure)])
-            title = f"Points above the best baseline at {at['kl']:.2f} nats by {SPOKEN[judge]}"
-            sheets.append(Sheet(title, ("method", *results["procedures"]), rows, notes))
+        rows = [["baseline", *(one["baseline"] for one in by_procedure)]]
+        rows += [[m, *(display.gain(one["gain"][m]) for one in by_procedure)] for m in by_procedure[0]["gain"]]
+        title = f"Points above the best baseline at {at['kl']:.2f} nats by {SPOKEN[judge]}"
+        if len(rows) > 1:
+            sheets.append(Sheet(title, ("method", *results["procedures"]), rows, [note]))
     return sheets
+
+
+def _in_percent(procedures: Sequence[str]) -> list[str]:
+    return [f"{procedure}, %" for procedure in procedures]
 
 
 def draw_win_rates(results: Numbers, judge: str, folder: Path) -> None:

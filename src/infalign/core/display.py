@@ -17,7 +17,7 @@ MARKERS = "osD^vP"
 
 
 def say(console: "Console", text: str, *, markup: bool = True, wrap: bool = False) -> None:
-    """Print a text without coloured numbers; a long line is not broken, so that a path in it can be copied."""
+    """Print a text without colored numbers; a long line is not broken, so that a path in it can be copied."""
     console.print(text, highlight=False, markup=markup, soft_wrap=not wrap)
 
 
@@ -116,8 +116,8 @@ def duration(seconds: float) -> str:
 
 PAPER, INK = "#ffffff", "#1c2024"  # in a report they become CSS variables, which follow the light or dark scheme
 QUIET = "#85898f"  # legible on both
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito, for every colour vision
-LOOKS = [(COLOURS[i % 6], MARKERS[(i + i // 6) % 6]) for i in range(12)]  # no two alike
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito, for every color vision
+LOOKS = [(COLORS[i % 6], MARKERS[(i + i // 6) % 6]) for i in range(12)]  # no two alike
 STYLE = {
     "font.size": 10,
     "axes.titlesize": 10,

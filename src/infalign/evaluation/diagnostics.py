@@ -46,7 +46,7 @@ def agreement(rewards_PM: Array, judged_PM: Array) -> Array:
     """Return Spearman's correlation of two sources of rewards within each prompt, shape (P′,).
 
     Prompts where all rewards of one source tie are left out. The agreement of reward and judge bounds
-    what a policy can win by the judge; that of reward and length shows what is learnt besides. P′ may be 0.
+    what a policy can win by the judge; that of reward and length shows what is learned besides. P′ may be 0.
     """
     differ = (np.ptp(rewards_PM, axis=1) > 0) & (np.ptp(judged_PM, axis=1) > 0)
     judged = judged_PM[differ]

@@ -21,7 +21,7 @@ MAX_LOG_ODDS = 20.0  # log odds beyond this mean that the likelihood has no maxi
 def length_controlled(
     blocks: Sequence[tuple[Samples, Samples]], procedure: Procedure, base_procedure: Procedure | None = None
 ) -> Array:
-    """Return values, one a prompt, whose mean is the win rate at equal length, because judges favour length.
+    """Return values, one a prompt, whose mean is the win rate at equal length, because judges favor length.
 
     Over all pairs of samples, weighed as they are served, logit P(win) = α + γ·tanh(Δ/s) is fitted, Δ the policy's
     length minus the base's and s its standard deviation; the win rate at equal length is σ(α), which is AlpacaEval 2's

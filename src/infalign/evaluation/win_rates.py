@@ -216,7 +216,7 @@ def threshold_weights(references: int, procedure: RewindAndRepeat) -> Array:
     fewer than 12 references for two thirds as many functions as references, of the lowest k. Their sum is 1; some are
     negative, and none lies far from the quantile, so that what no φ describes vanishes with many references. The price
     is noise: about twice the standard deviation with 12 references, 1.3 times with 32. Where rewards take few values
-    and one of them spans the quantile's neighbourhood, T jumps and what is left is a few per cent.
+    and one of them spans the quantile's neighborhood, T jumps and what is left is a few per cent.
     """
     q, moments = procedure.quantile, procedure.n + KINDS_OF_BEND
     rank = np.arange(1, references + 1)

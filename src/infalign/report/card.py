@@ -12,7 +12,7 @@ from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.results import read_results
-from infalign.report.words import likelihood_in_words
+from infalign.report.verdict_text import likelihood_in_words
 from infalign.rewards.settings import RewardSource
 from infalign.training.solvers.base import JUDGED
 

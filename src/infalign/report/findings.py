@@ -16,7 +16,7 @@ from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.solvers.offline import Offline
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
-FEW_STEPS = 10  # the first optimiser step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
+FEW_STEPS = 10  # the first optimizer step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
 CHANCE = 0.5  # the accuracy of a coin
 
 
@@ -117,7 +117,7 @@ def _of_training(summary: Summary) -> Iterator[str]:
     history = summary.get("history")
     if history and (steps := history[-1]["step"]) < FEW_STEPS:
         yield (
-            f"the training had {counted(steps, 'optimiser step')}, the first at learning rate 0; "
+            f"the training had {counted(steps, 'optimizer step')}, the first at learning rate 0; "
             "raise its fit.epochs or lower its fit.batch_size"
         )
     if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):

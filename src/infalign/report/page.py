@@ -1,15 +1,19 @@
 """The report of a finished run: one HTML file that opens offline."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infalign.core.display import amount, gain, number, ratio, share
+from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.evaluation.diagnostics import rank_error, saturation
-from infalign.evaluation.matched import MAX_EXTRAPOLATION
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.ownership import claim
@@ -18,11 +22,11 @@ from infalign.recipe.data_dependent import policy_betas, reference_rewards, reso
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
-from infalign.report.evaluated import Evaluated
+from infalign.report.equal_kl import MAX_EXTRAPOLATION
 from infalign.report.explorer import explorer_of_run
 from infalign.report.findings import findings, sentences
-from infalign.report.html import check_drawable, embedded, script_hash, template
-from infalign.report.pictures import (
+from infalign.report.results import policy_looks, read_results
+from infalign.report.run_figures import (
     STYLE,
     Look,
     Picture,
@@ -34,11 +38,12 @@ from infalign.report.pictures import (
     win_rate_by_kl,
     win_rate_by_n,
 )
-from infalign.report.results import policy_looks, read_results
+from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import comparison_rows
-from infalign.report.words import SPOKEN, Numbers, judged_in_words, likelihood_in_words, verdict
+from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, likelihood_in_words, verdict
 
 SHOWN_EXAMPLES = 4
+CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
 
 
 def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
@@ -47,10 +52,12 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     ``layout`` is that of a run whose evaluation is done, and ``finished`` names the units whose records count. Raises
     ConfigError without matplotlib or jinja2.
     """
-    check_drawable()
-    import matplotlib
-
-    root, evaluated = layout.root, Evaluated.of(recipe, layout)
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
+    root, evaluated = layout.root, ScoredSamples.of(recipe, layout)
     recorded = records(root)
     results, made = read_results(root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
@@ -62,13 +69,13 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         claim(root / "figures", (f"{name}{ending}" for name in names for ending in (".svg", ".png")))
         figures = {
             section: [
-                save_picture(p, root / "figures") | {"png": embedded(root / "figures" / f"{p.name}.png", "image/png")}
+                save_picture(p, root / "figures") | {"png": _embedded(root / "figures" / f"{p.name}.png", "image/png")}
                 for p in found
             ]
             for section, found in pictures.items()
         }
     explorer = explorer_of_run(results)
-    html = template("infalign.report", "report.html.j2").render(
+    html = _template().render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.rewind,
@@ -82,9 +89,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         judged=judged_in_words(results),
         likelihood=likelihood_in_words(results),
         explorer=explorer,
-        explorer_hash=script_hash(explorer),
+        explorer_hash=_script_hash(explorer),
         figures=figures,
-        results_json=embedded(layout.results, "application/json"),
+        results_json=_embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
         saturation=saturated(evaluated, policies),
         examples=examples(evaluated, recipe.policies),
@@ -97,8 +104,35 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     write_text(layout.report, html)
 
 
+def _template() -> Any:
+    """Return the page's template. Control characters, which a model may write and a page cannot hold, become U+FFFD."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("infalign.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value.translate(CONTROL) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
+    return environment.get_template("report.html.j2")
+
+
+def _embedded(path: Path, kind: str) -> str:
+    """Return a file as a ``data:`` address, with which the page is whole wherever it is sent."""
+    return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
+
+
+def _script_hash(page: str) -> str:
+    """Return the name of a page's script by which a Content-Security-Policy allows it and no other."""
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
+
+
 def _pictures(
-    evaluated: Evaluated, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
+    evaluated: ScoredSamples, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
     """Return the figures of each section."""
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
@@ -121,7 +155,7 @@ def _pictures(
     }
 
 
-def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[str, float]]:
+def saturated(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, dict[str, float]]:
     """Return the share of each model's samples that beat every base sample of the calibrating half.
 
     All these samples have the same rank, so the estimate cannot tell how good they are. For fresh base samples and K
@@ -134,7 +168,7 @@ def saturated(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, dict[s
     return {name: evaluated.estimated_share(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
 
 
-def examples(evaluated: Evaluated, policies: Iterable[str]) -> list[Numbers]:
+def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]:
     """Return the first test prompts, each with what every model serves if it draws its samples in order, and its first.
 
     ``order`` is a random order of the models, for readers who do not want to know which is which.

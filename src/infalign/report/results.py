@@ -16,7 +16,6 @@ from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.matched import MAX_EXTRAPOLATION, MIN_KL, widen
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
@@ -24,8 +23,8 @@ from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
-from infalign.report.evaluated import Evaluated
-from infalign.report.one_kl import AtOneKL
+from infalign.report.equal_kl import MAX_EXTRAPOLATION, MIN_KL, AtOneKL
+from infalign.report.scored_samples import ScoredSamples
 from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
 from infalign.theory.optimum import optimal_by
 from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
@@ -35,7 +34,9 @@ FORMAT = 4  # of the numbers; increase it when they change their form, and they 
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 
 
-def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_progress: OnProgress) -> dict[str, Any]:
+def write_results(
+    evaluated: ScoredSamples, solvers: Mapping[str, Solver], *, on_progress: OnProgress
+) -> dict[str, Any]:
     """Write ``results.json`` and return its headline numbers.
 
     Responses are selected by ``reward``, as they would be when served, and judged by each reward source in turn. With
@@ -88,7 +89,7 @@ def write_results(evaluated: Evaluated, solvers: Mapping[str, Solver], *, on_pro
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return each policy's colour and marker: its own for the best by who did not select, as many as there are."""
+    """Return each policy's color and marker: its own for the best by who did not select, as many as there are."""
     judge, policies = unseen(results)[0], results["policies"]
     best = list(policies)
     if len(policies) > len(LOOKS):
@@ -105,7 +106,7 @@ def unseen(results: Mapping[str, Any]) -> list[str]:
 
 
 def _policy_numbers(
-    evaluated: Evaluated, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
+    evaluated: ScoredSamples, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
 ) -> dict[str, Any]:
     """Return the numbers of one policy."""
     aim = evaluated.procedure
@@ -121,7 +122,7 @@ def _policy_numbers(
     }
 
 
-def sample_numbers(evaluated: Evaluated, name: str, wins: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
     """Return what the samples of a model say: KL, length, win rates and ties."""
     own, base = (
         {source: evaluated.column(model, source) for source in (*evaluated.sources, "length")}
@@ -152,7 +153,7 @@ def sample_numbers(evaluated: Evaluated, name: str, wins: Mapping[str, Mapping[s
 
 
 def _at_equal_length(
-    evaluated: Evaluated, policy: Samples, base: Samples, procedure: Served
+    evaluated: ScoredSamples, policy: Samples, base: Samples, procedure: Served
 ) -> dict[str, float] | dict[str, str]:
     """Return the length-controlled win rate with its interval, or the reason why there is none."""
     try:
@@ -162,7 +163,7 @@ def _at_equal_length(
 
 
 def _knowledge(
-    evaluated: Evaluated, solvers: Mapping[str, Solver], wins: Mapping[str, Mapping[str, Array]]
+    evaluated: ScoredSamples, solvers: Mapping[str, Solver], wins: Mapping[str, Mapping[str, Array]]
 ) -> dict[str, Any]:
     """Return for each policy with a law ρ, how well it knows ranks, and what a policy of this ρ and KL wins by each Φ.
 
@@ -210,7 +211,7 @@ def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: fl
 
 
 def _judged(
-    evaluated: Evaluated, solvers: Mapping[str, Solver], judge: str, policies: Mapping[str, Any]
+    evaluated: ScoredSamples, solvers: Mapping[str, Solver], judge: str, policies: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what theory expects by a judge that is not the reward, from the reference's samples that both scored.
 
@@ -248,7 +249,7 @@ def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
 
 
-def _held_out_likelihood(evaluated: Evaluated, policies: Iterable[str]) -> dict[str, Any]:
+def _held_out_likelihood(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
     """Return log π per token of the reference, and each policy's with its paired difference to the reference's."""
     base, *own = (
         read_table(evaluated.layout.held_out_likelihood(name))["logprob_per_token"].to_numpy()
@@ -284,7 +285,7 @@ def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | 
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
 
 
-def at_one_kl(evaluated: Evaluated, solvers: Mapping[str, Solver]) -> AtOneKL:
+def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneKL:
     """Return a run's methods at one KL; a student is left out if it spends less than 1/1.25 of the median."""
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():
@@ -297,12 +298,12 @@ def at_one_kl(evaluated: Evaluated, solvers: Mapping[str, Solver]) -> AtOneKL:
 
 
 def _matched(
-    evaluated: Evaluated, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
+    evaluated: ScoredSamples, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
 ) -> dict[str, Any] | None:
     """Return the win rates of the methods at one KL (`AtOneKL`), and their paired differences.
 
     The intervals contain the error of interpolation; methods that are not comparable have no win rate. None for one
-    method, or if none has learnt.
+    method, or if none has learned.
     """
     aim, at = evaluated.procedure, at_one_kl(evaluated, solvers)
     if len({policy.method for policy in solvers.values()}) < 2 or at.kl is None:
@@ -310,26 +311,22 @@ def _matched(
     first = next(iter(solvers.values())).method
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:
-        by_policy = {name: by_judge[judge] for name, by_judge in wins.items()}
-        found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
+        found = at.win_rates({name: by_judge[judge] for name, by_judge in wins.items()}, aim)
         rows[judge] = {
-            "win_rates": {
-                method: widen(evaluated.estimated_share(m.values), m.shift, least=0.0) for method, m in found.items()
-            },
+            "win_rates": {method: m.estimate(evaluated.intervals) for method, m in found.items()},
             "gain_over": {
-                other: widen(evaluated.estimated(found[first].values - m.values), found[first].shift, -m.shift)
+                other: found[first].gain_over(m, evaluated.intervals)
                 for other, m in found.items()
                 if first in found and other != first
             },
         }
-    laws = {method: law for method in at.methods if (law := at.law(method, at.kl)) is not None}
     return {
         "kl": at.kl,
         "first": first,
         "left_out": at.left_out,
         "not_bracketed": at.not_bracketed,
         "judges": rows,
-        "theory": {method: law.win_rate(aim) for method, law in laws.items()},
+        "theory": at.theory([aim])[aim.name],
     }
 
 

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
 from infalign.report.results import read_results
-from infalign.report.words import Numbers, knowledge, verdict
+from infalign.report.verdict_text import Numbers, knowledge, verdict
 
 
 def print_table(root: Path, console: Console) -> None:

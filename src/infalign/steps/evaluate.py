@@ -19,8 +19,8 @@ from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import resolved_policy
 from infalign.report.card import write_card
-from infalign.report.evaluated import Evaluated
 from infalign.report.results import FORMAT, read_results, write_results
+from infalign.report.scored_samples import ScoredSamples
 from infalign.report.trackers import track
 from infalign.rewards.scores import count_scored
 from infalign.rewards.sources import Scorer, load_rewards
@@ -47,7 +47,7 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=tuple(unit.output for unit in asked),
         settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
-        work=partial(summarize, Evaluated.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
+        work=partial(summarize, ScoredSamples.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
     )
     for name in run.recipe.policies:
         yield Unit(
@@ -126,7 +126,7 @@ def _evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> It
 
 
 def summarize(
-    evaluated: Evaluated, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
+    evaluated: ScoredSamples, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
 ) -> Summary:
     """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
     found = {name: resolved_policy(name, solvers, evaluated.layout) for name in solvers}

@@ -16,8 +16,8 @@ from infalign.models.pretrained import model_digest
 from infalign.models.settings import is_hub_id
 from infalign.pipeline.pending import pending
 from infalign.recipe.settings import Recipe
-from infalign.report.evaluated import Evaluated
 from infalign.report.results import sample_numbers
+from infalign.report.scored_samples import ScoredSamples
 from infalign.steps.evaluate import external_evaluation
 from infalign.steps.run import Run
 from infalign.steps.whole_run import do_units, open_run, units
@@ -47,7 +47,7 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         do_units(
             run, [*(unit for unit in wanted if unit.name not in left), *external], until="evaluate", console=console
         )
-        evaluated = Evaluated.of(run.recipe, run.layout)
+        evaluated = ScoredSamples.of(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
         found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
         write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))

@@ -16,7 +16,7 @@ from infalign.recipe.settings import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class ScoredSamples:
     """The samples of a run's models and their scores, as far as they exist."""
 
     layout: Layout
@@ -29,7 +29,7 @@ class Evaluated:
     held_out_likelihood: bool
 
     @classmethod
-    def of(cls, recipe: Recipe, layout: Layout) -> "Evaluated":
+    def of(cls, recipe: Recipe, layout: Layout) -> "ScoredSamples":
         """Return the evaluation of a recipe's run."""
         evaluate = recipe.evaluate
         return cls(

@@ -203,8 +203,8 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
     """Return what most limits the policy: the reward, what the training kept of theory, or the budget."""
     policy, procedure = results["policies"][best], results["procedure"]
     wins = policy["win_rates"]["reward"][procedure]
-    learnt = wins["low"] > 0.5  # else no reward model is to blame
-    for judge in judges if learnt else []:
+    learned = wins["low"] > 0.5  # else no reward model is to blame
+    for judge in judges if learned else []:
         at_its_n = policy["win_rates"][judge][procedure]["low"] > 0.5
         if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
             known = results["base"]["agreement"].get(judge)
@@ -217,7 +217,7 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
     if spent is not None and spent < 1 - KL_TOLERANCE:
         larger = f"Next: the rest of the kl_budget, of which {spent:.0%} is spent: a longer training or a higher rate"
     if policy["theory"] is None:
-        return f"{larger}." if learnt else f"{more}."
+        return f"{larger}." if learned else f"{more}."
     promised = policy["theory"][procedure]
     if promised - wins["high"] > SHORT * (promised - 0.5):
         return f"{more} where theory promises {100 * promised:.1f}% at this KL."

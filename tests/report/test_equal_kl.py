@@ -6,20 +6,19 @@ from scipy.optimize import brentq
 from scipy.special import softmax
 from scipy.stats import norm
 
-from infalign.core.errors import DataError
-from infalign.evaluation.matched import matched, widen
 from infalign.method.procedures import (
     BestOfN,
     Procedure,
     parse_procedure,
 )
 from infalign.method.transforms import parse_transform
+from infalign.report.equal_kl import is_comparable, matched, widen
 from infalign.theory.finite_model import FiniteModel
 from infalign.theory.law import law_at_kl
 
 
 def test_matched_interpolates_the_share_of_theorys_gain() -> None:
-    """A policy's own KL gives its own win rates; elsewhere its share of the curve is linear; beyond, it is refused."""
+    """A policy's own KL gives its own win rates; elsewhere its share of the curve is linear; beyond, there is none."""
 
     def gain(kl: float) -> float:
         return 0.4 * np.sqrt(kl)
@@ -29,14 +28,9 @@ def test_matched_interpolates_the_share_of_theorys_gain() -> None:
     assert matched(budgets, 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
     assert matched(budgets, 2.5, gain).values == pytest.approx(0.5 + 0.625 * gain(2.5))
     assert [matched(budgets, kl, gain).shift for kl in (1.0, 0.81, 2.5)] == pytest.approx([0.0, 0.0, 0.0])
-    with pytest.raises(DataError, match=r"no policy reaches a KL of 4\.5"):
-        matched(budgets, 4.5, gain)
-    with pytest.raises(DataError, match=r"the smallest KL of a policy is 1\.000 nats, more than 1\.25 times 0\.790"):
-        matched(budgets, 0.79, gain)
-    idle = (np.zeros(3), np.full(3, 0.48))  # a policy that learnt nothing has no share of any gain
+    idle = (np.zeros(3), np.full(3, 0.48))  # a policy that learned nothing has no share of any gain
     assert matched([*budgets, idle], 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
-    with pytest.raises(DataError, match="train one with a smaller budget"):
-        matched([*budgets, idle], 0.5, gain)
+    assert [is_comparable((0.0, 1.0, 4.0), kl) for kl in (0.79, 0.81, 4.0, 4.5)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("transform", ["identity", "exp:10"])
@@ -109,7 +103,6 @@ def test_overspending_is_not_flattered() -> None:
     lead = noisy_win_rate(rho, "exp:10", 0.33, served) - noisy_win_rate(rho, "identity", 0.33, served)
     assert lead == pytest.approx(0.010, abs=2e-3)
     budgets = [(np.full(2, kl), np.full(2, noisy_win_rate(rho, "identity", kl, served))) for kl in (0.25, 1.25)]
-    with pytest.raises(DataError, match="train one with a smaller budget"):
-        matched(budgets[1:], 0.33, gain)
+    assert not is_comparable([1.25], 0.33)
     found = matched(budgets, 0.33, gain)
     assert noisy_win_rate(rho, "exp:10", 0.33, served) - found.values.mean() == pytest.approx(lead, abs=2e-3)

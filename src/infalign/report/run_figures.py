@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from infalign.core.display import COLOURS, INK, PAPER, QUIET, amount, number, panels, save, share
+from infalign.core.display import COLORS, INK, PAPER, QUIET, amount, number, panels, save, share
 from infalign.core.display import STYLE as ANY_STYLE
 from infalign.evaluation.diagnostics import uniformity
 from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
-from infalign.report.evaluated import Evaluated
-from infalign.report.words import SPOKEN, Numbers, names_by_n
+from infalign.report.scored_samples import ScoredSamples
+from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
 from infalign.theory.law import Law
 from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
 from infalign.training.solvers.base import Solver
@@ -40,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A policy's colour and marker in every figure and table, and its theoretical law."""
+    """A policy's color and marker in every figure and table, and its theoretical law."""
 
     color: str
     marker: str
@@ -216,7 +216,7 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
     )
 
 
-def rank_histogram(evaluated: Evaluated, results: Numbers) -> Picture:
+def rank_histogram(evaluated: ScoredSamples, results: Numbers) -> Picture:
     """Draw the histogram of the calibrated rewards of fresh base samples against the uniform density they should have.
 
     A rank among K references takes one of K + 1 equally likely values; each is spread over its 1/(K + 1) of [0, 1].
@@ -233,9 +233,9 @@ def rank_histogram(evaluated: Evaluated, results: Numbers) -> Picture:
     axes.bar(
         edges[:-1], [e.mean for e in relative], 1 / bins, align="edge", color=QUIET, alpha=0.45, label="base samples"
     )
-    centres = (edges[:-1] + edges[1:]) / 2
-    axes.vlines(centres, [e.low for e in relative], [e.high for e in relative], color=INK, linewidth=1)
-    axes.axhline(1, color=COLOURS[0], label="uniform")
+    centers = (edges[:-1] + edges[1:]) / 2
+    axes.vlines(centers, [e.low for e in relative], [e.high for e in relative], color=INK, linewidth=1)
+    axes.axhline(1, color=COLORS[0], label="uniform")
     legend(figure)
     distance = results["base"]["distance_from_uniform"]
     chance = _distance_by_chance(prompts, half, samples - half, evaluated.intervals.level)
@@ -267,7 +267,7 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
         shown = [{"win_rate": "standard win rate"}, {"kl": "KL, nats a token"}, {"reward": "Φ of the rank"}]
     else:
         shown = [{"loss": "training", "eval_loss": "held out"}]
-    figure, grid = axes_of("optimiser step", "loss", rows=len(shown))
+    figure, grid = axes_of("optimizer step", "loss", rows=len(shown))
     last = []
     for axes, panel in zip(np.atleast_1d(grid), shown, strict=True):
         for key, label in panel.items():
