@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from finite_optima import best_law
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -162,41 +163,7 @@ def best_of_n(case: Enumerable, n: float) -> Array:
 
 def optimum(case: Enumerable, procedure: BestOfN | WorstOfN, beta: float) -> Array:
     """Return the log-law of the policy that maximises W − β·KL, the aim of maxk, (P, Y)."""
-    if isinstance(procedure, BestOfN):
-        return np.log([model.optimum(procedure, beta=beta).policy for model in case.finite()])
-    return np.stack([_worst_of_n_optimum(model, procedure, beta) for model in case.finite()])
-
-
-def _worst_of_n_optimum(model: FiniteModel, procedure: WorstOfN, beta: float) -> Array:
-    """Return the log-law of the policy that maximises W − β·KL under Worst-of-N, (Y,).
-
-    From one response to the next worse, log q = log π/π_ref falls by N·S^{N−1}·(rise of its win rate)/β, S the policy's
-    mass so far. All follows from the best one's log q, which must make S end at 1; of all that do, the best counts.
-    Going down, S soon is 1 and rounding dies out; going up, as `FiniteModel.optimum` does, it grows at small β.
-    """
-    n, order = procedure.n, model.rewards.argsort()[::-1]
-    mass = model.reference[order]
-    lost = np.append(0.0, mass.cumsum()) ** n  # chance that the base, served, is at least as good
-    falls = np.append((lost[2:] - lost[:-2]) / 2.0, 0.0) * n / beta
-
-    def down(log_q: Array) -> tuple[Array, Array]:
-        log_ratios, reached = [], np.zeros_like(log_q)
-        for m, fall in zip(mass, falls, strict=True):
-            log_ratios.append(log_q)
-            reached = reached + m * np.exp(log_q)
-            log_q = log_q - fall * np.minimum(reached, 1.0) ** (n - 1)
-        return np.stack(log_ratios), reached
-
-    starts = np.linspace(0.0, -np.log(mass[0]), 2000)
-    over = down(starts)[1] >= 1.0
-    over[0], over[-1] = False, True  # true but for rounding
-    laws = []
-    for i in np.flatnonzero(over[1:] != over[:-1]):
-        root = brentq(lambda log_q: float(down(np.array(log_q))[1]) - 1.0, starts[i], starts[i + 1], xtol=1e-15)
-        law = np.empty_like(mass)
-        law[order] = np.log(mass) + down(np.array(root))[0]
-        laws.append(_normalised(law))
-    return max(laws, key=lambda law: model.win_rate(np.exp(law), procedure) - beta * model.kl(np.exp(law)))
+    return np.stack([best_law(model, procedure, beta) for model in case.finite()])
 
 
 def standardised(case: Enumerable) -> Array:

@@ -135,7 +135,7 @@ def test_a_memorised_rank_wins_by_the_judge_what_simulation_says() -> None:
     for transform in (Identity(), Exponential(10)):
         known = finite_rollouts(transform, BestOfN(4), simulated_gaps(20, prompts=200), kl=0.5)
         judge = RewardAsJudge(BestOfN(4))
-        found = finite_rollouts(transform, BestOfN(4), simulated_gaps(20, prompts=200), kl=0.5, against=judge)
+        found = finite_rollouts(transform, BestOfN(4), simulated_gaps(20, prompts=200), kl=0.5, judge=judge)
         assert np.abs(found.win_rates - known.win_rates).max() < 2e-3
         assert found.win_rate == pytest.approx(known.win_rate, abs=1e-4)
         assert found.limit == pytest.approx(known.limit, abs=1e-6)

@@ -19,7 +19,7 @@ from infalign.method.transforms import (
     normalised_beta,
     parse_transform,
 )
-from infalign.theory.law import aligned_law, curve, law_at_kl, training_beta
+from infalign.theory.law import aligned_law, law_at_kl, training_beta
 
 TRANSFORMS = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10"]
 
@@ -57,13 +57,6 @@ def test_reflection_swaps_best_and_worst(transform: str, n: int) -> None:
     mirror = aligned_law(Function("mirrored", lambda u: phi(1 - u)), beta=0.7)
     assert mirror.kl == pytest.approx(law.kl, rel=1e-9)
     assert mirror.win_rate(WorstOfN(n)) == pytest.approx(1 - law.win_rate(BestOfN(n)), abs=1e-9)
-
-
-def test_curve_is_the_law_at_every_budget() -> None:
-    """A curve holds the win rates of the laws at its budgets, the procedure's and the standard one."""
-    served, standard = curve(Exponential(10), BestOfN(4), np.array([0.5, 1.0]))
-    assert served[1] == law_at_kl(Exponential(10), kl=1.0).win_rate(BestOfN(4))
-    assert standard[0] == law_at_kl(Exponential(10), kl=0.5).win_rate(Standard())
 
 
 def test_beta_converts_between_raw_and_normalised() -> None:

@@ -14,8 +14,8 @@ from scipy.special import log_softmax, softmax
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.procedures import BestOfN
 from infalign.method.procedures.majority import MajorityVote
-from infalign.theory.answers import AnswerModel
 from infalign.theory.finite_model import FiniteModel
+from infalign.theory.majority_optimum import optimal_answers, vote_gradient
 
 POLICY = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 12), Fraction(1, 12)]
 
@@ -61,67 +61,64 @@ def test_weights_of_samples_are_those_of_all_possible_sets(n: int) -> None:
 
 def test_the_gradient_is_the_derivative_in_exact_fractions() -> None:
     """∂V/∂π(y) of the polynomial V agrees with a difference of exact fractions to its step."""
-    model, worth = AnswerModel([float(p) for p in POLICY], [1, 0, 0.5, 0]), [1, 0, Fraction(1, 2), 0]
+    policy, worth = np.array([float(p) for p in POLICY]), [1, 0, Fraction(1, 2), 0]
     step = Fraction(1, 10**9)
-    for y, found in enumerate(model.gradient(model.reference, MajorityVote(4))):
+    for y, found in enumerate(vote_gradient(policy, np.array(worth, float), MajorityVote(4))):
         ends = [voted([p + sign * step * (z == y) for z, p in enumerate(POLICY)], 4) for sign in (1, -1)]
         up, down = (sum(chance * one for chance, one in zip(end, worth, strict=True)) for end in ends)
         assert found == pytest.approx(float((up - down) / (2 * step)), abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
-@pytest.mark.parametrize("beta", [0.05, 0.5])
-def test_no_optimiser_finds_a_better_policy(n: int, beta: float) -> None:
+@pytest.mark.parametrize("kl", [0.05, 0.5])
+def test_no_optimizer_finds_a_better_policy(n: int, kl: float) -> None:
     """A simplex search over log-odds, without derivatives, reaches the optimum's V − β·KL and not more."""
-    model = AnswerModel([0.3, 0.45, 0.15, 0.1], [1, 0, 0, 0])
-    vote = MajorityVote(n)
-    best = model.optimum(vote, beta=beta)
-    assert best.residual < 1e-6
+    reference, vote = np.array([0.3, 0.45, 0.15, 0.1]), MajorityVote(n)
+    best = optimal_answers(reference, [1, 0, 0, 0], vote, kl=kl)
+    assert best.residual < 1e-10
+    assert float(best.policy @ np.log(best.policy / reference)) == pytest.approx(kl, abs=1e-12)
 
     def loss(log_odds: np.ndarray) -> float:
-        odds = np.append(log_odds, 0.0) + np.log(model.reference)
+        odds = np.append(log_odds, 0.0) + np.log(reference)
         policy = softmax(odds)
-        return beta * float(policy @ (log_softmax(odds) - np.log(model.reference))) - model.value(policy, vote)
+        return best.beta * float(policy @ (log_softmax(odds) - np.log(reference))) - vote.served(policy)[0]
 
     starts = [np.array([2.0, 0.0, 0.0]), np.array([0.0, 2.0, 0.0])]
     search = {"method": "Nelder-Mead", "options": {"xatol": 1e-6, "fatol": 1e-10}}
     found = -min(minimize(loss, start, **search).fun for start in starts)
-    assert best.value - beta * best.kl == pytest.approx(found, abs=1e-7)
+    assert best.value - best.beta * kl == pytest.approx(found, abs=1e-7)
 
 
 def test_a_vote_of_one_is_a_plain_draw() -> None:
-    """Its optimum is π ∝ π_ref·e^{worth/β}, and more votes win more at the same β where the right answer leads."""
-    model = AnswerModel([0.4, 0.35, 0.25], [1, 0, 0])
-    known = softmax(np.log(model.reference) + model.worth / 0.3)
-    assert model.optimum(MajorityVote(1), beta=0.3).policy == pytest.approx(known, abs=1e-8)
-    values = [model.optimum(MajorityVote(n), beta=0.3).value for n in (1, 3, 9)]
-    assert values == sorted(values)
+    """Its optimum is π ∝ π_ref·e^{worth/β}, and more votes win more at the same KL where the right answer leads."""
+    reference, worth = np.array([0.4, 0.35, 0.25]), np.array([1.0, 0.0, 0.0])
+    found = [optimal_answers(reference, worth, MajorityVote(n), kl=0.3) for n in (1, 3, 9)]
+    assert found[0].policy == pytest.approx(softmax(np.log(reference) + worth / found[0].beta), abs=1e-8)
+    assert [one.value for one in found] == sorted(one.value for one in found)
 
 
 def test_pass_at_k_is_best_of_k_selected_by_the_truth() -> None:
-    """FiniteModel's Best-of-k with rewards 0 and 1 maximises pass@k at twice its β; samples estimate it likewise."""
-    p, k, beta = 0.1, 5, 0.1
-    best = FiniteModel([1 - p, p], [0.0, 1.0]).optimum(BestOfN(k), beta=beta)
+    """FiniteModel's Best-of-k with rewards 0 and 1 maximizes pass@k at twice its β; samples estimate it likewise."""
+    p, k = 0.1, 5
+    best = FiniteModel([1 - p, p], [0.0, 1.0]).optimum(BestOfN(k), kl=0.2)
 
     def loss(right: float) -> float:
         kl = right * math.log(right / p) + (1 - right) * math.log((1 - right) / (1 - p))
-        return 2 * beta * kl - (1 - (1 - right) ** k)
+        return 2 * best.beta * kl - (1 - (1 - right) ** k)
 
     known = minimize_scalar(loss, bounds=(1e-6, 1 - 1e-6), method="bounded", options={"xatol": 1e-12})
     assert best.policy[1] == pytest.approx(known.x, abs=1e-6)
-    assert 2 * best.win_rate - 1 == pytest.approx((1 - p) ** k - (1 - best.policy[1]) ** k, abs=1e-12)
+    assert 2 * best.value - 1 == pytest.approx((1 - p) ** k - (1 - best.policy[1]) ** k, abs=1e-12)
     right = np.array([[0.0, 1, 0, 0, 1, 0, 0, 0]])
     estimate = float((BestOfN(k).weights(right) * right).sum())
     assert estimate == pytest.approx(1 - math.comb(6, k) / math.comb(8, k), abs=1e-14)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    """Probabilities that are none, too few samples and a β of 0 are errors that say so."""
-    with pytest.raises(DataError, match="sum to 1"):
-        AnswerModel([0.5, 0.6], [1, 0])
+    """Worths that do not go with the answers, too few samples and a KL that cannot be spent are errors that say so."""
     with pytest.raises(DataError, match="one probability and one worth"):
-        AnswerModel([0.5, 0.5], [1, 0, 0])
+        optimal_answers([0.5, 0.5], [1, 0, 0], MajorityVote(2), kl=0.1)
     with pytest.raises(DataError, match="at least 4 samples, found shape"):
         MajorityVote(4).weights([[1, 2, 3]])
-    with pytest.raises(ConfigError, match="beta must be positive"):
-        AnswerModel([0.5, 0.5], [1, 0]).optimum(MajorityVote(2), beta=0.0)
+    with pytest.raises(ConfigError, match=r"out of reach; the largest is 0\.6931"):
+        optimal_answers([0.5, 0.5], [1, 0], MajorityVote(2), kl=1.0)

@@ -58,13 +58,6 @@ def test_the_optimum_has_the_gradient_of_its_objective(
         assert np.ptp(log_z) < 1e-7
 
 
-def test_the_worst_of_n_optimum_is_the_library_s(case: Enumerable) -> None:
-    """Two recursions, from the best response down and from the worst up, lead to the same policy."""
-    laws = enumerable.optimum(case, WorstOfN(4), 0.03)
-    found = [model.optimum(WorstOfN(4), beta=0.03).policy for model in case.finite()]
-    assert np.exp(laws) == pytest.approx(np.array(found), rel=1e-8)
-
-
 def test_ipo_is_the_identity(case: Enumerable) -> None:
     """At the KL that it spends, IPO's optimum over pairs is the tilt by C itself."""
     pairs = enumerable.pair_optimum(case, 0.15)

@@ -436,9 +436,7 @@ def test_a_base_that_rewinds_is_solved_across_its_jump(name: str, quantile: floa
     assert found.self_check < 1e-7
     for other in ("identity", "log", "exp:3", "exp:10", "exp:-5", "power:7"):
         assert law_at_kl(parse_transform(other), kl=kl).win_rate(procedure, base) < found.win_rate
-    jump = float(
-        distortion(base, lambda u: u).density(quantile) / distortion(base, lambda u: u).density(quantile - 1e-9)
-    )
+    jump = float(distortion(base).density(quantile) / distortion(base).density(quantile - 1e-9))
     below, above = (float(-np.diff(found.transform.drop(1.0 - (quantile + side)))[0]) for side in STEPS)
     assert below / above == pytest.approx(1.0 / jump, rel=0.01)
 

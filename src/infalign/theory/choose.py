@@ -5,9 +5,8 @@ rollouts also learns their noise (`theory.finite_rollouts`). A network that *gen
 mean E[Φ(Ĉ) | u], a smoother Φ (`smoothed`). Real ones lie between, so the recommendation is good under both.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +55,7 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the name of the transformation."""
-        return _columns(self) | {"transform": self.transform.name}
+        return asdict(self) | {"transform": self.transform.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,8 @@ class Ranking:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        more: dict[str, Any] = {"candidates": [candidate.as_dict() for candidate in self.candidates]}
-        more |= {"judge": None if self.judge is None else _columns(self.judge)}
-        return _columns(self) | more | {"recommended": self.recommended.as_dict()}
+        candidates = [candidate.as_dict() for candidate in self.candidates]
+        return asdict(self) | {"candidates": candidates, "recommended": self.recommended.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,8 @@ class _Setting:
                 self.procedure,
                 simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed),
                 kl=self.kl,
-                against=self.base if self.judge is None else self.judge.judge,
+                base=self.base,
+                judge=None if self.judge is None else self.judge.judge,
             ).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
         return _Outcome(transform, memorising, self.wins(law))
@@ -208,19 +207,17 @@ def choose(
     fewer = prompts // (SEARCHED if judge is None else SEARCHED_BY_JUDGE)
     found = replace(setting, prompts=fewer, seed=seed + 1).best_exponentials()
     rates = dict.fromkeys([*np.copysign([5.0, 10.0], found[0].t).tolist(), *(one.t for one in found)])
-    simple: list[Transformation] = [Exponential(t) for t in rates]
+    tried: dict[str, Any] = {one.name: one for one in map(Exponential, rates)}
     if is_extreme(procedure) and procedure.n > 1 and base == procedure:
-        simple.append(Power(procedure.sign * (2 * procedure.n - 1)))
-    optima: dict[str, Callable[[], Transformation]] = {
-        "optimal": lambda: optimal(procedure, kl=kl, base=base).transform
-    }
+        power = Power(procedure.sign * (2 * procedure.n - 1))
+        tried[power.name] = power
+    tried |= {"log": Log(), "optimal": partial(optimal, procedure, kl=kl, base=base)}
     if judge is not None:
-        optima["judged"] = lambda: optimal_by(judge.judge, procedure, kl=kl).transform
-    tried: dict[str, Callable[[], Transformation]] = {one.name: lambda one=one: one for one in (*simple, Log())}  # type: ignore[misc]
+        tried["judged"] = partial(optimal_by, judge.judge, procedure, kl=kl)
     left_out = {}
-    for name, transform in (tried | optima).items():  # the simplest first
+    for name, one in tried.items():  # the simplest first
         try:
-            outcomes.append(setting.outcome(transform()))
+            outcomes.append(setting.outcome(one().transform if isinstance(one, partial) else one))
         except InfalignError as error:
             left_out[name] = str(error)
     candidates = _compared(outcomes, setting)
@@ -289,7 +286,3 @@ def _gain_by(judge: EstimatedJudge, setting: _Setting) -> JudgeGain:
 
 def _standard_error(values: Array) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) else 0.0
-
-
-def _columns(record: Any) -> dict[str, Any]:
-    return {item.name: getattr(record, item.name) for item in fields(record)}

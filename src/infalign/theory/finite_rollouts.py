@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,6 @@ class FiniteRollouts:
     procedure: RankProcedure
     base: RankProcedure
     judge: Judge | None
-    rollouts: int
     beta: float  # the weight of the KL for the paper's raw Φ
     kl: float  # nats, the mean over prompts
     win_rates: Array = field(repr=False)  # (P,)
@@ -87,17 +85,18 @@ def finite_rollouts(
     lengths_PC: Array,
     *,
     kl: float,
-    against: RankProcedure | Judge | None = None,
+    base: RankProcedure | None = None,
+    judge: Judge | None = None,
 ) -> FiniteRollouts:
     """Return the win rate of the policy that is optimal for Φ(Ĉ), with Ĉ from K references per prompt.
 
     The references of a prompt cut [0, 1] into K + 1 intervals of ``lengths_PC``, see `simulated_gaps`, inside which
     Ĉ = c/K cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves
     all prompts and spends ``kl`` nats on average. The win rate is the true one, for continuous rewards, against the
-    base served by ``against``, by default as the policy, or by a judge, who knows how the base is served. Raises
+    base served by ``base``, by default as the policy, or by a ``judge``, who knows how the base is served. Raises
     ConfigError for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
     """
-    base, judge = _opponent(procedure, against)
+    base = base or procedure
     prompts, rollouts = lengths_PC.shape[0], lengths_PC.shape[1] - 1
     for given in (procedure, base):
         if rewinds(given):
@@ -136,14 +135,7 @@ def finite_rollouts(
     kls_P = kls(log_beta)
     beta = float(np.exp(log_beta)) * transform.scale
     priced_P = win_rates_P - price * (kls_P - kl)
-    return FiniteRollouts(transform, procedure, base, judge, rollouts, beta, float(kls_P.mean()), priced_P)
-
-
-def _opponent(procedure: RankProcedure, against: RankProcedure | Judge | None) -> tuple[RankProcedure, Judge | None]:
-    """Return the procedure that serves the base and the judge, if there is one."""
-    if against is None or hasattr(against, "slope"):
-        return procedure, cast(Judge | None, against)
-    return against, None
+    return FiniteRollouts(transform, procedure, base, judge, beta, float(kls_P.mean()), priced_P)
 
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:

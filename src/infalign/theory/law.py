@@ -5,6 +5,7 @@ of the aligned policy). Its mass may lie within 1e-300 of an end, so u and 1 −
 every integral is resolved, and a law carries the error that is left.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -15,7 +16,7 @@ from scipy.optimize import brentq
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import Judge, normal_scores
-from infalign.method.procedures import RewindAndRepeat, Served, Standard, distortion
+from infalign.method.procedures import RewindAndRepeat, Served, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.transforms import Function, Tabulated, Transformation, normalised_beta
 
@@ -52,16 +53,15 @@ class Law:
         shape = self.panels.weight.shape
         return np.clip(self.panels.integral_to(self.density.reshape(shape), np.asarray(u, float)), 0.0, 1.0)
 
-    def chance_below(self, u: float) -> float:
-        """Return F(u), the probability of falling below the base policy's quantile ``u``."""
-        return float(self.cdf_at(u))
-
     def win_rate(self, procedure: Served, base: Served | None = None) -> float:
         """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default the same."""
-        theirs = distortion(base or procedure, at_base)
+        theirs = distortion(base or procedure)
+        return 1.0 - self.integral(
+            lambda law: distortion(procedure, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
+        )
 
-        def integrand(law: Law) -> Array:
-            return distortion(procedure, law.chance_below).distortion(law.cdf) * theirs.density(law.u)
+    def integral(self, integrand: "Callable[[Law], Array]") -> float:
+        """Return the integral over u of what ``integrand`` gives at the nodes, on panels that resolve it."""
 
         def integrands(panels: Panels) -> tuple[Array, ...]:
             return (integrand(_law(self.transform, self.beta, panels)).reshape(panels.weight.shape),)
@@ -69,11 +69,11 @@ class Law:
         law = self
         if self.panels.tails(integrand(self).reshape(self.panels.weight.shape)).sum() > TOLERANCE:
             law = _law(self.transform, self.beta, adapted(self.panels, integrands)[0])
-        return float(1.0 - np.sum(law.weight * integrand(law)))
+        return float(np.sum(law.weight * integrand(law)))
 
     def served(self, procedure: Served) -> Array:
         """Return the density of the rank that ``procedure`` serves, h'(F)·f, at the nodes."""
-        return distortion(procedure, self.chance_below).density(self.cdf) * self.density
+        return distortion(procedure, self.cdf_at).density(self.cdf) * self.density
 
     def draws(self, procedure: RewindAndRepeat) -> float:
         """Return the expected number of draws of the policy; for the base it is ``expected_draws(quantile)``."""
@@ -142,32 +142,13 @@ def judged_win_rate(law: Law, procedure: Served, judge: Judge) -> float:
 
     A is the judge's chance against what the base serves, so how the base is served is known to it alone.
     """
-
-    def integrand(law: Law) -> Array:
-        return law.served(procedure) * judge.chance(normal_scores(law.u, law.v))
-
-    def integrands(panels: Panels) -> tuple[Array, ...]:
-        return (integrand(_law(law.transform, law.beta, panels)).reshape(panels.weight.shape),)
-
-    resolved = _law(law.transform, law.beta, adapted(law.panels, integrands)[0])
-    return float(np.sum(resolved.weight * integrand(resolved)))
+    return law.integral(lambda law: law.served(procedure) * judge.chance(normal_scores(law.u, law.v)))
 
 
 def resampled_win_rates(law: Law, procedure: Served, judges: Judge) -> Array:
     """Return W by each of many judges at once, such as the ``resampled`` ones of an estimated judge, (B,)."""
     chances: Array = judges.chance(normal_scores(law.u, law.v))
     return np.asarray(chances @ (law.weight * law.served(procedure)))
-
-
-def curve(transform: Transformation, procedure: Served, kls: Array) -> tuple[Array, Array]:
-    """Return the win rates (procedure's, standard) of the aligned policies at each of ``kls``, both of its shape."""
-    laws = [law_at_kl(transform, kl=float(kl)) for kl in kls]
-    return np.array([law.win_rate(procedure) for law in laws]), np.array([law.win_rate(Standard()) for law in laws])
-
-
-def at_base(u: float) -> float:
-    """Return F(u) of the base policy itself."""
-    return u
 
 
 def _panels(transform: Transformation) -> Panels:

@@ -12,7 +12,7 @@ from infalign.method.judge import MAX_NORMAL_SCORE, Judge, normal_density, norma
 from infalign.method.procedures import Served, distortion, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import INSIDE, Contest, Policy
-from infalign.theory.law import Law, aligned_law, at_base
+from infalign.theory.law import Law, aligned_law
 from infalign.theory.tabulation import table_of_knots
 
 KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
@@ -68,7 +68,7 @@ def optimal(
 
 def contest_between(procedure: Served, base: Served) -> Contest:
     """Return the contest of a policy served by ``procedure`` against the base served by ``base``."""
-    served = distortion(base, at_base)
+    served = distortion(base)
     edges = tuple({1.0 - one.quantile for one in (procedure, base) if rewinds(one)})
     return Contest(
         procedure,
@@ -124,7 +124,7 @@ def stationarity(contest: Contest, law: Law) -> tuple[float, float]:
     panels, shape = law.panels, law.panels.weight.shape
     quantile = contest.procedure.quantile if rewinds(contest.procedure) else 0.0
     log_density, cdf = law.log_density.reshape(shape), law.cdf.reshape(shape)
-    policy = Policy(panels, log_density, cdf, law.chance_below(quantile), law.beta)
+    policy = Policy(panels, log_density, cdf, float(law.cdf_at(quantile)), law.beta)
     misfit = log_density - contest.gradient(panels, cdf, policy.below)[0] / law.beta
     misfit -= np.sum(panels.weight * np.exp(log_density) * misfit)
     misfit[np.abs(panels.u - quantile) < 1e-15] = 0.0  # inside the jump

@@ -58,9 +58,9 @@ class RewindAndRepeat:
         """``rewind:0.85:32`` for the paper's setting, ``rewind:0.85:32:best`` when the best failed draw is served."""
         return f"rewind:{self.quantile:.15g}:{self.n}" + (":best" if self.serve == "best" else "")
 
-    def given(self, below: float) -> "Rewound":
+    def given(self, below: ArrayLike) -> "Rewound":
         """Return the distortion for a policy whose probability of falling below the threshold is ``below``."""
-        return Rewound(float(below), self.n, self.serve)
+        return Rewound(float(np.asarray(below)), self.n, self.serve)
 
     def expected_draws(self, below: ArrayLike) -> Array:
         """Return E[draws] = (1 − s^N)/(1 − s) for a probability ``below`` = s of falling below the threshold."""
@@ -153,8 +153,8 @@ def rewinds(procedure: Procedure) -> TypeIs[RewindAndRepeat]:
     return isinstance(procedure, RewindAndRepeat)
 
 
-def distortion(procedure: Served, cdf_at: Callable[[float], float]) -> Distortion:
-    """Return what ``procedure`` does to the CDF of a policy; ``cdf_at(u)`` is that CDF at base rank u."""
+def distortion(procedure: Served, cdf_at: Callable[[float], ArrayLike] = float) -> Distortion:
+    """Return what ``procedure`` does to the CDF of a policy; ``cdf_at(u)`` is that CDF at base rank u, the base's u."""
     return procedure.given(cdf_at(procedure.quantile)) if rewinds(procedure) else procedure
 
 

@@ -1,0 +1,107 @@
+"""The cost of ranking among K rollouts, against closed forms, other rules and policies that are simulated."""
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import xlogy
+
+from infalign.core.errors import ConfigError
+from infalign.method.calibration import win
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
+from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
+from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
+
+
+@pytest.mark.parametrize(("rollouts", "win_rate"), [(8, 0.807), (16, 0.831), (32, 0.848), (100, 0.863), (256, 0.868)])
+def test_win_rate_of_finite_rollouts_has_the_known_values(rollouts: int, win_rate: float) -> None:
+    """Best-of-4, exp:10 at KL .5 loses .003 at K = 256 and .06 at K = 8; exact calibration gives .872."""
+    found = finite_rollouts(Exponential(10.0), BestOfN(4), simulated_gaps(rollouts), kl=0.5)
+    assert found.win_rate == pytest.approx(win_rate, abs=5e-4 + 4 * found.standard_error)
+    assert found.limit == pytest.approx(0.872, abs=1e-3)
+    assert found.kl == pytest.approx(0.5, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("transform", "procedure"), [(Exponential(200.0), BestOfN(128)), (Exponential(-50.0), WorstOfN(128))]
+)
+def test_win_rates_are_exact_at_large_n_and_small_k(transform: Transformation, procedure: BestOfN | WorstOfN) -> None:
+    """At N = 128 and K = 16 the win rate is that of a rule exact for polynomials of degree 255, to 1e-9."""
+    found = finite_rollouts(transform, procedure, simulated_gaps(16, prompts=50, seed=3), kl=0.5)
+    x, weight = np.polynomial.legendre.leggauss(128)
+    win_rates = []
+    for lengths in simulated_gaps(16, prompts=50, seed=3):
+        masses = lengths * np.exp(transform(np.arange(17) / 16) * transform.scale / found.beta)
+        masses /= masses.sum()
+        ends, cdf = np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(masses))
+        lost = 0.0
+        for c in range(17):
+            u, f = ends[c] + lengths[c] * (x + 1) / 2, cdf[c] + masses[c] * (x + 1) / 2
+            lost += lengths[c] / 2 * weight @ (procedure.distortion(f) * procedure.density(u))
+        win_rates.append(1 - lost)
+    assert found.win_rate == pytest.approx(np.mean(win_rates), abs=1e-9)
+
+
+def test_one_rollout_agrees_with_the_integral_over_its_rank() -> None:
+    """With K = 1 the only unknown is the rank of the one reference, which is uniform."""
+    found = finite_rollouts(Identity(), Standard(), simulated_gaps(1, prompts=5000), kl=0.1)
+    x, weight = np.polynomial.legendre.leggauss(100)
+    rank, weight = (x + 1) / 2, weight / 2
+
+    def exact(log_odds: float) -> tuple[float, float]:
+        failing = rank / (rank + (1 - rank) * np.exp(log_odds))
+        kls = xlogy(failing, failing / rank) + xlogy(1 - failing, (1 - failing) / (1 - rank))
+        return float(weight @ kls), float(weight @ (1 - (rank * failing + (1 - rank) * (failing + 1)) / 2))
+
+    log_odds = brentq(lambda x: exact(x)[0] - 0.1, 0.1, 10.0)
+    assert found.beta == pytest.approx(1 / log_odds, rel=0.02)
+    assert found.win_rate == pytest.approx(exact(log_odds)[1], abs=4 * found.standard_error)
+    assert found.standard_error < 1e-3
+
+
+def test_simulated_policies_win_what_is_computed() -> None:
+    """Policies that pick among 1000 responses by their rank among 4 references, served by Best-of-2, agree."""
+    found = finite_rollouts(Exponential(3.0), BestOfN(2), simulated_gaps(4, prompts=5000), kl=0.3)
+    weight_of_rank = np.exp(Exponential(3.0)(np.arange(5) / 4) * Exponential(3.0).scale / found.beta)
+    rng = np.random.default_rng(5)
+    win_rates, kls = [], []
+    for _ in range(2000):
+        responses = rng.random(1000)
+        weights = weight_of_rank[np.searchsorted(np.sort(rng.random(4)), responses)]
+        policy = weights / weights.sum()
+        kls.append(policy @ np.log(1000 * policy))
+        served = rng.choice(responses, size=(20, 2), p=policy).max(axis=1)
+        win_rates.append(win(served, rng.random((20, 2)).max(axis=1)).mean())
+    error = 4 * np.std(win_rates) / np.sqrt(2000)
+    assert np.mean(win_rates) == pytest.approx(found.win_rate, abs=error)
+    assert np.mean(kls) == pytest.approx(0.3, abs=0.01)
+    assert 0.6 < found.win_rate < found.limit
+
+
+def test_standard_error_is_the_spread_over_seeds() -> None:
+    """The standard error is the standard deviation over independent simulations; pairing prompts lowers it by half."""
+    first, second = (
+        [finite_rollouts(phi, BestOfN(4), simulated_gaps(16, prompts=50, seed=s), kl=0.5) for s in range(150)]
+        for phi in (Exponential(10.0), Power(7.0))
+    )
+    error = np.mean([run.standard_error for run in first])
+    assert np.std([run.win_rate for run in first], ddof=1) == pytest.approx(error, rel=0.25)
+    paired = [(one.win_rates - other.win_rates).std() / np.sqrt(50) for one, other in zip(first, second, strict=True)]
+    assert np.mean(paired) < 0.5 * error
+
+
+@pytest.mark.parametrize("transform", [Log(), Exponential(-10.0), Power(-7.0)])
+def test_many_rollouts_approach_exact_calibration(transform: Transformation) -> None:
+    """The loss is positive at K = 16, also where Φ(0) is −∞, and all but gone at K = 2000."""
+    few, many = (finite_rollouts(transform, WorstOfN(4), simulated_gaps(k, prompts=50), kl=0.3) for k in (16, 2000))
+    assert few.lost > 4 * few.standard_error
+    assert abs(many.lost) < 0.1 * few.lost + 4 * many.standard_error
+
+
+def test_budgets_and_procedures_out_of_reach_are_refused() -> None:
+    """K = 4 rollouts cannot spend more than about 1 + 1/2 + 1/3 + 1/4 nats; Rewind-and-Repeat is no rank procedure."""
+    with pytest.raises(ConfigError, match=r"4 rollouts cannot spend a KL of 3\.0 nats.* below 2\.[01]"):
+        finite_rollouts(Identity(), Standard(), simulated_gaps(4), kl=3.0)
+    with pytest.raises(ConfigError, match=r"rewind:0\.85:32"):
+        finite_rollouts(Identity(), Standard(), simulated_gaps(4), base=RewindAndRepeat(0.85, 32), kl=1.0)
+    with pytest.raises(ConfigError, match="at least 1 rollout"):
+        finite_rollouts(Identity(), Standard(), simulated_gaps(0), kl=1.0)
