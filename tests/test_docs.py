@@ -43,7 +43,7 @@ def computed(served: str, kl: str, rollouts: int) -> list[str]:
     ranking = choose(procedure, kl=float(kl), rollouts=rollouts)
     shown = {}
     for found in ranking.candidates:
-        limits = [found.generalising] if found.memorising is None else [found.memorising, found.generalising]
+        limits = [found.generalizing] if found.memorizing is None else [found.memorizing, found.generalizing]
         name = found.transform.name.removesuffix(f":{procedure.name}")
         shown[name] = "–".join(f"{100 * wins:.1f}" for wins in limits)
     best = ranking.recommended.transform.name.removesuffix(f":{procedure.name}")

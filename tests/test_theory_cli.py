@@ -100,7 +100,7 @@ def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure
     assert (code, err) == (0, "")
     ranking = json.loads(out)
     best = ranking["recommended"]
-    assert 0.9 < best["memorising"] < best["generalising"]
+    assert 0.9 < best["memorizing"] < best["generalizing"]
     assert best["transform"] in [c["transform"] for c in ranking["candidates"] if c["ties"]]
     table = parse_transform(str(file))
     assert table.name == best["transform"]
@@ -166,7 +166,7 @@ def test_the_papers_fixed_points_are_the_optima(
     assert ours["kl"] == pytest.approx(kl, abs=1e-6)
     assert ours["win_rate"] == pytest.approx(win_rate, abs=1e-8)
     assert ours["beta"] == pytest.approx(0.1, rel=1e-12)
-    assert {"residual", "self_check", "normalised_beta"} <= ours.keys()
+    assert {"residual", "self_check", "normalized_beta"} <= ours.keys()
 
 
 def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 from infalign.core.progress import OnProgress
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Distortion, WorstOfN
-from infalign.method.transforms import Transformation, normalised_beta
+from infalign.method.transforms import Transformation, normalized_beta
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.theory.finite_model import FiniteModel
@@ -138,7 +138,7 @@ def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -
 
 def tilted(case: Enumerable, transform: Transformation, beta: float) -> Array:
     """Return log π* of π* = π_ref·e^{Φ(C)/β}/Z, (P, Y), with exact calibration and β for the paper's raw Φ."""
-    return tilted_by(case, transformed(case, transform), normalised_beta(transform, beta))
+    return tilted_by(case, transformed(case, transform), normalized_beta(transform, beta))
 
 
 def transformed(case: Enumerable, transform: Transformation) -> Array:
@@ -166,7 +166,7 @@ def optimum(case: Enumerable, procedure: BestOfN | WorstOfN, beta: float) -> Arr
     return np.stack([best_law(model, procedure, beta) for model in case.finite()])
 
 
-def standardised(case: Enumerable) -> Array:
+def standardized(case: Enumerable) -> Array:
     """Return the rewards less their mean, over their standard deviation, of each prompt under the reference, (P, Y)."""
     weights = np.exp(case.log_reference)
     spread = case.rewards - (weights * case.rewards).sum(axis=1, keepdims=True)

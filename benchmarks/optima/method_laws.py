@@ -66,7 +66,7 @@ METHODS: dict[str, Law] = {
     "grpo shipped exp:10": shipped(Exponential(10.0)),
     "grpo shipped exp:-10": shipped(Exponential(-10.0)),
     "raw": tilt(lambda case: case.rewards),
-    "raw-prompt": tilt(enumerable.standardised),
+    "raw-prompt": tilt(enumerable.standardized),
     "par": tilt(enumerable.preference),
     "lsc:0.85": tilt(enumerable.log_sigmoid),
 }

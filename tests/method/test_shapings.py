@@ -67,7 +67,7 @@ def test_per_prompt_standardisation_gives_mean_zero_and_variance_one() -> None:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_what_a_prompt_may_do_to_its_rewards(shaping: Shaping, unchanged: tuple[str, ...]) -> None:
-    """Ranks ignore every increasing map, the standardised reward affine ones, PAR and LSC a shift, Raw none."""
+    """Ranks ignore every increasing map, the standardized reward affine ones, PAR and LSC a shift, Raw none."""
     shaped_PK = shape_rollouts(shaping, ROLLOUTS_PK)
     maps = {"shift": ROLLOUTS_PK + 5.0, "scale": 3.0 * ROLLOUTS_PK, "exp": np.exp(ROLLOUTS_PK)}
     for name, rewards_PK in maps.items():

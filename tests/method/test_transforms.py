@@ -20,7 +20,7 @@ from infalign.method.transforms import (
     Power,
     Tabulated,
     Transformation,
-    normalised_beta,
+    normalized_beta,
     parse_transform,
 )
 from infalign.theory.law import aligned_law, law_at_kl
@@ -50,7 +50,7 @@ def test_scale_times_the_normalised_value_is_the_papers(transform: Transformatio
     with mpmath.workdps(40):
         exact = float(raw(transform, mpmath.mpf(u)))
     assert transform.scale * float(transform(u)) == pytest.approx(exact, rel=1e-13, abs=1e-15)
-    assert normalised_beta(transform, transform.scale) == pytest.approx(1.0)
+    assert normalized_beta(transform, transform.scale) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("transform", NAMED, ids=lambda transform: transform.name)

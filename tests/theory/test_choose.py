@@ -20,7 +20,7 @@ from infalign.theory.tabulation import smoothed, tabulated
 def test_a_point_has_both_betas_and_the_standard_win_rate() -> None:
     """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's; a plain draw of log at β = 1 wins 2/3."""
     point = curve_point(BestOfN(4), Exponential(10.0), kl=1.0)
-    assert point.normalised_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
+    assert point.normalized_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
     assert curve_point(BestOfN(8), Log(), beta=1.0).standard_win_rate == pytest.approx(2 / 3, abs=1e-12)
 
 
@@ -73,14 +73,14 @@ def test_a_sweep_rises() -> None:
     ("name", "transform", "rollouts", "win_rate"),
     [("best-of-4", "exp:10", 16, 0.867), ("best-of-4", "exp:20", 16, 0.8725), ("best-of-32", "exp:100", 100, 0.977)],
 )
-def test_a_network_that_generalises_wins_what_is_known(
+def test_a_network_that_generalizes_wins_what_is_known(
     name: str, transform: str, rollouts: int, win_rate: float
 ) -> None:
-    """At half a nat, computed elsewhere; memorising the same rollouts wins 3 points less and more."""
+    """At half a nat, computed elsewhere; memorizing the same rollouts wins 3 points less and more."""
     procedure, phi = parse_procedure(name), parse_transform(transform)
-    generalising = law_at_kl(smoothed(phi, rollouts), kl=0.5).win_rate(procedure)
-    assert generalising == pytest.approx(win_rate, abs=5e-4)
-    assert finite_rollouts(phi, procedure, simulated_gaps(rollouts), kl=0.5).win_rate < generalising - 0.03
+    generalizing = law_at_kl(smoothed(phi, rollouts), kl=0.5).win_rate(procedure)
+    assert generalizing == pytest.approx(win_rate, abs=5e-4)
+    assert finite_rollouts(phi, procedure, simulated_gaps(rollouts), kl=0.5).win_rate < generalizing - 0.03
 
 
 @pytest.mark.parametrize("t", [10.0, -10.0, 100.0, -40.0])
@@ -107,7 +107,7 @@ def test_smoothing_is_the_mean_over_all_counts_and_leaves_identity_alone() -> No
 
 
 def test_finite_rollouts_turn_the_ranking_around() -> None:
-    """For Best-of-32 the exact optimum is best with exact ranks and for who generalises, an exponential under both."""
+    """For Best-of-32 the exact optimum is best with exact ranks and for who generalizes, an exponential under both."""
     ranking = choose(BestOfN(32), kl=0.5, rollouts=100)
     optimum = next(c for c in ranking.candidates if c.transform.name.startswith("optimal"))
     assert optimum.limit == max(c.limit for c in ranking.candidates)
@@ -121,7 +121,7 @@ def test_finite_rollouts_turn_the_ranking_around() -> None:
 def test_the_recommendation_is_good_under_both_limits() -> None:
     """No candidate is nearer to the best under both limits at once, and each limit alone prefers another one."""
     ranking = choose(BestOfN(4), kl=0.5, rollouts=16)
-    wins = {c.transform.name: np.array([c.memorising, c.generalising]) for c in ranking.candidates}
+    wins = {c.transform.name: np.array([c.memorizing, c.generalizing]) for c in ranking.candidates}
     most = np.max(list(wins.values()), axis=0)
     behind = {name: float((most - won).max()) for name, won in wins.items()}
     assert behind == pytest.approx({c.transform.name: c.behind for c in ranking.candidates})
@@ -134,12 +134,12 @@ def test_the_recommendation_is_good_under_both_limits() -> None:
 def test_a_candidate_is_what_the_simulation_says() -> None:
     """Win rate and errors are those of ``finite_rollouts`` on the same prompts, differences pair by pair."""
     ranking = choose(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
-    best, other = max(ranking.candidates, key=lambda c: c.memorising or 0.0), ranking.candidates[-1]
+    best, other = max(ranking.candidates, key=lambda c: c.memorizing or 0.0), ranking.candidates[-1]
     same = [
         finite_rollouts(c.transform, WorstOfN(4), simulated_gaps(50, prompts=ranking.prompts, seed=3), kl=0.5)
         for c in (best, other)
     ]
-    assert other.memorising == same[1].win_rate
+    assert other.memorizing == same[1].win_rate
     assert other.limit == same[1].limit
     assert other.standard_error == pytest.approx(same[1].standard_error, rel=1e-12)
     paired = same[0].win_rates - same[1].win_rates
@@ -152,7 +152,7 @@ def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> Non
     """Trying every t of a grid finds none better than the one searched, by more than half a thousandth."""
     procedure = parse_procedure(name)
     ranking = choose(procedure, kl=0.7, rollouts=40)
-    found = max(c.memorising or 0.0 for c in ranking.candidates if isinstance(c.transform, Exponential))
+    found = max(c.memorizing or 0.0 for c in ranking.candidates if isinstance(c.transform, Exponential))
     gaps = simulated_gaps(40, prompts=ranking.prompts, seed=0)
     rates = np.geomspace(2.0, 40.0, 12)
     tried = [finite_rollouts(Exponential(t), procedure, gaps, kl=0.7) for t in (*rates, *-rates)]
@@ -177,15 +177,15 @@ def test_nearly_certain_wins_still_differ() -> None:
     assert "found at 2 nats" in choose(WorstOfN(32), kl=2.0, rollouts=100).left_out["optimal"]
 
 
-def test_rewind_is_ranked_by_what_generalises() -> None:
-    """What memorising costs Rewind-and-Repeat is not made up: nothing is simulated, and the optimum is first."""
+def test_rewind_is_ranked_by_what_generalizes() -> None:
+    """What memorizing costs Rewind-and-Repeat is not made up: nothing is simulated, and the optimum is first."""
     ranking = choose(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=100)
     assert ranking.prompts == 0
-    assert all(c.memorising is None and c.standard_error == c.behind_error == 0 for c in ranking.candidates)
+    assert all(c.memorizing is None and c.standard_error == c.behind_error == 0 for c in ranking.candidates)
     best = ranking.recommended
     assert best.transform.name == "optimal:rewind:0.85:8"
-    assert best.generalising < best.limit - 0.005
-    assert best.generalising == law_at_kl(smoothed(best.transform, 100), kl=0.5).win_rate(RewindAndRepeat(0.85, 8))
+    assert best.generalizing < best.limit - 0.005
+    assert best.generalizing == law_at_kl(smoothed(best.transform, 100), kl=0.5).win_rate(RewindAndRepeat(0.85, 8))
 
 
 def test_a_budget_that_rollouts_cannot_spend_is_refused() -> None:

@@ -16,7 +16,7 @@ from infalign.method.transforms import (
     Log,
     Power,
     Transformation,
-    normalised_beta,
+    normalized_beta,
     parse_transform,
 )
 from infalign.theory.law import aligned_law, law_at_kl, training_beta
@@ -63,8 +63,8 @@ def test_beta_converts_between_raw_and_normalised() -> None:
     """e^{10u} at KL = 1 has the paper's β near 5·10³, which is 0.241 for the normalised Φ."""
     beta = law_at_kl(Exponential(10), kl=1.0).beta
     assert beta == pytest.approx(5315.25, abs=0.01)
-    assert normalised_beta(Exponential(10), beta) == pytest.approx(0.2413, abs=1e-4)
-    assert training_beta(Exponential(10), kl=1.0) == normalised_beta(Exponential(10), beta)
+    assert normalized_beta(Exponential(10), beta) == pytest.approx(0.2413, abs=1e-4)
+    assert training_beta(Exponential(10), kl=1.0) == normalized_beta(Exponential(10), beta)
 
 
 def test_an_unreachable_budget_is_refused() -> None:

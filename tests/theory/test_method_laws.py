@@ -167,7 +167,7 @@ def test_shapings_are_the_library_s(case: Enumerable) -> None:
     even = uniform(case, 21)
     references = np.sort(even.rewards[0])
     for exact, shaping in (
-        (enumerable.standardised, RawPerPrompt()),
+        (enumerable.standardized, RawPerPrompt()),
         (enumerable.preference, PAR()),
         (enumerable.log_sigmoid, LSC(0.85)),
     ):

@@ -169,7 +169,7 @@ def _print_points(points: "list[Point]", console: Console) -> None:
     columns = ["transform", "KL,\nnats", "β of\nraw Φ", "β of nor-\nmalized Φ", "win\nrate, %", "standard\nwin rate, %"]
     table = plain_table(*columns, *["draws"] * (first.draws is not None), *["error"] * rough, breaking=[0])
     for point in points:
-        cells = [f"{point.kl:.4g}", f"{point.beta:.5g}", f"{point.normalised_beta:.5g}"]
+        cells = [f"{point.kl:.4g}", f"{point.beta:.5g}", f"{point.normalized_beta:.5g}"]
         cells += [percent(point.win_rate), percent(point.standard_win_rate)]
         cells += [] if point.draws is None else [f"{point.draws:.2f}"]
         table.add_row(point.transform, *cells, *[f"{point.error:.0e}"] * rough)
@@ -193,10 +193,10 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
     columns = ["transform", *["memorizes"] * bool(ranking.prompts), "generalizes", "exact ranks", "behind,\npoints"]
     table = plain_table(*columns, breaking=[0])
     for one in ranking.candidates:
-        cells = [f"{percent(one.memorising)} ± {100 * one.standard_error:.2g}"] if one.memorising is not None else []
+        cells = [f"{percent(one.memorizing)} ± {100 * one.standard_error:.2g}"] if one.memorizing is not None else []
         interval = f" ({'–'.join(map(percent, one.interval))})" if one.interval else ""
         error = f" ± {100 * one.behind_error:.1g}" if one.behind_error else ""
-        cells += [percent(one.generalising), f"{percent(one.limit)}{interval}", f"{100 * one.behind:.2g}{error}"]
+        cells += [percent(one.generalizing), f"{percent(one.limit)}{interval}", f"{100 * one.behind:.2g}{error}"]
         table.add_row(one.transform.name, *cells)
     console.print(table)
     notes = [

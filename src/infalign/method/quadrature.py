@@ -84,7 +84,7 @@ class Panels:
     def tails(self, values: Array) -> Array:
         """Estimate what each panel's integral misses, from the last coefficients of its Legendre series.
 
-        A jump between a panel's end and its first node leaves no trace in them, but the neighbours' series disagree.
+        A jump between a panel's end and its first node leaves no trace in them, but the neighbors' series disagree.
         """
         coefficients = values @ _rule().analysis.T
         left, right = coefficients @ (-1.0) ** np.arange(NODES), coefficients.sum(axis=1)

@@ -129,7 +129,7 @@ class PredictedRankReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: object,
     ) -> list[float]:
-        """Return each completion's normalised Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
+        """Return each completion's normalized Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
         outputs = rewards_of(self.reward, prompts, completions)
         ranks = expit(outputs)
         values = np.asarray(self.transform(ranks), float)

@@ -1,7 +1,7 @@
 """Reward shapings: what a reward becomes, given the K reference rewards of its prompt.
 
 InfAlign's shaping is Φ of the rank, :class:`Ranked`. The others use the rollouts without ranking: the reward as it is,
-standardised, PAR and LSC. Their spread depends on the reward model, so theory has no β for them;
+standardized, PAR and LSC. Their spread depends on the reward model, so theory has no β for them;
 :func:`budget_beta` finds it on the rollouts.
 """
 
@@ -62,7 +62,7 @@ class Ranked:
         return self.transform.scale
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the normalised Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
+        """Return the normalized Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
         return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
 
 
@@ -89,7 +89,7 @@ class RawPerPrompt:
     scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the standardised rewards."""
+        """Return the standardized rewards."""
         above_mean = _checked(rewards, reference_rewards_K) - reference_rewards_K.mean()
         spread = reference_rewards_K.std() if np.ptp(reference_rewards_K) > 0 else 1.0
         return np.asarray(above_mean / spread)
@@ -109,7 +109,7 @@ class PAR:
 
 @dataclass(frozen=True, slots=True)
 class LSC:
-    """Log-sigmoid of the centred reward: log σ(r − q), with q a quantile of the prompt's reference rewards.
+    """Log-sigmoid of the centered reward: log σ(r − q), with q a quantile of the prompt's reference rewards.
 
     Wang et al. 2024, arXiv 2402.00742; between two references the quantile is interpolated. Raises ConfigError for a
     ``quantile`` outside [0, 1].

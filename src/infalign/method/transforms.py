@@ -1,7 +1,7 @@
 """Transformations Φ of the calibrated reward: values that know their name and their scale.
 
-A transformation returns a *normalised* Φ (for training: raw e^{10u} gives gradient norms of 10⁵). What users type and
-read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalised; :func:`normalised_beta` is the one conversion.
+A transformation returns a *normalized* Φ (for training: raw e^{10u} gives gradient norms of 10⁵). What users type and
+read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalized; :func:`normalized_beta` is the one conversion.
 """
 
 import json
@@ -34,17 +34,17 @@ class Transformation(Protocol):
 
     @property
     def scale(self) -> float:
-        """Raw Φ divided by normalised Φ."""
+        """Raw Φ divided by normalized Φ."""
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return the normalised Φ at calibrated rewards ``u``."""
+        """Return the normalized Φ at calibrated rewards ``u``."""
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return Φ(1 − v) − Φ(1), normalised, with full relative accuracy where 1 − v rounds to 1."""
+        """Return Φ(1 − v) − Φ(1), normalized, with full relative accuracy where 1 − v rounds to 1."""
 
 
-def normalised_beta(transform: Transformation, beta: float) -> float:
-    """Convert the paper's β, which weighs KL against raw Φ, to the β that goes with the normalised Φ."""
+def normalized_beta(transform: Transformation, beta: float) -> float:
+    """Convert the paper's β, which weighs KL against raw Φ, to the β that goes with the normalized Φ."""
     return beta / transform.scale
 
 
@@ -104,7 +104,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Φ_t(u) = sign(t)·e^{tu}, normalised to a maximum modulus of 1; t > 0 favours the top, t < 0 spares the bottom.
+    """Φ_t(u) = sign(t)·e^{tu}, normalized to a maximum modulus of 1; t > 0 favors the top, t < 0 spares the bottom.
 
     >>> Exponential(10)([0.5, 1.0]).round(4)
     array([0.0067, 1.    ])
@@ -123,11 +123,11 @@ class Exponential:
 
     @property
     def scale(self) -> float:
-        """e^t for t > 0, where the normalised form is e^{t(u−1)}; 1 for t < 0."""
+        """e^t for t > 0, where the normalized form is e^{t(u−1)}; 1 for t < 0."""
         return float(np.exp(max(self.t, 0.0)))
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return the normalised sign(t)·e^{tu}."""
+        """Return the normalized sign(t)·e^{tu}."""
         phi: Array = np.sign(self.t) * np.exp(self.t * np.asarray(u, float) - max(self.t, 0.0))
         return phi
 
@@ -208,11 +208,11 @@ class Tabulated:
         return float(np.ptp(self.phi))
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return the normalised Φ."""
+        """Return the normalized Φ."""
         return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return Φ(1 − v) − Φ(1), normalised."""
+        """Return Φ(1 − v) − Φ(1), normalized."""
         v = np.asarray(v, float)
         k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
         width, start, rise = (values[k] for values in self._pieces)

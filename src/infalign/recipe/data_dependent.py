@@ -23,7 +23,7 @@ def reference_rewards(layout: Layout) -> Array:
 
 
 def policy_betas(policy: Solver, procedure: Served, layout: Layout) -> tuple[float, float]:
-    """Return a policy's β for the paper's raw Φ and for the normalised Φ that it is trained on."""
+    """Return a policy's β for the paper's raw Φ and for the normalized Φ that it is trained on."""
     beta = policy.theory.raw_beta(procedure, partial(reference_rewards, layout))
     return beta, beta / policy.shaping.scale
 

@@ -1,7 +1,7 @@
 """Which transformation to train with: what each wins when K reference rollouts a prompt calibrate the reward.
 
-K rollouts are a price that depends on the policy. One that is free on every prompt and *memorises* the ranks Ĉ of its
-rollouts also learns their noise (`theory.finite_rollouts`). A network that *generalises*, from many prompts, learns the
+K rollouts are a price that depends on the policy. One that is free on every prompt and *memorizes* the ranks Ĉ of its
+rollouts also learns their noise (`theory.finite_rollouts`). A network that *generalizes*, from many prompts, learns the
 mean E[Φ(Ĉ) | u], a smoother Φ (`smoothed`). Real ones lie between, so the recommendation is good under both.
 """
 
@@ -37,16 +37,16 @@ TIE = 1e-3  # share of what is left to win, 1 − W, that is as good as none
 class Candidate:
     """What one transformation wins at the KL budget.
 
-    ``memorising`` and ``generalising`` are the win rates of the two limits for K rollouts, ``limit`` that of exact
+    ``memorizing`` and ``generalizing`` are the win rates of the two limits for K rollouts, ``limit`` that of exact
     ranks. ``behind`` is the larger of the distances to the best candidate under either limit. The standard errors are
     those of the simulation, for ``behind`` of the paired difference, and 0 where nothing was simulated. By an estimated
     judge, ``interval`` is the 95 % interval of ``limit``, and ``behind_error`` contains the judge's error.
     """
 
     transform: Transformation
-    memorising: float | None  # None for Rewind-and-Repeat, for which it is not known
+    memorizing: float | None  # None for Rewind-and-Repeat, for which it is not known
     standard_error: float
-    generalising: float
+    generalizing: float
     limit: float
     behind: float
     behind_error: float
@@ -66,7 +66,7 @@ class Ranking:
     base: str
     kl: float  # nats
     rollouts: int
-    prompts: int  # number of simulated prompts, 0 where memorising is not known
+    prompts: int  # number of simulated prompts, 0 where memorizing is not known
     candidates: tuple[Candidate, ...]
     recommended: Candidate  # the simplest of those that tie with the best
     left_out: dict[str, str]  # transformations that cannot spend the budget, and why
@@ -97,13 +97,13 @@ class JudgeGain:
 @dataclass(frozen=True)
 class _Outcome:
     transform: Transformation
-    memorising: Array  # one win rate for each simulated prompt; empty where it is not known
-    generalising: float
+    memorizing: Array  # one win rate for each simulated prompt; empty where it is not known
+    generalizing: float
 
     @cached_property
     def both(self) -> Array:
         """The mean win rates of the limits that are known."""
-        return np.append(self.memorising.mean() if self.memorising.size else [], self.generalising)
+        return np.append(self.memorizing.mean() if self.memorizing.size else [], self.generalizing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ class _Setting:
 
     def outcome(self, transform: Transformation) -> _Outcome:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
-        memorising = np.empty(0)
+        memorizing = np.empty(0)
         if not (rewinds(self.procedure) or rewinds(self.base)):
-            memorising = finite_rollouts(
+            memorizing = finite_rollouts(
                 transform,
                 self.procedure,
                 simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed),
@@ -143,7 +143,7 @@ class _Setting:
                 judge=None if self.judge is None else self.judge.judge,
             ).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
-        return _Outcome(transform, memorising, self.wins(law))
+        return _Outcome(transform, memorizing, self.wins(law))
 
     def best_exponentials(self) -> list[Exponential]:
         """Return the exponentials that lose least under both limits and under each, their t rounded to two digits.
@@ -189,7 +189,7 @@ def choose(
 
     Candidates: identity, log, the exponentials of the paper, the best exponentials, for Best- and Worst-of-N against
     themselves the limit of the optimum at small KL, and the optimum of exact calibration. All see the same simulated
-    prompts; the best exponentials are searched on others. What memorising costs Rewind-and-Repeat is not known, so its
+    prompts; the best exponentials are searched on others. What memorizing costs Rewind-and-Repeat is not known, so its
     ranking is that of the other limit. Raises ConfigError for a budget that the rollouts cannot spend.
 
     With a ``judge``, estimated for the same ``base``, all win rates are by it, and the optimum by it is a candidate.
@@ -226,7 +226,7 @@ def choose(
         base=base.name,
         kl=kl,
         rollouts=rollouts,
-        prompts=prompts if outcomes[0].memorising.size else 0,
+        prompts=prompts if outcomes[0].memorizing.size else 0,
         candidates=tuple(sorted(candidates, key=lambda candidate: candidate.behind)),
         recommended=next(candidate for candidate in candidates if candidate.ties),
         left_out=left_out,
@@ -244,7 +244,7 @@ def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
 
     def error(one: _Outcome, other: _Outcome) -> float:
         by_judge = float((resampled[id(one)] - resampled[id(other)]).std())
-        return float(np.hypot(_standard_error(one.memorising - other.memorising), by_judge))
+        return float(np.hypot(_standard_error(one.memorizing - other.memorizing), by_judge))
 
     candidates = []
     for outcome in outcomes:
@@ -253,9 +253,9 @@ def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
         candidates.append(
             Candidate(
                 transform=outcome.transform,
-                memorising=float(outcome.memorising.mean()) if outcome.memorising.size else None,
-                standard_error=_standard_error(outcome.memorising),
-                generalising=outcome.generalising,
+                memorizing=float(outcome.memorizing.mean()) if outcome.memorizing.size else None,
+                standard_error=_standard_error(outcome.memorizing),
+                generalizing=outcome.generalizing,
                 limit=limit,
                 behind=behind,
                 behind_error=error(top, outcome),

@@ -7,7 +7,7 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.procedures import Served, Standard, is_extreme, rewinds
-from infalign.method.transforms import Transformation, normalised_beta, parse_transform
+from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.theory.rank_correlation import law_at_rank_correlation
@@ -30,7 +30,7 @@ class Point:
     base: str  # the procedure that serves the base policy
     transform: str
     beta: float  # the weight of the KL for the paper's raw Φ
-    normalised_beta: float  # for the normalised Φ that trainers use
+    normalized_beta: float  # for the normalized Φ that trainers use
     kl: float  # nats
     win_rate: float
     standard_win_rate: float  # both policies served by one plain draw
@@ -108,7 +108,7 @@ def curve_point(
         base=(base or procedure).name,
         transform=name,
         beta=weight,
-        normalised_beta=normalised_beta(trained, weight),
+        normalized_beta=normalized_beta(trained, weight),
         kl=spent,
         win_rate=wins,
         standard_win_rate=law.win_rate(Standard()),

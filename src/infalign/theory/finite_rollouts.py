@@ -15,7 +15,7 @@ from infalign.method.procedures import RankProcedure, rewinds
 from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import judged_win_rate, law_at_kl
 
-LOG_BETAS = (-60.0, 40.0)  # log β for the normalised Φ: from all mass on the best interval to a KL below 1e-30
+LOG_BETAS = (-60.0, 40.0)  # log β for the normalized Φ: from all mass on the best interval to a KL below 1e-30
 ROUGH = 1e-6  # share of the loss that an interval may be uncertain by without nodes of its own
 QUADRATURE = 1e-6  # change of the mean loss, as a share of it, at which there are enough nodes: far below Monte Carlo's
 JUDGED = 1e-4  # both by a judge, whose chances are known to a per cent at best

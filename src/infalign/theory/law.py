@@ -18,9 +18,9 @@ from infalign.method.calibration import Array
 from infalign.method.judge import Judge, normal_scores
 from infalign.method.procedures import RewindAndRepeat, Served, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
-from infalign.method.transforms import Function, Tabulated, Transformation, normalised_beta
+from infalign.method.transforms import Function, Tabulated, Transformation, normalized_beta
 
-LOWEST_LOG_BETA = -690.0  # log β for the normalised Φ; below it lie the smallest floating-point numbers
+LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
 
 
 def training_beta(transform: Transformation, *, kl: float) -> float:
-    """Return the KL weight of a trainer whose reward is the normalised Φ and whose optimum spends ``kl`` nats.
+    """Return the KL weight of a trainer whose reward is the normalized Φ and whose optimum spends ``kl`` nats.
 
     Raises as `law_at_kl`.
 
     >>> round(training_beta(Exponential(10), kl=1.0), 4)
     0.2413
     """
-    return normalised_beta(transform, law_at_kl(transform, kl=kl).beta)
+    return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 
 def judged_win_rate(law: Law, procedure: Served, judge: Judge) -> float:
@@ -206,7 +206,7 @@ def information(log_density: Array) -> Array:
 
 
 def _exponent(transform: Transformation, panels: Panels) -> Array:
-    """Return the normalised Φ at the nodes relative to Φ(1), −∞ allowed."""
+    """Return the normalized Φ at the nodes relative to Φ(1), −∞ allowed."""
     u = panels.u
     top = transform(1.0)
     phi = np.where(panels.upper[:, None], transform.drop(panels.v), transform(u) - np.where(np.isfinite(top), top, 0.0))

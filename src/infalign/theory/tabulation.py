@@ -1,4 +1,4 @@
-"""Transformations as tables: to be saved, and as a network that generalises learns them from finitely many rollouts."""
+"""Transformations as tables: to be saved, and as a network that generalizes learns them from finitely many rollouts."""
 
 from collections.abc import Callable
 
@@ -14,11 +14,11 @@ from infalign.method.transforms import (
     Tabulated,
     Transformation,
     at_ranks,
-    normalised_beta,
+    normalized_beta,
 )
 
 ACCURACY = 1e-10  # the largest error of log f wherever there is mass
-SMOOTH_ACCURACY, SMALLEST_BETA = 1e-7, 1e-150  # the same for a smoothed Φ, at a normalised β of at least this
+SMOOTH_ACCURACY, SMALLEST_BETA = 1e-7, 1e-150  # the same for a smoothed Φ, at a normalized β of at least this
 
 
 def table_of_knots(name: str, v: Array, phi: Array, slope: Array) -> Tabulated:
@@ -40,7 +40,7 @@ def tabulated(transform: Transformation, *, beta: float) -> Tabulated:
     def drop_and_slope(v: Array) -> tuple[Array, Array]:
         return transform.drop(v), _slope(transform, v)
 
-    unit = normalised_beta(transform, beta)
+    unit = normalized_beta(transform, beta)
     return _refined(transform.name, transform.scale, drop_and_slope, ACCURACY, unit)
 
 
@@ -69,7 +69,7 @@ def smoothed(transform: Transformation, rollouts: int) -> Tabulated:
 def _refined(
     name: str, scale: float, drop_and_slope: Callable[[Array], tuple[Array, Array]], accuracy: float, unit: float
 ) -> Tabulated:
-    """Return the table of a normalised Φ(1 − v) − Φ(1), with so many knots that it errs by accuracy·max(|Φ|, unit)."""
+    """Return the table of a normalized Φ(1 − v) − Φ(1), with so many knots that it errs by accuracy·max(|Φ|, unit)."""
     knots = v = np.linspace(0.0, 1.0, 17)
     drops, slopes = drop, slope = drop_and_slope(v)
     start, end = (np.stack([v, drop, slope])[:, piece] for piece in (slice(-1), slice(1, None)))
@@ -86,7 +86,7 @@ def _refined(
 
 
 def _slope(transform: Transformation, v: Array) -> Array:
-    """Return the derivative of the normalised Φ by v = 1 − u."""
+    """Return the derivative of the normalized Φ by v = 1 − u."""
     match transform:
         case Identity():
             return np.full_like(v, -1.0)

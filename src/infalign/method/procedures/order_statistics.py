@@ -42,7 +42,7 @@ class OrderStatistics:
         check_probabilities(self.name, self.probabilities)
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return Σ_i q_i·I_p(i, N−i+1), the regularised incomplete beta function."""
+        """Return Σ_i q_i·I_p(i, N−i+1), the regularized incomplete beta function."""
         p = np.asarray(p, float)
         total = np.zeros_like(p)
         for i, q in self._served():
