@@ -19,8 +19,7 @@ def served_win_rate(rewards: ArrayLike, reference_rewards_K: ArrayLike, procedur
     u^N for Best-of-N and 1 − (1 − u)^N for Worst-of-N. Raises DataError for fewer than N rollouts.
     """
     rewards, references_K = np.asarray(rewards, float), np.asarray(reference_rewards_K, float)
-    found: Array = win(rewards[..., None], references_K) @ procedure.weights(references_K[None])[0]
-    return found
+    return np.asarray(win(rewards[..., None], references_K) @ procedure.weights(references_K[None])[0])
 
 
 def credit(values_PM: Array, procedure: Extreme) -> Array:
@@ -33,8 +32,7 @@ def credit(values_PM: Array, procedure: Extreme) -> Array:
     """
     size, n = values_PM.shape[1], procedure.n
     if n == 1:
-        lead: Array = (values_PM - values_PM.mean(axis=1, keepdims=True)) * size / (size - 1)
-        return lead
+        return np.asarray((values_PM - values_PM.mean(axis=1, keepdims=True)) * size / (size - 1))
     sign = procedure.sign
     order = (sign * values_PM).argsort(axis=1)
     ascending = np.take_along_axis(sign * values_PM, order, axis=1)

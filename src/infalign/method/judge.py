@@ -39,8 +39,7 @@ class ProbitSpline:
 
     def chance(self, score: Array) -> Array:
         """Return A, with a first axis for several judges."""
-        chances: Array = ndtr(self.coefficients @ self.basis(score))
-        return chances
+        return np.asarray(ndtr(self.coefficients @ self.basis(score)))
 
     def slope(self, score: Array) -> Array:
         """Return dA/ds."""
@@ -78,5 +77,4 @@ def normal_scores(u: Array, v: Array) -> Array:
 
 def normal_density(score: Array) -> Array:
     """Return the density of the standard normal law."""
-    density: Array = np.exp(-0.5 * np.square(score)) / np.sqrt(2.0 * np.pi)
-    return density
+    return np.asarray(np.exp(-0.5 * np.square(score)) / np.sqrt(2.0 * np.pi))

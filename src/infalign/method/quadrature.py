@@ -50,36 +50,38 @@ class Panels:
 
     def cumulative(self, values: Array) -> Array:
         """Return the integral from 0 to every node."""
-        masses = (values * self.weight).sum(axis=1)
-        before: Array = np.cumsum(masses) - masses
-        return before[:, None] + self.width[:, None] * (values @ _rule().cumulative.T)
+        return self._before(values)[:, None] + self.width[:, None] * (values @ _rule().cumulative.T)
 
     def remaining(self, values: Array) -> Array:
         """Return the integral from every node to 1, without the cancellation of a difference."""
-        masses = (values * self.weight).sum(axis=1)
-        after: Array = np.cumsum(masses[::-1])[::-1] - masses
-        return after[:, None] + self.width[:, None] * (values @ (_rule().weight - _rule().cumulative).T)
+        return self._after(values)[:, None] + self.width[:, None] * (values @ (_rule().weight - _rule().cumulative).T)
 
     def integral_to(self, values: Array, x: Array) -> Array:
         """Return the integral from 0 to each of ``x``, any shape."""
-        masses = (values * self.weight).sum(axis=1)
         left = np.where(self.upper, 1.0 - self.start - self.width, self.start)
         panel = np.clip(np.searchsorted(left, x, side="right") - 1, 0, len(left) - 1)
         position = np.clip((x - left[panel]) / self.width[panel], 0.0, 1.0)
         coefficients = (values @ _rule().analysis.T)[panel]
         inside = (coefficients * _integrals(position)).sum(axis=-1) * self.width[panel]
-        total: Array = (np.cumsum(masses) - masses)[panel] + inside
-        return total
+        return np.asarray(self._before(values)[panel] + inside)
 
     def between(self, values: Array, parts: Array) -> tuple[Array, Array, Array]:
         """Return v, the values and their integral to 1 at ``parts`` of each panel, 0 its lower end, (panels, parts)."""
         coefficients = values @ _rule().analysis.T
-        masses = (values * self.weight).sum(axis=1)
-        after = np.cumsum(masses[::-1])[::-1] - masses
-        rest = after[:, None] + self.width[:, None] * (coefficients @ (_integrals(np.ones(1)) - _integrals(parts)).T)
+        rest = self._after(values)[:, None] + self.width[:, None] * (
+            coefficients @ (_integrals(np.ones(1)) - _integrals(parts)).T
+        )
         own = self.start[:, None] + self.width[:, None] * np.where(self.upper[:, None], 1.0 - parts, parts)
         v = np.where(self.upper[:, None], own, 1.0 - own)
         return v, coefficients @ legvander(2.0 * parts - 1.0, NODES - 1).T, rest
+
+    def _before(self, values: Array) -> Array:
+        masses = (values * self.weight).sum(axis=1)
+        return np.asarray(np.cumsum(masses) - masses)
+
+    def _after(self, values: Array) -> Array:
+        masses = (values * self.weight).sum(axis=1)
+        return np.asarray(np.cumsum(masses[::-1])[::-1] - masses)
 
     def tails(self, values: Array) -> Array:
         """Estimate what each panel's integral misses, from the last coefficients of its Legendre series.
@@ -90,8 +92,7 @@ class Panels:
         left, right = coefficients @ (-1.0) ** np.arange(NODES), coefficients.sum(axis=1)
         jump = np.abs(left[1:] - right[:-1])
         hidden = np.maximum(np.append(jump, 0.0), np.append(0.0, jump)) * _rule().x[0]
-        missed: Array = (np.abs(coefficients[:, -2:]).sum(axis=1) + hidden) * self.width
-        return missed
+        return np.asarray((np.abs(coefficients[:, -2:]).sum(axis=1) + hidden) * self.width)
 
     def split(self, chosen: np.ndarray) -> "Panels":
         """Halve the ``chosen`` panels; the one at an end is cut at 1/2, 1/4, … 2⁻⁸ of its width."""

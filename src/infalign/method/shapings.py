@@ -139,13 +139,10 @@ def parse_shaping(name: str) -> Shaping:
 
     Raises ConfigError, with all spellings, for a name that is none.
     """
-    try:
-        if found := spelled_by(SPELLINGS, name):
-            return found
-        if name.endswith(".json") or spelled_by(TRANSFORMATIONS, name) is not None:
-            return Ranked(parse_transform(name))
-    except ValueError:  # of a number
-        pass
+    if found := spelled_by(SPELLINGS, name):
+        return found
+    if name.endswith(".json") or spelled_by(TRANSFORMATIONS, name) is not None:
+        return Ranked(parse_transform(name))
     raise ConfigError(
         f"unknown transformation {name!r}; known: {', '.join(TRANSFORMATIONS)}, a table's FILE.json, and, not by the "
         f"rank, {', '.join(SPELLINGS)}{did_you_mean(name, [*TRANSFORMATIONS, *SPELLINGS], after='; ')}"

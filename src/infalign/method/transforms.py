@@ -6,6 +6,7 @@ read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalized; :func:`no
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -128,13 +129,11 @@ class Exponential:
 
     def __call__(self, u: ArrayLike) -> Array:
         """Return the normalized sign(t)·e^{tu}."""
-        phi: Array = np.sign(self.t) * np.exp(self.t * np.asarray(u, float) - max(self.t, 0.0))
-        return phi
+        return np.asarray(np.sign(self.t) * np.exp(self.t * np.asarray(u, float) - max(self.t, 0.0)))
 
     def drop(self, v: ArrayLike) -> Array:
         """Return sign(t)·e^{min(t, 0)}·(e^{−tv} − 1)."""
-        phi: Array = np.sign(self.t) * np.exp(min(self.t, 0.0)) * np.expm1(-self.t * np.asarray(v, float))
-        return phi
+        return np.asarray(np.sign(self.t) * np.exp(min(self.t, 0.0)) * np.expm1(-self.t * np.asarray(v, float)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +159,7 @@ class Power:
     def __call__(self, u: ArrayLike) -> Array:
         """Return u^m or −(1−u)^|m|."""
         u = np.asarray(u, float)
-        phi: Array = u**self.m if self.m > 0 else -((1.0 - u) ** -self.m)
-        return phi
+        return np.asarray(u**self.m if self.m > 0 else -((1.0 - u) ** -self.m))
 
     def drop(self, v: ArrayLike) -> Array:
         """Return (1−v)^m − 1 or −v^|m|."""
@@ -218,8 +216,7 @@ class Tabulated:
         width, start, rise = (values[k] for values in self._pieces)
         x = (v - self.v[k]) / width  # in each piece's own coordinate: knots may be 1e-200 apart
         first, last = self.slope[k] / self.scale * width, self.slope[k + 1] / self.scale * width
-        cubic: Array = start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise)))
-        return cubic
+        return np.asarray(start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise))))
 
     def to_json(self) -> str:
         """Return the text of a file that ``parse_transform`` reads, and so every recipe accepts."""
@@ -270,11 +267,8 @@ def parse_transform(name: str) -> Transformation:
     """
     if name.endswith(".json"):
         return _read_table(Path(name))
-    try:
-        if found := spelled_by(SPELLINGS, name):
-            return found
-    except ValueError:  # of a number
-        pass
+    if found := spelled_by(SPELLINGS, name):
+        return found
     raise ConfigError(
         f"unknown transformation {name!r}; known: {', '.join(SPELLINGS)}, and a table's FILE.json"
         f"{did_you_mean(name, SPELLINGS, after='; ')}"
@@ -290,14 +284,12 @@ SPELLINGS: dict[str, Callable[..., Transformation]] = {
 
 
 def spelled_by(spellings: Mapping[str, Callable[..., T]], name: str) -> T | None:
-    """Return what ``name`` spells: a kind and, after a colon, the number that its spelling names; None if nothing does.
-
-    Raises ValueError for what is no number.
-    """
+    """Return what ``name`` spells: a kind and, after a colon, the number that its spelling names; None if nothing."""
     kind, colon, argument = name.partition(":")
-    for spelling, make in spellings.items():
-        if kind == spelling.partition(":")[0] and colon in spelling and bool(colon) == (":" in spelling):
-            return make(float(argument)) if colon else make()
+    with suppress(ValueError):  # of what is no number
+        for spelling, make in spellings.items():
+            if kind == spelling.partition(":")[0] and bool(colon) == (":" in spelling):
+                return make(float(argument)) if colon else make()
     return None
 
 

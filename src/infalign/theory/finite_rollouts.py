@@ -108,8 +108,7 @@ def finite_rollouts(
         exponent = phi_C * np.exp(-log_beta)
         tilt = np.exp(exponent)
         total, mean = (lengths_PC @ np.stack([tilt, tilt * exponent], axis=1)).T
-        kls_P: Array = mean / total - np.log(total)
-        return kls_P
+        return np.asarray(mean / total - np.log(total))
 
     log_beta = _spending(kls, kl, rollouts)
 
@@ -163,8 +162,7 @@ def _step_win_rates(
     rough_PC = unsure_PC > ROUGH * lost_PC.sum(axis=1, keepdims=True)
     for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
         lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
-    win_rates_P: Array = 1.0 - lost_PC.sum(axis=1)
-    return win_rates_P
+    return np.asarray(1.0 - lost_PC.sum(axis=1))
 
 
 def _step_win_rates_by(
@@ -186,8 +184,7 @@ def _step_win_rates_by(
     rough_PC = np.abs(np.diff(chance_PE, axis=1)) * rise_PC > JUDGED
     for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
         won_PC[at] = masses_PC[at] * ((procedure.density(cdf) * chance(u)) @ weight)
-    win_rates_P: Array = won_PC.sum(axis=1)
-    return win_rates_P
+    return np.asarray(won_PC.sum(axis=1))
 
 
 def _inside(

@@ -45,8 +45,7 @@ class Law:
     @property
     def density(self) -> Array:
         """f(u) at the nodes."""
-        density: Array = np.exp(self.log_density)
-        return density
+        return np.asarray(np.exp(self.log_density))
 
     def cdf_at(self, u: ArrayLike) -> Array:
         """Return F at any ``u``."""
@@ -194,15 +193,13 @@ def _log_density(transform: Transformation, beta: float, panels: Panels) -> Arra
 def normalized(exponent: Array, weight: Array) -> Array:
     """Return ``exponent`` − log Σ weight·e^{exponent}, without overflow: the log density of a law."""
     shifted = exponent - exponent.max()  # e^{10}/0.01 overflows without the shift
-    log_density: Array = shifted - np.log(np.sum(weight * np.exp(shifted)))
-    return log_density
+    return np.asarray(shifted - np.log(np.sum(weight * np.exp(shifted))))
 
 
 def information(log_density: Array) -> Array:
     """Return f log f − f + 1, which integrates to the KL without cancellation."""
     f = np.exp(log_density)
-    information: Array = f * np.where(f > 0, log_density, 0.0) - np.expm1(log_density)
-    return information
+    return np.asarray(f * np.where(f > 0, log_density, 0.0) - np.expm1(log_density))
 
 
 def _exponent(transform: Transformation, panels: Panels) -> Array:

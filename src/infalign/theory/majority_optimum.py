@@ -17,8 +17,7 @@ STEP = 1e-30  # of the complex step, which has no cancellation: the gradient is 
 
 def vote_gradient(policy: Array, worth: Array, procedure: MajorityVote) -> Array:
     """Return R(y) = ∂V/∂π(y), (Y,)."""
-    gradient: Array = (procedure.served(policy + 1j * STEP * np.eye(policy.size)) @ worth).imag / STEP
-    return gradient
+    return np.asarray((procedure.served(policy + 1j * STEP * np.eye(policy.size)) @ worth).imag / STEP)
 
 
 def optimal_answers(reference: ArrayLike, worth: ArrayLike, procedure: MajorityVote, *, kl: float) -> FiniteOptimum:

@@ -56,8 +56,7 @@ def smoothed(transform: Transformation, rollouts: int) -> Tabulated:
     def chance(v: Array, draws: int) -> Array:
         lost = np.arange(draws + 1)
         ways = gammaln(draws + 1) - gammaln(lost + 1) - gammaln(draws - lost + 1)
-        chances: Array = np.exp(ways + xlogy(lost, v[:, None]) + xlog1py(draws - lost, -v[:, None]))
-        return chances
+        return np.asarray(np.exp(ways + xlogy(lost, v[:, None]) + xlog1py(draws - lost, -v[:, None])))
 
     def drop_and_slope(v: Array) -> tuple[Array, Array]:
         return chance(v, rollouts) @ drops, rollouts * (chance(v, rollouts - 1) @ np.diff(drops))

@@ -6,10 +6,9 @@ weighted law is an unbiased estimate of what would be served, and says how one a
 A family is a module with a function ``parse``, and a line in `FAMILIES`.
 """
 
-from importlib import import_module
-
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
+from infalign.method.procedures import extremes, order_statistics, rewind, standard
 from infalign.method.procedures.base import (
     BaseQuantile,
     Distortion,
@@ -53,8 +52,7 @@ __all__ = [
     "top_k",
 ]
 
-FAMILIES = ("standard", "extremes", "order_statistics", "rewind")
-_MODULES = [import_module(f"{__name__}.{family}") for family in FAMILIES]
+FAMILIES = (standard, extremes, order_statistics, rewind)
 
 
 def parse_procedure(name: str) -> Served:
@@ -70,13 +68,13 @@ def parse_procedure(name: str) -> Served:
         if "*" in name:
             parts = [part.split("*") for part in name.split("+")]
             return Mixture(tuple((float(weight), ranked(parse_procedure(part))) for weight, part in parts))
-        for family in _MODULES:
+        for family in FAMILIES:
             found: Served | None = family.parse(name)
             if found is not None:
                 return found
     except ValueError:  # a number in the name is none
         pass
-    known = [spelling for family in _MODULES for spelling in family.SPELLINGS]
+    known = [spelling for family in FAMILIES for spelling in family.SPELLINGS]
     raise ConfigError(
         f"unknown procedure {name!r}; known: {', '.join(known)}, and mixtures like 0.5*best-of-2+0.5*standard"
         f"{did_you_mean(name, known, after='; ')}"

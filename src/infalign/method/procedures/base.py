@@ -92,16 +92,16 @@ def checked_samples(rewards_PM: ArrayLike, n: int, name: str) -> Array:
     return rewards
 
 
-def subsets_within(samples: int, n: int) -> Array:
-    """Return C(m, n)/C(samples, n) for m = 0..samples: the chance that n draws all lie among the m lowest."""
-    m = np.arange(samples + 1.0)
+def falling_ratio(x: ArrayLike, y: int, k: ArrayLike) -> Array:
+    """Return (x)_k/(y)_k, the chance that k draws without replacement from y all come from x of them."""
+    x, k = np.broadcast_arrays(np.asarray(x, float), np.asarray(k, float))
+    inside = (k <= x) & (k <= y)
     with np.errstate(invalid="ignore"):
-        ratio = np.exp(gammaln(m + 1) - gammaln(m - n + 1) - gammaln(samples + 1) + gammaln(samples - n + 1))
-    return np.where(m < n, 0.0, ratio)
+        ratio = np.exp(gammaln(x + 1) - gammaln(x - k + 1) - gammaln(y + 1.0) + gammaln(y - k + 1))
+    return np.where(inside, ratio, 0.0)
 
 
 def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:
     """Spread the probability served_within[≤] − served_within[<] evenly over the samples of each tie."""
     below, at_most = places(rewards_PM)
-    weights_PM: Array = (served_within[at_most] - served_within[below]) / (at_most - below)
-    return weights_PM
+    return np.asarray((served_within[at_most] - served_within[below]) / (at_most - below))

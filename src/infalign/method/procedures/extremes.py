@@ -15,7 +15,7 @@ from infalign.method.procedures.base import (
     Serving,
     check_n,
     checked_samples,
-    subsets_within,
+    falling_ratio,
     weights_from_counts,
 )
 
@@ -23,23 +23,42 @@ SPELLINGS = ("best-of-N", "worst-of-N")
 
 
 @dataclass(frozen=True, slots=True)
-class BestOfN:
-    """Serve the best of N draws: h(p) = p^N.
-
-    >>> BestOfN(2).weights([[0.1, 0.5, 0.3]]).round(3)  # how often each of three samples is the better one of two
-    array([[0.   , 0.667, 0.333]])
-    """
+class _Extreme:
+    """Serve of N draws the one with the largest sign · reward."""
 
     n: int
-    sign: ClassVar[float] = 1.0  # the reward that is served has the largest sign · reward
+    word: ClassVar[str]
+    sign: ClassVar[float]
 
     def __post_init__(self) -> None:
         check_n(self.n)
 
     @property
     def name(self) -> str:
-        """``best-of-4`` for N = 4."""
-        return f"best-of-{self.n}"
+        """``best-of-4`` or ``worst-of-4`` for N = 4."""
+        return f"{self.word}-of-{self.n}"
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Serve the extreme of N draws; of those that tie the first, which is any of them, as draws are alike."""
+        rewards = yield Draws(self.n)
+        return int(np.argmax(self.sign * np.asarray(rewards)))
+
+    def _samples_and_chances(self, rewards_PM: ArrayLike) -> tuple[Array, Array]:
+        """Return the rewards, and for m = 0..M the chance that N draws all lie among the m lowest or highest."""
+        rewards = checked_samples(rewards_PM, self.n, self.name)
+        return rewards, falling_ratio(np.arange(rewards.shape[1] + 1.0), rewards.shape[1], self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class BestOfN(_Extreme):
+    """Serve the best of N draws: h(p) = p^N.
+
+    >>> BestOfN(2).weights([[0.1, 0.5, 0.3]]).round(3)  # how often each of three samples is the better one of two
+    array([[0.   , 0.667, 0.333]])
+    """
+
+    word = "best"
+    sign = 1.0
 
     def distortion(self, p: ArrayLike) -> Array:
         """Return p^N."""
@@ -51,33 +70,19 @@ class BestOfN:
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
         """Weigh the i-th smallest of M by C(i−1, N−1)/C(M, N), shared evenly within ties."""
-        rewards = checked_samples(rewards_PM, self.n, self.name)
-        return weights_from_counts(rewards, subsets_within(rewards.shape[1], self.n))
-
-    def serving(self, rng: np.random.Generator) -> Serving:
-        """Serve the best of N draws; of those that tie the first, which is any of them, as draws are alike."""
-        rewards = yield Draws(self.n)
-        return int(np.argmax(rewards))
+        return weights_from_counts(*self._samples_and_chances(rewards_PM))
 
 
 @dataclass(frozen=True, slots=True)
-class WorstOfN:
+class WorstOfN(_Extreme):
     """Serve the worst of N draws, the choice of an attacker who retries: h(p) = 1 − (1 − p)^N.
 
     >>> WorstOfN(2).distortion([0.0, 0.5, 1.0])
     array([0.  , 0.75, 1.  ])
     """
 
-    n: int
-    sign: ClassVar[float] = -1.0
-
-    def __post_init__(self) -> None:
-        check_n(self.n)
-
-    @property
-    def name(self) -> str:
-        """``worst-of-4`` for N = 4."""
-        return f"worst-of-{self.n}"
+    word = "worst"
+    sign = -1.0
 
     def distortion(self, p: ArrayLike) -> Array:
         """Return 1 − (1 − p)^N."""
@@ -89,13 +94,8 @@ class WorstOfN:
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
         """Weigh the i-th smallest of M by C(M−i, N−1)/C(M, N), shared evenly within ties."""
-        rewards = checked_samples(rewards_PM, self.n, self.name)
-        return weights_from_counts(rewards, 1.0 - subsets_within(rewards.shape[1], self.n)[::-1])
-
-    def serving(self, rng: np.random.Generator) -> Serving:
-        """Serve the worst of N draws; of those that tie the first, which is any of them, as draws are alike."""
-        rewards = yield Draws(self.n)
-        return int(np.argmin(rewards))
+        rewards, chances = self._samples_and_chances(rewards_PM)
+        return weights_from_counts(rewards, 1.0 - chances[::-1])
 
 
 Extreme = BestOfN | WorstOfN

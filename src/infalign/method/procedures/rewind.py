@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import gammaln, xlogy
+from scipy.special import xlogy
 from typing_extensions import TypeIs
 
 from infalign.core.errors import ConfigError, DataError
@@ -26,6 +26,7 @@ from infalign.method.procedures.base import (
     Serving,
     check_n,
     checked_samples,
+    falling_ratio,
 )
 from infalign.method.procedures.extremes import BestOfN
 
@@ -78,13 +79,12 @@ class RewindAndRepeat:
         samples = rewards.shape[1]
         count = fails.sum(axis=1)
         k = np.arange(self.n)
-        all_fail = _falling_ratio(count[:, None], samples - 1, k).sum(axis=1)  # P(the first k of the others all fail)
+        all_fail = falling_ratio(count[:, None], samples - 1, k).sum(axis=1)  # P(the first k of the others all fail)
         if self.serve == "best":
             failing = BestOfN(self.n).weights(rewards)
         else:
-            failing = _falling_ratio(count - 1, samples - 1, np.array(self.n - 1))[:, None] / samples
-        weights_PM: Array = np.where(fails, failing, all_fail[:, None] / samples)
-        return weights_PM
+            failing = falling_ratio(count - 1, samples - 1, np.array(self.n - 1))[:, None] / samples
+        return np.asarray(np.where(fails, failing, all_fail[:, None] / samples))
 
     def serving(self, rng: np.random.Generator) -> Serving:
         """Draw one after another and stop at the first that reaches the threshold."""
@@ -100,8 +100,7 @@ class RewindAndRepeat:
         """Return the expected number of draws for each prompt, shape (P,): Σ_{k<n} P(the first k draws all fail)."""
         rewards = checked_samples(rewards_PM, self.n, self.name)
         count = (rewards < self._thresholds(thresholds_P, len(rewards))).sum(axis=1)
-        draws_P: Array = _falling_ratio(count[:, None], rewards.shape[1], np.arange(self.n)).sum(axis=1)
-        return draws_P
+        return np.asarray(falling_ratio(count[:, None], rewards.shape[1], np.arange(self.n)).sum(axis=1))
 
     def _thresholds(self, thresholds_P: ArrayLike | None, prompts: int) -> Array:
         if thresholds_P is None:
@@ -163,12 +162,3 @@ def _geometric(s: Array, n: int) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         total = -np.expm1(xlogy(n, s)) / (1.0 - s)
     return np.where(s == 1.0, float(n), total)
-
-
-def _falling_ratio(x: ArrayLike, y: int, k: ArrayLike) -> Array:
-    """Return (x)_k/(y)_k, the chance that k draws without replacement from y all come from x of them."""
-    x, k = np.broadcast_arrays(np.asarray(x, float), np.asarray(k, float))
-    inside = (k <= x) & (k <= y)
-    with np.errstate(invalid="ignore"):
-        ratio = np.exp(gammaln(x + 1) - gammaln(x - k + 1) - gammaln(y + 1.0) + gammaln(y - k + 1))
-    return np.where(inside, ratio, 0.0)
