@@ -75,12 +75,6 @@ def test_an_unreachable_budget_is_refused() -> None:
         law_at_kl(step, kl=2.31)
 
 
-@pytest.mark.parametrize(("n", "win_rate"), [(1, 2 / 3), (2, 11 / 15), (4, 0.802020)])
-def test_worst_of_n_under_the_log_at_beta_one(n: int, win_rate: float) -> None:
-    """Known answers for F = u²."""
-    assert aligned_law(Log(), beta=1.0).win_rate(WorstOfN(n)) == pytest.approx(win_rate, abs=5e-7)
-
-
 @pytest.mark.parametrize("beta", [1e-6, 1e-3, 0.3, 1.0, 50.0])
 def test_the_identity_has_its_closed_form(beta: float) -> None:
     """W = 1/(1 − e^{−1/β}) − β and KL = W/β − log(β(e^{1/β} − 1)) = W/β − 1/β − log(β(1 − e^{−1/β}))."""
