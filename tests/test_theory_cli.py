@@ -131,15 +131,6 @@ def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_win_rates_that_would_round_to_1_show_what_is_missing(main: Any) -> None:
-    """The table of a curve tells 1 − W where 100.00 would hide it."""
-    _, out, _ = main(
-        "curve", "--procedure", "worst-of-32", "--transform", "exp:-10", "--transform", "optimal", "--kl", 0.5
-    )
-    assert "100 − 9.9e-05" in out
-    assert "100 − 4.4e-06" in out
-
-
 def test_a_transformation_that_fails_does_not_hide_the_others(main: Any) -> None:
     """The points of the others are printed, each failure is a line of stderr, and the exit code is the last one's."""
     words = [word for name in ("won_fp", "identity", "exp:-500") for word in ("--transform", name)]

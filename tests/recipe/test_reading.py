@@ -64,12 +64,6 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
     assert problem(path, override).startswith(f"{path}: {said}")
 
 
-def test_a_renamed_key_says_what_it_is_called_now(path: str) -> None:
-    """One table has all renamed keys."""
-    said = "unknown key `policies.aware.guide.likely`; it is now called `top_tokens`"
-    assert problem(path, "policies.aware.guide={likely: 3}") == f"{path}: {said}"
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -28,7 +28,6 @@ MAX_DRAWS = 10_000  # of one prompt; what compares them grows with their square
 Draws = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
-NOW_CALLED = {"likely": "top_tokens"}  # keys that were renamed
 
 
 class Settings(BaseModel):
@@ -69,8 +68,6 @@ def errors_at(found: Mapping[str, tuple[str, str]]) -> ValidationError:
 
 
 def _hint(key: str, known: Collection[str]) -> str:
-    if NOW_CALLED.get(key) in known:
-        return f"it is now called `{NOW_CALLED[key]}`"
     near = nearest(key, known)
     return f"did you mean `{near}`?" if near else f"known here: {', '.join(known)}"
 
