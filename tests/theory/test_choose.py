@@ -10,7 +10,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, parse_transform
 from infalign.theory.choose import choose
-from infalign.theory.curve import curve_point, parse_transform_or_optimum, sweep
+from infalign.theory.curve import curve_point, parse_transform_or_optimum
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
@@ -59,14 +59,6 @@ def test_a_point_needs_exactly_one_budget() -> None:
         for aim in ("identity", "optimal"):
             with pytest.raises(ConfigError):
                 curve_point(BestOfN(2), parse_transform_or_optimum(aim), **budget)
-
-
-def test_a_sweep_rises() -> None:
-    """Win rates grow along a sweep, which reaches from 0.01 to 5 nats."""
-    points, ended = sweep(BestOfN(4), "optimal")
-    assert not ended
-    assert [points[0].kl, points[-1].kl] == pytest.approx([0.01, 5.0], abs=1e-9)
-    assert (np.diff([point.win_rate for point in points]) > 0).all()
 
 
 @pytest.mark.parametrize(

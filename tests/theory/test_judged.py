@@ -96,7 +96,7 @@ def test_the_gaussian_judge_has_its_known_answers() -> None:
         (TurningJudge(0.0), "standard"),
     ],
 )
-def test_no_optimiser_on_a_grid_finds_a_better_policy(judge: Judge, name: str) -> None:
+def test_no_optimizer_on_a_grid_finds_a_better_policy(judge: Judge, name: str) -> None:
     """Mirror ascent over 402 cells reaches the W − β·KL of the optimum's own cells and not more."""
     procedure = parse_procedure(name)
     assert not isinstance(procedure, RewindAndRepeat)

@@ -152,16 +152,6 @@ def test_shipped_grpo_on_the_continuous_model(
     assert win_rate(many, law, procedure) == pytest.approx(known, abs=1e-3)
 
 
-def test_shipped_grpo_is_found(case: Enumerable) -> None:
-    """The iteration converges, and other random groups end at the same win rates."""
-    phi = transformed(case, Exponential(-10.0))
-    others = [qmc.Sobol(GROUP - 1, rng=seed).random_base2(12) for seed in (0, 1)]
-    found = [enumerable.group_normalised(case, phi, 1.0, points) for points in others]
-    assert max(residual for _, residual in found) < 1e-3
-    one, two = (enumerable.row(case, law) for law, _ in found)
-    assert one == pytest.approx(two, abs=1e-3)
-
-
 def test_shapings_are_the_library_s(case: Enumerable) -> None:
     """Over equally probable responses, the exact shapings are the library's with the responses as references."""
     even = uniform(case, 21)

@@ -61,13 +61,9 @@ def test_known_optima(name: str, beta: float, win_rate: float, kl: float) -> Non
     ("procedure", "kls", "rows"),
     [
         (BestOfN(2), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.6593, 0.7393, 0.8156, 0.8969, 0.9636)}),
-        (BestOfN(2), (0.1, 0.5, 2), {"exp:5": (0.6583, 0.8154, 0.9596), "power:3": (0.6591, 0.8132, 0.9551)}),
         (BestOfN(4), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.7059, 0.7969, 0.8733, 0.9411, 0.9838)}),
-        (BestOfN(4), (0.1, 0.5, 2), {"exp:10": (0.7057, 0.8715, 0.9731), "power:7": (0.7050, 0.8665, 0.9680)}),
         (BestOfN(8), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.7656, 0.8625, 0.9299, 0.9760, 0.9957)}),
-        (BestOfN(8), (0.1, 0.5, 2), {"exp:5": (0.7270, 0.8747, 0.9649), "power:15": (0.7632, 0.9175, 0.9809)}),
         (BestOfN(32), (0.1, 0.25, 0.5, 1, 2), {"optimum": (0.9017, 0.9695, 0.9928, 0.9992, 1.0)}),
-        (BestOfN(32), (0.1, 0.5, 2), {"exp:10": (0.7960, 0.9196, 0.9762), "power:63": (0.8916, 0.9769, 0.9944)}),
         (BestOfN(128), (0.1, 0.25, 0.5), {"optimum": (0.9866, 0.9990, 1.0), "power:255": (0.9700, 0.9880, 0.9939)}),
         (BestOfN(4), (0.1, 0.25, 0.5, 1, 2), {"identity": (0.6562, 0.7304, 0.7998, 0.8770, 0.9520)}),
         (BestOfN(4), (0.1, 0.25, 0.5, 1, 2), {"log": (0.6185, 0.6902, 0.7682, 0.8631, 0.9501)}),
@@ -161,10 +157,8 @@ def test_one_draw_is_optimal_under_the_identity(procedure: Served, beta: float) 
     ("general", "special"),
     [(kth_best(1, 4), BestOfN(4)), (kth_best(4, 4), WorstOfN(4)), (RankDensity("cube", lambda u: u**3), BestOfN(4))],
 )
-def test_shooting_agrees_with_the_equation_of_best_and_worst_of_n(
-    general: Served, special: Served, beta: float
-) -> None:
-    """The search for stationary points finds what the differential equation of Best- and Worst-of-N says."""
+def test_another_name_for_best_or_worst_of_n_has_its_optimum(general: Served, special: Served, beta: float) -> None:
+    """An order statistic or a density that is Best- or Worst-of-N has the same optimum."""
     found, exact = optimal(general, beta=beta), optimal(special, beta=beta)
     assert found.kl == pytest.approx(exact.kl, abs=1e-8)
     assert found.win_rate == pytest.approx(exact.win_rate, abs=1e-9)
@@ -297,7 +291,7 @@ SLOW_GAMES = [
 @pytest.mark.parametrize(
     ("procedure", "base", "beta"), GAMES + [pytest.param(*game, marks=pytest.mark.slow) for game in SLOW_GAMES]
 )
-def test_no_optimiser_beats_the_optimum(procedure: Served, base: Served | None, beta: float) -> None:
+def test_no_optimizer_beats_the_optimum(procedure: Served, base: Served | None, beta: float) -> None:
     """Ascents in W − β·KL over densities that are constant in cells come close to the optimum and never exceed it."""
     optimum = optimal(procedure, base=base, beta=beta)
     best = optimum.win_rate - beta * optimum.kl

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import logsumexp, softmax, xlogy
+from scipy.special import logsumexp, xlogy
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
@@ -124,19 +124,3 @@ def test_regularising_what_is_served_is_something_else(procedure: RankProcedure,
         cosine = multi_task @ other / np.linalg.norm(multi_task) / np.linalg.norm(other)
         assert cosine < 0.99
         assert np.linalg.norm(other - multi_task) > 0.2 * np.linalg.norm(multi_task)
-
-
-def test_the_papers_theorem_is_false_as_printed() -> None:
-    """With RLHF's KL(π‖π_ref) the minimiser is not that of SFT loss and reward together: both found by search."""
-    reference, reward, beta = np.array([0.5, 0.3, 0.2]), np.array([0.0, 0.5, 1.0]), 0.5
-
-    def best(loss: Callable[[np.ndarray], float]) -> np.ndarray:
-        return softmax(minimize(lambda theta: loss(softmax(theta)), np.zeros(3), tol=1e-12).x)
-
-    regularised = best(lambda p: float(beta * p @ np.log(p / reference) - p @ reward))
-    together = best(lambda p: float(-beta * reference @ np.log(p) - p @ reward))
-    assert regularised == pytest.approx([0.179, 0.292, 0.529], abs=5e-4)
-    assert together == pytest.approx([0.212, 0.222, 0.566], abs=5e-4)
-    assert best(lambda p: float(beta * reference @ np.log(reference / p) - p @ reward)) == pytest.approx(
-        together, abs=1e-5
-    )
