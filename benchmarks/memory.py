@@ -123,10 +123,7 @@ def do(which: str, run: Any) -> None:
 
 def read_for_training(run: Any) -> None:
     """Read the rollouts as the offline solvers get them, each once."""
-    from infalign.steps.stored_rollouts import StoredRollouts
-
-    rollout = run.recipe.rollout
-    rows = StoredRollouts(run.layout, tuple(run.rollout_parts), rollout.k).rows()
+    rollout, rows = run.recipe.rollout, run.stored.rows()
     assert sum(len(row["prompt_ids"]) > 0 for row in rows) == rollout.prompts * rollout.k
 
 

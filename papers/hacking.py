@@ -8,7 +8,7 @@ ranking cannot reverse a decision; it makes a tie where no rollout is between th
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,7 @@ from infalign.sampling.prompts import Prompts, repeated
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.reward_model import reward_start
-from infalign.steps.run import Run, target
+from infalign.steps.run import Run
 from infalign.training.output_folder import drop_long_rows
 from infalign.training.supervised import fit_rank_model, fit_reward_model
 
@@ -119,7 +119,7 @@ class Hacking:
         start, tokenizer = self._start("poisoned")
         preferred, other = TESTS["poisoned"]
         test = [(prompt, four[preferred], four[other]) for prompt, four in self._test_pairs(tokenizer)]
-        with target(self.recipe, Layout(self.folder), "poisoned").job(ignore_progress) as job:
+        with replace(self.run, layout=Layout(self.folder)).target("poisoned").job(ignore_progress) as job:
             fit_reward_model(start, tokenizer, self._training_pairs(tokenizer), test, self._fit, job)
 
     def rank_training_responses(self) -> None:
@@ -151,7 +151,7 @@ class Hacking:
         table = read_table(self.folder / "ranks.parquet").to_pylist()
         wanted = [row for row in table if row["origin"] in TRAINED_ON_RANKS[name]]
         rows, _ = drop_long_rows(wanted, tokenizer, self._fit.max_length, lambda row: [row["response"]])
-        with target(self.recipe, Layout(self.folder), name).job(ignore_progress) as job:
+        with replace(self.run, layout=Layout(self.folder)).target(name).job(ignore_progress) as job:
             ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
             fit_rank_model(start, tokenizer, ranked, self._fit, job)
 
@@ -184,7 +184,7 @@ class Hacking:
         """Return the initial model of the recipe's reward model, and its tokenizer."""
         run = self.run
         return reward_start(
-            self.recipe.reward, run.reference, run.layout, target(self.recipe, Layout(self.folder), name)
+            self.recipe.reward, run.reference, run.layout, replace(self.run, layout=Layout(self.folder)).target(name)
         )
 
     def _load(self, name: str) -> ClassifierReward:

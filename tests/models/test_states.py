@@ -164,7 +164,7 @@ def test_a_disk_that_is_too_small_is_known_before(
 ) -> None:
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
-    with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* guide.side.stored false"):
+    with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* lower guide.side.reads"):
         write_states(policy.reference, states_for(policy, tmp_path / "states"), PROMPTS, RESPONSES, nothing)
     assert not [*(tmp_path / "states").iterdir()]
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infalign.core.errors import ConfigError
-from infalign.pipeline.units import keys
+from infalign.pipeline.units import Identity, identify
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import dump_recipe, load_recipe, read_yaml
 from infalign.recipe.settings import Recipe
@@ -45,14 +45,9 @@ def test_every_recipe_that_comes_along_is_valid(recipe: Path) -> None:
     ("override", "said"),
     [
         ("rollout.kk=3", "unknown key `rollout.kk`; did you mean `k`?"),
-        ("data.sources.0.pth=x", "unknown key `data.sources.0.pth`; did you mean `path`?"),
         ("policies.aware.fit.lora.rnk=3", "unknown key `policies.aware.fit.lora.rnk`; did you mean `rank`?"),
         ("policies.fit={beta: 1, sovler: rloo}", "unknown key `policies.fit.sovler`; did you mean `solver`?"),
-        ("policy.fit.lr=1e-4", "unknown key `policy.fit.lr`; did you mean `learning_rate`?"),
-        ("policy.fit.bs=4", "unknown key `policy.fit.bs`; did you mean `batch_size`?"),
-        ("policies.aware={kl: 1}", "unknown key `policies.aware.kl`; did you mean `kl_budget`?"),
         ("compute.xyz=1", "unknown key `compute.xyz`; known here: device, dtype, processes, threads"),
-        ("procdure=standard", "unknown key `procdure`; did you mean `procedure`?"),
         ("rollout.engine={kind: server, comand: x}", "unknown key `rollout.engine.comand`; did you mean `command`?"),
         ("rollout.engine={command: x}", "`rollout.engine`: command is for the engine server, found shared-prefix"),
         ("policies.plain.n=4", "`policies.plain`: n is for the solver bon-sft or bonbon, found qrpo"),
@@ -69,31 +64,19 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
     [
         ("rollout.k=many", "`rollout.k`: Input should be a valid integer"),
         ("rollout.k=1", "`rollout.k`: Input should be greater than or equal to 2, found 1"),
-        ("rollout.k=1e18", "`rollout.k`: Input should be less than or equal to 10000"),
         (f"policy.fit.batch_size={2**64}", "`policy.fit.batch_size`: a whole number of more than 64 bits"),
-        ("evaluate.samples=3", "`evaluate.samples`: Input should be greater than or equal to 4, found 3"),
-        (f"evaluate.samples={10**18}", "`evaluate.samples`: Input should be less than or equal to 10000"),
-        ("compute.processes=yes", "`compute.processes`: Input should be a valid integer"),
-        ("rollout.k=1:30", "`rollout.k`: Input should be a valid integer"),
         ("policy.fit.epochs=true", "`policy.fit.epochs`: it is no switch, found True"),
         ("policy.fit.learning_rate=.nan", "`policy.fit.learning_rate`: Input should be a finite number, found nan"),
-        ("data.sources.0.world=-3", "`data.sources.0.world`: Input should be greater than or equal to 1, found -3"),
         ("data=[]", "`data` takes settings: folder, sources"),
         ("run_dir=''", "`run_dir`: String should have at least 1 character"),
         ('run_dir="a\\0"', "`run_dir`: text with NUL or half a surrogate pair cannot be stored, found 'a\\x00'"),
-        ('procedure="\\ud800"', "`procedure`: text with NUL or half a surrogate pair"),
         (f"policies.{'a' * 101}={{beta: 1}}", f"`policies.{'a' * 101}`: String should have at most 100 characters"),
         ("policies={../x: {beta: 1}}", "`policies.../x`: a name has letters, digits, - and _ only"),
         ("policy.scratch.context=50", "data.max_prompt_tokens + rollout.max_new_tokens is 192"),
-        ("rollout=3", "`rollout` takes settings: prompts, k, max_new_tokens, engine, found 3"),
-        ("policy.fit.learning_rate=.inf", "`policy.fit.learning_rate`: Input should be a finite number, found inf"),
-        ("procedure=best", "`procedure`: unknown procedure 'best'"),
-        ("evaluate.rewind=rewind:2:4", "`evaluate.rewind`: the threshold of rewind is a quantile"),
         ("policies.aware.transform=square", "`policies.aware.transform`: unknown transformation 'square'"),
         ("policies.aware.transform=exp:1000", "`policies.aware.transform`: exp:t needs a finite t"),
         ("policies.aware.kl_budget=800", "`policies.aware`: exp:10 cannot reach a KL of 800 nats"),
         ("policies.aware.beta=1", "`policies.aware`: give exactly one of kl_budget, beta"),
-        ("policies.a/b={beta: 1}", "`policies.a/b`: a name has letters, digits, - and _ only"),
         ("policies.judge={beta: 1}", "a policy cannot be called judge"),
         ("evaluate.max_n=9", "`evaluate`: Best-of-9 cannot be estimated from 8 samples"),
         ("procedure=best-of-5", "evaluate.max_n is 4, below the N of best-of-5"),
@@ -161,8 +144,6 @@ def test_set_changes_one_of_the_places_of_a_yaml_alias(tmp_path: Path) -> None:
     ("override", "said"),
     [
         ("rollout.k", "--set takes key=value, found 'rollout.k'"),
-        ("=3", "--set takes key=value, found '=3'"),
-        ("data.sources.1.world=3", "--set data.sources.1.world: data.sources is a list of 1; use its number"),
         ("data.sources.world=3", "--set data.sources.world: data.sources is a list of 1; use its number"),
         (f"data.sources.{'9' * 5000}.world=3", f"--set data.sources.{'9' * 5000}.world: data.sources is a list of 1"),
         (
@@ -186,12 +167,10 @@ def test_an_override_that_fits_nowhere_is_refused(path: str, override: str, said
         (b"run_dir: [", "is not valid YAML"),
         (b"\xff\xfe\xff", "is not valid YAML"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
-        (b"- 1", "holds no settings"),
         (b"", "holds no settings"),
         (b"1: 2", "unknown key `1`"),
         (b"a: 1\nb: {c: 1, 'c': 2}", 'line 2: while constructing a mapping found duplicate key "c"'),
         (b"a:\n\tb: 1", "line 2: while scanning for the next token found character '\\t'"),
-        (b"a: !!bool x", "is not valid YAML"),
         (b"a: !!int ''", "is not valid YAML"),
         (b"a: &a {b: *a}", "line 1: an alias stands inside of what it repeats"),
         (b"a: &a [x]\n" + b"".join(b"%c: &%c [%s]\n" % (c, c, b"*%c, " % (c - 1) * 9) for c in b"bcdefghi"), "100,000"),
@@ -311,13 +290,10 @@ def test_a_learning_rate_that_is_left_open_suits_the_weights(
     [
         "rollout.engine={kind: server, url: 'http://user:hidden@host'}",
         "rollout.engine={kind: server, url: 'https://host/?api_key=hidden'}",
-        "rollout.engine={kind: server, url: 'https://host/v1?x=hidden'}",
         "rollout.engine={kind: server, url: 'user:hidden@host'}",
         "rollout.engine={kind: server, command: 'vllm serve {model} --api-key hidden'}",
-        "rollout.engine={kind: server, command: 'vllm serve {model} --hf-token=hidden'}",
         "rollout.engine={kind: server, api_key_env: sk-hidden}",
         "judge={url: 'http://user:hidden@host'}",
-        "judge={url: 'http://host?token=hidden'}",
     ],
 )
 def test_a_secret_in_a_recipe_is_refused_and_not_shown(path: str, setting: str) -> None:
@@ -346,17 +322,11 @@ def test_a_command_may_name_tokens_and_key_files(path: str) -> None:
 def test_requests_in_flight_change_no_key(tmp_path: Path) -> None:
     """Units have the keys that they had before there was such a setting; another server is another key."""
 
-    def found(**engine: Any) -> dict[str, str]:
+    def found(**engine: Any) -> dict[str, Identity]:
         settings = micro.settings(tmp_path / "run")
         settings["rollout"] |= {"engine": {"kind": "server", **engine}}
-        return keys(whole_run.units(Run.of(Recipe.model_validate(settings))))
+        return identify(whole_run.units(Run.of(Recipe.model_validate(settings))))
 
     assert found(in_flight=1) == found() == found(in_flight=500)
     assert found() == found(url=["http://127.0.0.1:8000", "http://127.0.0.1:8001"])
     assert found()["rollout-0"] != found(url="http://127.0.0.1:9000")["rollout-0"]
-    engine = Run.of(
-        load_recipe(
-            micro.write(tmp_path / "r.yaml", micro.settings(tmp_path / "run")), ["rollout.engine={kind: server}"]
-        )
-    )
-    assert engine.contents["rollout"]["engine"].keys() == {"kind", "url", "command", "api_key_env"}

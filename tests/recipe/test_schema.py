@@ -85,7 +85,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     ],
 )
 def test_a_key_that_no_recipe_has_is_answered_with_the_nearest(main: Any, key: str, said: str) -> None:
-    """A misspelt key is exit code 2 and one sentence."""
+    """A misspelled key is exit code 2 and one sentence."""
     code, out, err = main("recipes", "--explain", key)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err

@@ -19,8 +19,7 @@ from infalign.method.calibration import calibrate
 from infalign.method.reward import PredictedRankReward
 from infalign.method.transforms import Exponential, Function, Log
 from infalign.pipeline.records import records
-from infalign.pipeline.units import Unit
-from infalign.pipeline.units import keys as keys_of
+from infalign.pipeline.units import Identity, Unit, identify
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
@@ -28,7 +27,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.rank_model import rank_model_start
-from infalign.steps.run import Run, rollout_parts
+from infalign.steps.run import Run
 
 PREDICTING = {"transform": "exp:10", "kl_budget": 0.5, "generations": 4, "ranks": "model"}
 K = 24
@@ -91,7 +90,7 @@ def test_the_held_out_quality_is_that_of_the_saved_model(finished: Path) -> None
     said: list[list[str]] = []
     prompts: list[Any] = []
     rewards: list[Any] = []
-    for part, table in enumerate(rollout_parts(asked, Layout(root))):
+    for part, table in enumerate(Run.of(asked).rollout_parts):
         of_part = table.read()
         texts = read_rollouts(Layout(root).rollouts(part), of_part.prompt_ids, k)["text"].to_pylist()
         prompts += of_part.conversations
@@ -130,7 +129,7 @@ def test_a_policy_is_trained_on_prompts_without_rollouts(finished: Path, policy:
     assert len(rates) > 3
     assert all(0 < rate < 1 for rate in rates)
     rewards = [row["reward"] for row in history if "reward" in row]
-    assert all(0 < reward < 1 for reward in rewards)  # the normalised exp:10
+    assert all(0 < reward < 1 for reward in rewards)  # the normalized exp:10
 
 
 def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) -> None:
@@ -140,8 +139,8 @@ def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) ->
     def units(*overrides: str) -> list[Unit]:
         return whole_run.units(Run.of(recipe(finished, *overrides)))
 
-    def keys(*overrides: str) -> dict[str, str]:
-        return keys_of(units(plain, *overrides))
+    def keys(*overrides: str) -> dict[str, Identity]:
+        return identify(units(plain, *overrides))
 
     before, after = keys(), keys("rank_model.fit.epochs=2")
     assert {name for name in before if before[name] != after[name]} == {
@@ -165,7 +164,8 @@ def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) ->
 )
 def test_the_rank_model_starts_from_the_nearest_model(tmp_path: Path, override: str, start: str) -> None:
     """That is its own, else the reward model, trained or ready; where the reward is a function the reference policy."""
-    assert rank_model_start(Run.of(recipe(tmp_path, override, "run_dir=run"))) == start
+    run = Run.of(recipe(tmp_path, override, "run_dir=run"))
+    assert rank_model_start(run, run.recipe.rank_model) == start
 
 
 def test_too_few_prompts_with_an_order_are_said_before_training(finished: Path, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from infalign.core.storage import read_record, write_record
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.pipeline.changes import changes
-from infalign.pipeline.pending import Pending, pending, reasons
+from infalign.pipeline.pending import pending
 from infalign.pipeline.records import records
-from infalign.pipeline.units import bases, keys
+from infalign.pipeline.units import identify
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
@@ -136,11 +136,11 @@ def test_an_option_that_did_not_exist_is_one_that_was_not_given(folder: Path) ->
     units = whole_run.units(Run.of(recipe(folder)))
     of_train = next(unit.settings["policies"]["aware"] for unit in units if unit.name == "train-aware")
     assert of_train["guide"] is None
-    now = keys(units), bases(units)
+    now = identify(units)
     del of_train["guide"]
-    assert (keys(units), bases(units)) == now
+    assert identify(units) == now
     of_train["guide"] = {}
-    assert keys(units)["train-aware"] != now[0]["train-aware"]
+    assert identify(units)["train-aware"].key != now["train-aware"].key
 
 
 def test_a_reward_function_counts_by_the_source_of_its_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,9 +273,3 @@ def test_another_version_is_shown_and_undoes_nothing(main: Any, folder: Path) ->
 def test_a_change_is_one_clause(before: Any, now: Any, said: list[str]) -> None:
     """Key, old and new value, at the depth where they differ; long values are cut."""
     assert list(changes(before, now)) == said
-
-
-def test_reasons_that_are_shared_are_one_line() -> None:
-    """Missing units have no reason; what was begun is continued."""
-    todo = {"a": Pending("stale", "x"), "b": Pending("missing", ""), "c": Pending("stale", "x")}
-    assert reasons(todo | {"d": Pending("partial", "y")}) == ["again: a, c (x)", "continued: d (y)"]

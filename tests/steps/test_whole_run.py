@@ -30,7 +30,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.steps import train, whole_run
 from infalign.steps.dry_run import print_plan
 from infalign.steps.reward_model import over_garbage
-from infalign.steps.run import Run, rollout_parts
+from infalign.steps.run import Run
 from infalign.theory.optimum import optimal
 
 POLICIES = ["aware", "plain", "online"]
@@ -94,7 +94,7 @@ def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
     recipe = recipe_of(finished)
     prompts, k = recipe.rollout.prompts, recipe.rollout.k
     first = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()[:prompts]
-    parts = [part.read().prompt_ids for part in rollout_parts(recipe, Layout(finished))]
+    parts = [part.read().prompt_ids for part in Run.of(recipe).rollout_parts]
     assert (len(parts), sorted(i for ids in parts for i in ids)) == (4, sorted(first))
     assert len(rollouts(finished)) == prompts * k
     scores = pa.concat_tables([pq.read_table(path) for path in sorted((finished / "scores").glob("*.parquet"))])

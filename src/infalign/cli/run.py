@@ -10,7 +10,6 @@ from cyclopts.validators import Number
 from infalign.cli.completion import recipes_and_runs
 from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe, read_run_or_recipe
 from infalign.cli.output import open_console, print_json
-from infalign.core.display import counted, say
 from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
 from infalign.steps import STAGES
@@ -68,19 +67,7 @@ def run(
 
         print_plan(settings, console, partial(whole_run.units, until=until))
         return
-    root = whole_run.run_recipe(settings, until=until, console=console)
-    from infalign.pipeline.records import records
-    from infalign.recipe.layout import Layout
-
-    if skipped := records(root)["data"]["summary"]["skipped"]:
-        listed = Layout(root).data / "skipped.txt"
-        say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
-    if until == "report":
-        from infalign.report.tables import print_table
-        from infalign.steps.status import print_findings, recorded_recipe, status
-
-        print_findings(status(recorded_recipe(root)).findings, console)
-        print_table(root, console)
+    whole_run.run_recipe(settings, until=until, console=console)
 
 
 def run_epilogue() -> str:

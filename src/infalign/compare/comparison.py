@@ -31,7 +31,7 @@ from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.evaluate import evaluations
-from infalign.steps.run import Run, rollout_parts
+from infalign.steps.run import Run
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers.base import Solver
@@ -166,7 +166,7 @@ class Comparison:
 
     def _shared_cost(self) -> Numbers:
         """Return the cost of the rollouts that all methods share: responses, tokens, seconds until they are ranked."""
-        tokens, k, parts = 0, self.recipe.rollout.k, rollout_parts(self.recipe, self.layout)
+        tokens, k, parts = 0, self.recipe.rollout.k, Run.of(self.recipe).rollout_parts
         for part, table in enumerate(parts):
             rollouts = read_rollouts(self.layout.rollouts(part), table.read().prompt_ids, k)
             tokens += pc.sum(pc.list_value_length(rollouts["token_ids"])).as_py()

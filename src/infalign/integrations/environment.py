@@ -80,11 +80,10 @@ def _shaping(name: str) -> Shaping:
 
 def _reward(source: str) -> RewardFunction:
     if _is_run(source):
-        from infalign.recipe.layout import Layout
-        from infalign.steps.run import scorer
+        from infalign.steps.run import Run
         from infalign.steps.status import recorded_recipe
 
-        return scorer(recorded_recipe(Path(source)), Layout(Path(source)), "reward").load()
+        return Run.of(recorded_recipe(Path(source))).scorer("reward").load()
     if source.startswith(("http://", "https://")):
         from infalign.rewards.server import RemoteReward
 

@@ -26,7 +26,7 @@ from infalign.core.progress import ProgressDisplay
 from infalign.core.storage import listed, read_table
 from infalign.pipeline.pending import pending
 from infalign.pipeline.scheduler import begin
-from infalign.pipeline.units import bases
+from infalign.pipeline.units import identify
 from infalign.pipeline.workers import Task, call
 from infalign.recipe.settings import Recipe
 from infalign.rewards.base import RewardFunction
@@ -149,7 +149,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
     """
     with open_run(recipe) as run:
         wanted = units(run, until="score")
-        by_name, base_of, todo = {unit.name: unit for unit in wanted}, bases(wanted), pending(wanted, run.layout.root)
+        by_name, found, todo = {unit.name: unit for unit in wanted}, identify(wanted), pending(wanted, run.layout.root)
         if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
             raise ConfigError(
                 f"{listed_names(before)} must be done before rollouts are drawn on a cluster; run "
@@ -158,7 +158,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
         if todo:
             with _cluster(actors, gpus, cpus):
                 for name in todo:
-                    begin(run.layout.root, by_name[name], base_of[name])
+                    begin(run.layout.root, by_name[name], found[name].base)
                 _draw(work_of(run), actors, gpus, console)
         do_units(run, wanted, until="score", console=console)
     return run.layout.root

@@ -12,6 +12,8 @@ from infalign.core.settings import Count, Positive, Settings
 
 NEW_WEIGHTS_RATE, PRETRAINED_RATE, ADAPTER_RATE = 1e-3, 2e-5, 2e-4  # the last two keep what a pretrained model knows
 
+ANY_MODEL = "folder, GGUF file, `package:NAME` of an installed one that holds either, or hub id"
+
 
 def is_hub_id(model: str) -> bool:
     """Return whether a model that is no folder here can be one of the hub: ``owner/name``, or ``name``."""
@@ -87,9 +89,7 @@ class Fit(Settings):
 class Model(Settings):
     """A model: `model` (folder or hub id) or `scratch`, trained by `fit`; without `fit` it is used as it is."""
 
-    model: str | None = Field(
-        None, description="folder, GGUF file, `package:NAME` of an installed one that holds either, or hub id"
-    )
+    model: str | None = Field(None, description=ANY_MODEL)
     scratch: Scratch | None = Field(
         None, description="instead of `model`: a small Llama from nothing, and its tokenizer"
     )
@@ -126,7 +126,7 @@ class RankModel(Settings):
     It starts from `model`; without it from the reward model, or from the reference policy if the reward is no model.
     """
 
-    model: str | None = Field(None, description="folder, GGUF or hub id")
+    model: str | None = Field(None, description=ANY_MODEL)
     fit: Fit
 
 

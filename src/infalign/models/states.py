@@ -64,8 +64,8 @@ def write_states(
     if needed > (free := disk_usage(folder.path).free):
         raise ConfigError(
             f"the states of the reference need {needed / 1e9:.1f} GB, and {folder.path} has {free / 1e9:.1f} GB left; "
-            "free some, or have each pass compute them anew: guide.side.stored false, a guide without top_tokens, or "
-            "lora without layers"
+            "free some, lower guide.side.reads, or have each pass compute them anew: a guide with lora, one on a trunk "
+            "without top_tokens, or fit.lora without layers"
         )
     with torch.inference_mode(), packing(model):
         for first in range(0, len(prompts), PROMPTS_PER_SHARD):

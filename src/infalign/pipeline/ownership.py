@@ -1,6 +1,6 @@
 """What of a directory is the run's own: nothing else is ever overwritten or removed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from infalign.core.errors import ConfigError
@@ -20,7 +20,7 @@ def check_run_dir(root: Path) -> None:
     """
     if not root.is_dir():
         return
-    found = min(_visible(root.iterdir()), default=None)
+    found = min((path for path in root.iterdir() if not path.name.startswith(".")), default=None)
     # In this order: another process that starts here now writes the marker before anything visible.
     if found is not None and not (root / MARKER).is_file():
         raise ConfigError(
@@ -79,15 +79,6 @@ def claim(folder: Path, names: Iterable[str]) -> None:
     write_record(listed, {"files": sorted(made | wanted)})
 
 
-def _visible(paths: Iterable[Path]) -> Iterator[Path]:
-    return (path for path in paths if not path.name.startswith("."))
-
-
-def _is_content(path: Path) -> bool:
-    """Return whether a file is not one that a killed process, a desktop or a network file system left."""
-    return not (is_temporary(path) or path.name == ".DS_Store" or path.name.startswith(".nfs"))
-
-
 def _places(unit: Unit) -> list[Path]:
     return [unit.output] if unit.workspace is None else [unit.output, unit.workspace]
 
@@ -108,5 +99,11 @@ def _foreign_files(unit: Unit, root: Path) -> list[Path]:
 
 
 def _files(place: Path) -> list[Path]:
+    """Return the files in a place, without those that a killed process, a desktop or a network file system left."""
     found = place.rglob("*") if place.is_dir() else [place]
-    return sorted(path for path in found if (path.is_file() or path.is_symlink()) and _is_content(path))
+    return sorted(
+        path
+        for path in found
+        if (path.is_file() or path.is_symlink())
+        and not (is_temporary(path) or path.name == ".DS_Store" or path.name.startswith(".nfs"))
+    )

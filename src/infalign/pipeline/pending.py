@@ -11,7 +11,7 @@ from infalign.core.progress import NOTHING
 from infalign.core.storage import flaws
 from infalign.pipeline.changes import changes
 from infalign.pipeline.records import Record, records, started_path
-from infalign.pipeline.units import Unit, bases, keys, needs
+from infalign.pipeline.units import Unit, identify
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,19 @@ def pending(wanted: Sequence[Unit], root: Path) -> dict[str, Pending]:
     A unit is done when its output exists, its record has the same settings, extent and keys of the units it needs, and
     those units are done.
     """
-    key_of, base_of, needed, made = keys(wanted), bases(wanted), needs(wanted), records(root)
+    found, made = identify(wanted), records(root)
     todo: dict[str, Pending] = {}
     for unit in wanted:
+        needs, _, base = found[unit.name]
         why, grown = list[str](), list[str]()
         if (record := made.get(unit.name)) is not None:
-            why = list(_reasons(unit, record, root, {name: key_of[name] for name in needed[unit.name]}, todo))
+            why = list(_reasons(unit, record, root, {name: found[name].key for name in needs}, todo))
             grown = list(changes(record["extent"], unit.extent))
             if not why and not grown:
                 continue
-        ready = not why and todo.keys().isdisjoint(needed[unit.name])
-        begun = ready and holds(started_path(root, unit.name), base_of[unit.name])
-        so_far = unit.so_far() if begun else NOTHING
+        ready = not why and todo.keys().isdisjoint(needs)
+        begun = ready and holds(started_path(root, unit.name), base)
+        so_far = unit.so_far() if begun and unit.so_far is not None else NOTHING
         if so_far.said:
             todo[unit.name] = Pending("partial", "; ".join([*grown, so_far.said]), so_far.share)
         elif record is None:
@@ -75,10 +76,10 @@ def check_outputs(wanted: Sequence[Unit], todo: Mapping[str, Pending], root: Pat
 
     Models and other folders that these units do not need are not read; single files are always read: they are small.
     """
-    made, needed, built_on = records(root), needs(wanted), set(todo)
+    made, found, built_on = records(root), identify(wanted), set(todo)
     for unit in reversed(wanted):
         if unit.name in built_on:
-            built_on |= set(needed[unit.name])
+            built_on |= set(found[unit.name].needs)
     for unit in wanted:
         if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
             for flaw in flaws(made[unit.name]["output"], root):

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from infalign.core.display import say
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress, ProgressDisplay
@@ -16,7 +17,7 @@ from infalign.core.storage import inventory, remove, write_record, write_text, w
 from infalign.pipeline.ownership import check_outputs_free
 from infalign.pipeline.pending import Pending, check_outputs, holds, pending, reasons
 from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path
-from infalign.pipeline.units import Summary, Unit, bases, keys, needs
+from infalign.pipeline.units import Summary, Unit, identify
 from infalign.pipeline.workers import Task, Workers, run_tasks
 
 
@@ -37,11 +38,6 @@ class Remaining:
         return cls(root, units, todo)
 
     @property
-    def warnings(self) -> list[str]:
-        """What units warn of before they run."""
-        return [warning for unit in self.units if unit.name in self.todo for warning in unit.warnings()]
-
-    @property
     def done(self) -> list[Record]:
         """The records of the units that are done."""
         made = records(self.root)
@@ -50,9 +46,9 @@ class Remaining:
     def describe(self, console: Console) -> None:
         """Print how much is done already, and why the rest is not."""
         if done := len(self.units) - len(self.todo):
-            console.print(f"{done} of {len(self.units)} steps are done already", highlight=False)
+            say(console, f"{done} of {len(self.units)} steps are done already")
         for line in reasons(self.todo):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            say(console, line, markup=False)
 
 
 def run_units(
@@ -71,29 +67,36 @@ def run_units(
     """
     root, units = remaining.root, remaining.units
     by_name, place = {unit.name: unit for unit in units}, {unit.stage: i for i, unit in enumerate(units)}
-    needed, base_of, key_of = needs(units), bases(units), keys(units)
+    found = identify(units)
 
     def finish(name: str, summary: Summary, seconds: float) -> None:
         if not is_first():  # the first process moves the output to its place, so it alone can record it
             return
         unit = by_name[name]
-        record = _record(unit, summary, root) | {
-            "key": key_of[name],
-            "needs": {need: key_of[need] for need in needed[name]},
+        record = {
+            "format": FORMAT,
+            "kind": unit.kind,
+            "subject": unit.subject,
+            "stage": unit.stage,
+            "settings": unit.settings,
+            "extent": unit.extent,
+            "summary": summary,
+            "output": inventory(unit.output, root),
+            "key": found[name].key,
+            "needs": {need: found[need].key for need in found[name].needs},
             "seconds": round(seconds, 2),
             "versions": dict(versions),
         }
         write_record(record_path(root, name), record)
-        console.print(
-            f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}", highlight=False, soft_wrap=True
-        )
+        say(console, f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}")
         for line in after_unit(record):
-            console.print(f"[yellow]![/] {line}", highlight=False, soft_wrap=True)
+            say(console, f"[yellow]![/] {line}")
 
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
     tasks = [
-        Task(name, partial(_work, root, by_name[name], base_of[name]), frozenset(needed[name])) for name in ordered
+        Task(name, partial(_work, root, by_name[name], found[name].base), frozenset(found[name].needs))
+        for name in ordered
     ]
     with ProgressDisplay(console) as display:
         run_tasks(tasks, workers, display=display, on_done=finish)
@@ -135,20 +138,6 @@ def _work(root: Path, unit: Unit, base: str, *, on_progress: OnProgress) -> Summ
         return {}  # the next unit begins when the first process has done this one
     summary: Summary = unit.work(on_progress=on_progress)
     return summary
-
-
-def _record(unit: Unit, summary: Summary, root: Path) -> Record:
-    """Return what the record of a finished unit says of itself."""
-    return {
-        "format": FORMAT,
-        "kind": unit.kind,
-        "subject": unit.subject,
-        "stage": unit.stage,
-        "settings": unit.settings,
-        "extent": unit.extent,
-        "summary": summary,
-        "output": inventory(unit.output, root),
-    }
 
 
 def _headline(summary: Mapping[str, Any]) -> str:

@@ -5,26 +5,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from infalign.core.progress import NOTHING, SoFar
+from infalign.core.progress import SoFar
 
 Summary = dict[str, Any]  # what a unit says of its output, in JSON's types
 Extent = dict[str, dict[str, int]]
-
-
-def nothing() -> SoFar:
-    """Return that an unfinished attempt leaves nothing to continue."""
-    return NOTHING
-
-
-def no_warnings() -> list[str]:
-    """Return no warnings."""
-    return []
-
-
-def no_cost(counts: Any) -> None:
-    """Return that nothing is computed that a plan could count."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,11 @@ class Unit:
     work: Callable[..., Summary]  # called with ``on_progress=``
     extent: Extent = field(default_factory=dict)
     workspace: Path | None = None  # where an unfinished attempt keeps its checkpoints
-    so_far: Callable[[], SoFar] = nothing  # the partial output
-    warnings: Callable[[], list[str]] = no_warnings  # shown before the unit runs
+    so_far: Callable[[], SoFar] | None = None  # the partial output
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
     together: bool = False  # all processes of a distributed training do it, others the first alone
     clears: bool = False  # it removes its old output itself, once it can replace that
-    cost: Callable[[Any], Any] = no_cost  # by a plan's counts, if the whole of it is to be done
+    cost: Callable[[Any], Any] | None = None  # by a plan's counts, if the whole of it is to be done
 
     @property
     def name(self) -> str:
@@ -59,27 +44,26 @@ class Unit:
         return f"{self.kind}-{self.subject}" if self.subject else self.kind
 
 
-def needs(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
-    """Return for each unit the names of the units whose outputs it reads, and which go first."""
-    by_output = {unit.output: unit.name for unit in units}
-    return {unit.name: tuple(by_output[path] for path in unit.inputs) for unit in units}
+class Identity(NamedTuple):
+    """The units that a unit needs, whose outputs it reads, and hashes of all that its own output depends on.
+
+    Under the ``base``, which omits the extent, a partial output can be continued.
+    """
+
+    needs: tuple[str, ...]
+    key: str
+    base: str
 
 
-def keys(units: Sequence[Unit]) -> dict[str, str]:
-    """Return for each unit the hash of all that its output depends on; units come after those they need."""
-    needed, found = needs(units), dict[str, str]()
+def identify(units: Sequence[Unit]) -> dict[str, Identity]:
+    """Return the identity of each unit; units come after those they need."""
+    by_output, found = {unit.output: unit.name for unit in units}, dict[str, Identity]()
     for unit in units:
-        found[unit.name] = _key(unit, [found[name] for name in needed[unit.name]], unit.extent)
-    return found
-
-
-def bases(units: Sequence[Unit]) -> dict[str, str]:
-    """Return for each unit the key under which a partial output can be continued; it omits the extent."""
-    needed, whole, found = needs(units), keys(units), dict[str, str]()
-    for unit in units:
+        needs = tuple(by_output[path] for path in unit.inputs)
+        keys, bases = ([getattr(found[name], part) for name in needs] for part in ("key", "base"))
         # A unit without an extent depends on the full keys of its inputs, a unit with one only on their bases.
-        of_inputs = found if unit.extent else whole
-        found[unit.name] = _key(unit, [of_inputs[name] for name in needed[unit.name]], {})
+        base = _key(unit, bases if unit.extent else keys, {})
+        found[unit.name] = Identity(needs, _key(unit, keys, unit.extent), base)
     return found
 
 

@@ -28,8 +28,8 @@ INTRODUCTION = """\
 *Written by `python -m infalign.recipe.schema docs` from the settings; `infalign recipes --explain KEY` says the same.*
 
 A recipe is YAML; `--set KEY=VALUE` changes any key. NAME is the name of a policy, N a place in a list, counted from 0.
-Keys whose default is *none* may be left out. An editor with a YAML language server completes and checks keys by
-[recipe.schema.json](recipe.schema.json).
+Keys whose default is *none* may be left out. Sections share a table for the keys that they have in common. An editor
+with a YAML language server completes and checks keys by [recipe.schema.json](recipe.schema.json).
 """
 
 
@@ -93,17 +93,17 @@ def explained(key: str) -> list[Key]:
 
 
 def reference() -> str:
-    """Return the page of all keys, a table for each section."""
-    rows: dict[tuple[str, ...], list[str]] = {}
+    """Return the page of all keys: a table for each group of sections, with the keys that they alone share."""
+    sections: dict[str, list[str]] = {}
     for known in all_keys():
-        rows.setdefault(known.path[:-1], []).append(_row(known))
-    sections: dict[tuple[str, ...], list[str]] = {}  # those with the same keys share a table
-    for path, table in rows.items():
-        sections.setdefault(tuple(table), []).append(".".join(path))
+        sections.setdefault(_row(known), []).append(".".join(known.path[:-1]))
+    tables: dict[tuple[str, ...], list[str]] = {}
+    for row, holders in sections.items():
+        tables.setdefault(tuple(holders), []).append(row)
     lines = [INTRODUCTION]
-    for keys, names in sections.items():
+    for names, rows in tables.items():
         title = ", ".join(f"`{name}`" for name in names if name) or "The recipe"
-        lines += [f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|", *keys, ""]
+        lines += [f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 

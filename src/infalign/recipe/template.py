@@ -2,13 +2,11 @@
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from textwrap import indent
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
@@ -27,7 +25,28 @@ from infalign.theory.choose import choose
 LOOKED_AT = 1000  # rows of a file
 ROLLOUTS = {True: 64, False: 32}  # K for a policy from scratch, and for a pretrained one
 TEMPLATE = re.compile(r'"chat_template":\s*["\[]')  # in a tokenizer's settings: one, or several by name
-LEARNT = ("fit", "head")  # rewards that the pairs teach
+STUDENT = {True: "4.0e-4", False: "2.0e-4, device_batch_size: 8, lora: {rank: 16}"}
+LEARNED = {  # rewards that the pairs teach
+    "fit": """\
+  # a Bradley–Terry model of the pairs, starting from the policy
+  fit: {epochs: 1, batch_size: 16, learning_rate: RATE, max_length: 512}""",
+    "head": "  head: {pairs: 4000}      # Bradley–Terry on states of the frozen policy: no rate to choose",
+}
+NO_JUDGE = "# judge: {function: my_judge.py:score}   # evaluates what the reward has not seen; as a reward is given"
+POLICY_SCRATCH = """\
+  scratch: {vocabulary: 2048, hidden: 128, layers: 3, heads: 4, context: 512}
+  fit: {epochs: 2, batch_size: 8, learning_rate: 2.0e-3, max_length: 256}"""
+SFT = "fit: {epochs: 1, batch_size: 16, device_batch_size: 4, learning_rate: 1.0e-4, lora: {rank: 16}}"
+TUNED = {  # by whether the model has a chat template
+    True: f"\n  # {SFT}",
+    False: f"\n  chat_template: plain     # the model has none; a Jinja file is taken too\n  {SFT}",
+}
+GUIDED_SCRATCH = """\
+    guide: {trunk: TRUNK}
+    fit: {epochs: 1, batch_size: 128, learning_rate: 1.0e-3}"""
+GUIDED = """\
+    guide: {lora: {rank: 16}}
+    fit: {epochs: 1, batch_size: 64, device_batch_size: 8, learning_rate: 2.0e-4}   # 1e-3 spoils such models"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,57 +88,55 @@ def checked(answers: Answers, path: Path) -> str:
 
 def first_recipe(answers: Answers, path: Path) -> str:
     """Return the text of a recipe that lies at ``path``."""
-    scratch = answers.policy == "scratch"
-    has_pairs = _has_pairs(answers.data)
+    scratch, has_pairs = answers.policy == "scratch", _has_pairs(answers.data)
     template = scratch or _has_template(answers.policy)
-    learnt = ("head" if template and not scratch else "fit") if has_pairs else None
-    given = answers.reward or learnt
-    if given is None:
-        raise ConfigError(f"{answers.data} has no preference pairs, which a reward learns from; give --reward")
-    if given in LEARNT and not has_pairs:
-        raise ConfigError(f"{answers.data} has no preference pairs, which a reward of --reward {given} learns from")
+    learned = "head" if template and not scratch else "fit"
+    given = answers.reward or (learned if has_pairs else "")
+    if not has_pairs and given in ("", *LEARNED):
+        asked = f"a reward of --reward {given} learns from" if given else "a reward learns from; give --reward"
+        raise ConfigError(f"{answers.data} has no preference pairs, which {asked}")
     procedure, budget, k = read_procedure(answers.procedure), answers.kl_budget, ROLLOUTS[scratch]
     most = procedure.n if is_extreme(procedure) else 1
     samples = rewind_samples(procedure) if rewinds(procedure) else 2 * most
     transform = _best_transform(answers.procedure, budget, k)
-    reward_trunk = given == "fit"
-    ordinary = [
-        "  ordinary:                # ordinary RLHF, to compare with",
-        "    transform: identity",
-        f"    kl_budget: {budget}",
-        *_training(scratch, reward_trunk),
-    ]
-    student = "4.0e-4" if scratch else "2.0e-4, device_batch_size: 8, lora: {rank: 16}"
-    parts = [
-        f"# {answers.data}, served as {answers.procedure}: written by `infalign init`.",
-        "# Every key, with its meaning: infalign recipes --explain KEY, such as policies.NAME.kl_budget.",
-        f"run_dir: {_quoted(f'runs/{path.stem}')}",
-        f"procedure: {answers.procedure}   # how the policy will be served",
-        "",
-        *_data(answers.data),
-        "",
-        *_policy(answers.policy, template),
-        "",
-        "reward:                    # ranks responses, in training and when the policy is served",
-        *_source(given, scratch, path),
-        "",
-        *_judge(learnt, scratch),
-        "",
-        f"rollout: {{prompts: 256, k: {k}, max_new_tokens: {48 if scratch else 128}}}   # K responses a prompt",
-        "",
-        "policies:",
-        "  aware:                   # trained for the way it is served",
-        f"    transform: {transform}",
-        f"    kl_budget: {budget}         # nats a response; more wins more, and moves further away",
-        *_training(scratch, reward_trunk),
-        *([] if transform == "identity" else ordinary),
-        "  # student:               # aware as one plain model, which any server loads",
-        f"  #   {{solver: distil, teacher: aware, fit: {{epochs: 1, batch_size: 64, learning_rate: {student}}}}}",
-        "",
-        f"evaluate: {{prompts: 96, samples: {max(64, samples)}, max_n: {max(16, most)}}}",
-        "compute: {device: cpu, processes: 2, threads: 1}" if scratch else "compute: {device: auto}",
-    ]
-    return "\n".join(parts) + "\n"
+    how = GUIDED_SCRATCH.replace("TRUNK", "reward" if given == "fit" else "reference") if scratch else GUIDED
+    ordinary = f"""
+  ordinary:                # ordinary RLHF, to compare with
+    transform: identity
+    kl_budget: {budget}
+{how}"""
+    judge = f"judge:                     # only evaluates; learns from other pairs\n{_source(learned, scratch, path)}"
+    return f"""\
+# {answers.data}, served as {answers.procedure}: written by `infalign init`.
+# Every key, with its meaning: infalign recipes --explain KEY, such as policies.NAME.kl_budget.
+run_dir: {_quoted(f"runs/{path.stem}")}
+procedure: {answers.procedure}   # how the policy will be served
+
+data:
+{_data(answers.data)}
+  max_prompt_tokens: {48 if answers.data == "world" else 256}   # longer prompts are left out and counted
+
+policy:                    # with `fit` it is first tuned on demonstrations, or on the chosen responses
+{POLICY_SCRATCH if scratch else f"  model: {_quoted(answers.policy)}{TUNED[template]}"}
+
+reward:                    # ranks responses, in training and when the policy is served
+{_source(given, scratch, path)}
+
+{judge if has_pairs else NO_JUDGE}
+
+rollout: {{prompts: 256, k: {k}, max_new_tokens: {48 if scratch else 128}}}   # K responses a prompt
+
+policies:
+  aware:                   # trained for the way it is served
+    transform: {transform}
+    kl_budget: {budget}         # nats a response; more wins more, and moves further away
+{how}{"" if transform == "identity" else ordinary}
+  # student:               # aware as one plain model, which any server loads
+  #   {{solver: distil, teacher: aware, fit: {{epochs: 1, batch_size: 64, learning_rate: {STUDENT[scratch]}}}}}
+
+evaluate: {{prompts: 96, samples: {max(64, samples)}, max_n: {max(16, most)}}}
+compute: {"{device: cpu, processes: 2, threads: 1}" if scratch else "{device: auto}"}
+"""
 
 
 @cache
@@ -148,23 +165,24 @@ def _has_pairs(data: str) -> bool:
     return any(example.rejected is not None for example in examples)
 
 
-def _data(data: str) -> Iterator[str]:
-    yield "data:"
+def _data(data: str) -> str:
     if data in SETS:
-        yield "  folder: data             # where `infalign data get` puts it"
         trained = [name for name in SETS[data].parts if name in ("train", "demonstrations")]
-        yield f"  sources: [{', '.join(f'{{set: {data}, split: {name}}}' for name in trained)}]"
-        yield f"  test: [{{set: {data}, split: test}}]"
-        yield "  skip_invalid: true       # some public rows are empty or say nothing"
-    elif data == "world":
-        yield "  sources: [{world: 2000}] # of the built-in world; for your own rows: {path: rows.jsonl}"
-    elif Path(data).exists():
-        yield f"  sources: [{{path: {_quoted(data)}}}]   # from the folder where infalign runs"
-        yield "  # test: [{path: FILE}]   # without it a tenth of the prompts is held out"
-    else:
-        yield f"  sources: [{{hub: {data}, split: train}}]"
-        yield "  # test: [{hub: ID, split: test}]   # without it a tenth of the prompts is held out"
-    yield f"  max_prompt_tokens: {48 if data == 'world' else 256}   # longer prompts are left out and counted"
+        return f"""\
+  folder: data             # where `infalign data get` puts it
+  sources: [{", ".join(f"{{set: {data}, split: {name}}}" for name in trained)}]
+  test: [{{set: {data}, split: test}}]
+  skip_invalid: true       # some public rows are empty or say nothing"""
+    if data == "world":
+        return "  sources: [{world: 2000}] # of the built-in world; for your own rows: {path: rows.jsonl}"
+    held_out = "# without it a tenth of the prompts is held out"
+    if Path(data).exists():
+        return f"""\
+  sources: [{{path: {_quoted(data)}}}]   # from the folder where infalign runs
+  # test: [{{path: FILE}}]   {held_out}"""
+    return f"""\
+  sources: [{{hub: {data}, split: train}}]
+  # test: [{{hub: ID, split: test}}]   {held_out}"""
 
 
 def _has_template(policy: str) -> bool:
@@ -179,66 +197,24 @@ def _has_template(policy: str) -> bool:
     return TEMPLATE.search(text) is not None or (folder / "chat_template.jinja").is_file()
 
 
-def _policy(policy: str, template: bool) -> Iterator[str]:
-    yield "policy:                    # with `fit` it is first tuned on demonstrations, or on the chosen responses"
-    if policy == "scratch":
-        yield "  scratch: {vocabulary: 2048, hidden: 128, layers: 3, heads: 4, context: 512}"
-        yield "  fit: {epochs: 2, batch_size: 8, learning_rate: 2.0e-3, max_length: 256}"
-        return
-    yield f"  model: {_quoted(policy)}"
-    sft = "fit: {epochs: 1, batch_size: 16, device_batch_size: 4, learning_rate: 1.0e-4, lora: {rank: 16}}"
-    if template:
-        yield f"  # {sft}"
-    else:
-        yield "  chat_template: plain     # the model has none; a Jinja file is taken too"
-        yield f"  {sft}"
-
-
-def _source(reward: str, scratch: bool, path: Path) -> list[str]:
+def _source(reward: str, scratch: bool, path: Path) -> str:
     """Return the lines of a reward source."""
-    if reward == "fit":
-        rate = "5.0e-4" if scratch else "1.0e-5"
-        return [
-            "  # a Bradley–Terry model of the pairs, starting from the policy",
-            f"  fit: {{epochs: 1, batch_size: 16, learning_rate: {rate}, max_length: 512}}",
-        ]
-    if reward == "head":
-        return ["  head: {pairs: 4000}      # Bradley–Terry on states of the frozen policy: no rate to choose"]
+    if reward in LEARNED:
+        return LEARNED[reward].replace("RATE", "5.0e-4" if scratch else "1.0e-5")
     if reward.startswith(("http://", "https://")):
-        return [f"  url: {_quoted(reward)}"]
+        return f"  url: {_quoted(reward)}"
     if ":" in reward and not Path(reward).exists() and not is_gguf(reward):
         function_reward(reward)
         if is_file(reward):
             file, _, name = reward.rpartition(":")
             reward = f"{os.path.relpath(Path(file).resolve(), path.parent.resolve())}:{name}"
-        return [f"  function: {_quoted(reward)}   # score(prompts, responses) -> one number each"]
+        return f"  function: {_quoted(reward)}   # score(prompts, responses) -> one number each"
     if not Path(reward).is_dir() and not is_hub_id(reward):
         raise ConfigError(
             "--reward takes fit, head, my_file.py:function, package.module:function, a URL, a folder or a hub id, "
             f"found {reward}"
         )
-    return [f"  model: {_quoted(reward)}   # a classifier with one output, used as it is"]
-
-
-def _judge(learnt: str | None, scratch: bool) -> list[str]:
-    if learnt is None:
-        return [
-            "# judge: {function: my_judge.py:score}   # evaluates what the reward has not seen; as a reward is given"
-        ]
-    return ["judge:                     # only evaluates; learns from other pairs", *_source(learnt, scratch, Path())]
-
-
-def _training(scratch: bool, reward_trunk: bool) -> list[str]:
-    """Return the lines of a policy that say how it is trained: a guide beside the frozen reference."""
-    if scratch:
-        trunk = "reward" if reward_trunk else "reference"
-        how = ["guide: {trunk: " + trunk + "}", "fit: {epochs: 1, batch_size: 128, learning_rate: 1.0e-3}"]
-    else:
-        how = [
-            "guide: {lora: {rank: 16}}",
-            "fit: {epochs: 1, batch_size: 64, device_batch_size: 8, learning_rate: 2.0e-4}   # 1e-3 spoils such models",
-        ]
-    return indent("\n".join(how), "    ").splitlines()
+    return f"  model: {_quoted(reward)}   # a classifier with one output, used as it is"
 
 
 def _quoted(text: str) -> str:

@@ -12,19 +12,19 @@ from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
 from infalign.steps import judged_transform, rank_model
 from infalign.steps.run import MANIFEST, Provenance, Run
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import StoredRollouts
 
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the calibration; for some recipes the rank model and the transformations by the judge."""
-    parts = range(len(run.rollout_parts))
+    stored = run.stored
     yield Unit(
         "calibrate",
         "calibrate",
-        inputs=tuple(run.layout.scores(part) for part in parts),
+        inputs=tuple(run.layout.scores(part) for part in range(len(stored.parts))),
         settings={},
         output=run.layout.calibrated,
-        work=partial(calibrate_prompts, run.stored, run.recipe.rollout.prompts, run.provenance),
+        work=partial(calibrate_prompts, stored, run.recipe.rollout.prompts, run.provenance),
     )
     yield from rank_model.units(run)
     yield from judged_transform.units(run)

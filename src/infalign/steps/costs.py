@@ -1,20 +1,22 @@
-"""How much a run computes: rows and tokens of its texts, sizes of its models, and from both the cost of its units."""
+"""How much a run computes: rows and tokens of its texts, sizes of its models, and from both the cost of its units.
+
+The functions that give a cost take the counts last, so that a unit can hold one as a ``partial``.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from infalign.core.errors import InfalignError
 from infalign.models.settings import Fit, Scratch
+from infalign.sampling.prompts import PromptTable
+from infalign.steps.samples import Samples
 
 TRAINED, ADAPTED, READ, DRAWN = 6, 4, 2, 5  # FLOPs per parameter and token: drawing, token by token, is less efficient
-ROLLOUTS_PER_PROMPT = 8  # that an offline training reads together, so that it computes their prompt once
-WEIGHT_BYTES, TRAINING_BYTES = (
-    4,
-    24,
-)  # of a parameter in float32; in the best and the last checkpoint, with Adam's moments
+WEIGHT_BYTES, TRAINING_BYTES = 4, 24  # of a parameter in float32; in the best and the last checkpoint, with Adam's
 TOKEN_BYTES, RESPONSE_BYTES = 8, 100  # in tables of responses: id and text of a token; prompt id, index and the like
+
+Models = Iterable[Scratch | str]
 
 
 class UnknownSizeError(InfalignError):
@@ -60,16 +62,6 @@ class Counts:
     response: float
     drawn: float
     shape: Callable[[Scratch | str], Shape]  # raises UnknownSizeError
-    sample: tuple[tuple[int, int, int], ...] = ()  # tokens of a row's prompt, chosen and longest response
-
-    def within(self, most: int) -> "Counts":
-        """Return the counts of rows of at most so many tokens; longer ones are not trained on."""
-        if not self.sample:
-            return self
-        short = [row for row in self.sample if row[0] + row[2] <= most]
-        left = {name: round(count * len(short) / len(self.sample)) for name, count in self.rows.items()}
-        prompts, responses = ([row[part] for row in short] or [0] for part in (0, 1))
-        return replace(self, rows=left, prompt=fmean(prompts), response=fmean(responses))
 
     def count(self, table: str) -> int:
         """Return the rows of a table of the stage data. Raises UnknownSizeError where only the hub knows them."""
@@ -77,28 +69,39 @@ class Counts:
             raise UnknownSizeError("the number of rows on the hub")
         return self.rows[table]
 
-    def prompts(self, wanted: int, split: str) -> int:
-        """Return how many of the ``wanted`` prompts of a split there are, all where that is not known."""
-        return min(wanted, self.rows.get(f"{split}_prompts", wanted))
+    def prompts(self, table: PromptTable) -> int:
+        """Return how many of the wanted prompts there are, all where that is not known."""
+        there = min(table.first, self.rows.get(table.path.stem, table.first))
+        return len(range(table.start, there, table.step))
 
-    def parameters(self, models: Iterable[Scratch | str]) -> float:
+    def parameters(self, models: Models) -> float:
         """Return the parameters of several models together."""
         return sum(self.shape(model).parameters for model in models)
 
-    def drawing(self, parameters: float, prompts: float, k: int, most: int) -> Cost:
-        """Return the cost of K responses of at most so many tokens to each prompt."""
-        tokens = prompts * k * self.drawn
-        flops = parameters * (DRAWN * tokens + READ * prompts * self.prompt)
-        return Cost(tokens, flops, disk=prompts * k * (most * TOKEN_BYTES + RESPONSE_BYTES))
 
-    def reading(self, parameters: float, prompts: float, k: int, response: float | None = None) -> Cost:
-        """Return the cost of a pass over K responses to each prompt, as long as drawn ones unless given."""
-        tokens = prompts * (self.prompt + k * (self.drawn if response is None else response))
-        return Cost(tokens, READ * parameters * tokens)
+def drawing(models: Models, samples: Samples, most: int, counts: Counts) -> Cost:
+    """Return the cost of drawing responses of at most so many tokens."""
+    prompts, parameters = counts.prompts(samples.table), counts.parameters(models)
+    tokens = prompts * samples.each * counts.drawn
+    disk = prompts * samples.each * (most * TOKEN_BYTES + RESPONSE_BYTES)
+    return Cost(tokens, parameters * (DRAWN * tokens + READ * prompts * counts.prompt), disk=disk)
 
-    def training(self, parameters: float, fit: Fit, rows: float, length: float, *, frozen: float = 0.0) -> Cost:
-        """Return the cost of training on rows of so many tokens, which ``frozen`` parameters read too."""
-        steps = max(fit.epochs * rows, fit.batch_size) / fit.batch_size
-        tokens, whole = steps * fit.batch_size * length, fit.lora is None
-        flops = tokens * ((TRAINED if whole else ADAPTED) * parameters + READ * frozen)
-        return Cost(tokens, flops, steps, parameters * (WEIGHT_BYTES + TRAINING_BYTES * whole))
+
+def reading(models: Models, samples: Samples, counts: Counts) -> Cost:
+    """Return the cost of a pass over drawn responses, each prompt once."""
+    tokens = counts.prompts(samples.table) * (counts.prompt + samples.each * counts.drawn)
+    return Cost(tokens, READ * counts.parameters(models) * tokens)
+
+
+def reading_rows(models: Models, rows: float, counts: Counts) -> Cost:
+    """Return the cost of a pass over prompts of the data with one response each."""
+    tokens = rows * (counts.prompt + counts.response)
+    return Cost(tokens, READ * counts.parameters(models) * tokens)
+
+
+def training(fit: Fit, tokens: float, rows: float, parameters: float, frozen: float = 0.0) -> Cost:
+    """Return the cost of training on rows of so many tokens each, which ``frozen`` parameters read too."""
+    steps = max(fit.epochs * rows, fit.batch_size) / fit.batch_size
+    total, whole = steps * fit.batch_size * tokens, fit.lora is None
+    flops = total * ((TRAINED if whole else ADAPTED) * parameters + READ * frozen)
+    return Cost(total, flops, steps, parameters * (WEIGHT_BYTES + TRAINING_BYTES * whole))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow as pa
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import remove, write_table, write_text, writing
-from infalign.data.examples import MESSAGES, Example, Message
+from infalign.data.examples import MESSAGES, Example
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import drop_groups, split_by_group
 from infalign.models.conversations import check_response_end, conversation_ids, load_tokenizer
@@ -21,6 +20,8 @@ from infalign.recipe.layout import Layout
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512
+PROMPTS = pa.schema({"prompt_id": pa.string(), "prompt": MESSAGES, "token_ids": pa.list_(pa.int32())})
+EXAMPLES = pa.schema({"prompt": MESSAGES, "chosen": pa.string(), "rejected": pa.string(), "where": pa.string()})
 MIN_PROMPTS = 4  # in each split
 MAX_TRAINING_CHARACTERS = 10_000  # per text that trains a tokenizer, whose cost is quadratic in a word's length
 
@@ -104,9 +105,10 @@ def prepare_data(
     with writing(layout.tokenizer):
         tokenizer.save_pretrained(layout.tokenizer)
     for name, (short, _) in prompts.items():
-        _write_prompts(layout.prompts(name), short)
+        write_table(layout.prompts(name), pa.Table.from_pylist(short, PROMPTS))
     for name, rows in found.tables.items():
-        _write_examples(layout.data / f"{name}.parquet", rows)
+        columns = [{column: getattr(e, column) for column in EXAMPLES.names} for e in rows]
+        write_table(layout.data / f"{name}.parquet", pa.Table.from_pylist(columns, EXAMPLES))
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
     return {
         "examples": len(examples),
@@ -142,44 +144,16 @@ def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
     return tokenizer
 
 
-def _distinct_prompts(
-    examples: list[Example], tokenizer: Any, max_tokens: int
-) -> tuple[list[tuple[str, list[Message], list[int]]], int]:
+def _distinct_prompts(examples: list[Example], tokenizer: Any, max_tokens: int) -> tuple[list[dict[str, Any]], int]:
     """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
     prompts = {e.prompt_id: [dict(turn) for turn in e.prompt] for e in examples}
-    rows, too_long = [], 0
-    for identity in sorted(prompts):
-        token_ids = conversation_ids(tokenizer, prompts[identity], add_generation_prompt=True)
-        if len(token_ids) > max_tokens:
-            too_long += 1
-        else:
-            rows.append((identity, prompts[identity], token_ids))
-    return rows, too_long
-
-
-def _write_prompts(path: Path, rows: list[tuple[str, list[Message], list[int]]]) -> None:
-    identities, prompts, ids = zip(*rows, strict=True)
-    write_table(
-        path,
-        pa.table(
-            {
-                "prompt_id": pa.array(identities, pa.string()),
-                "prompt": pa.array(prompts, MESSAGES),
-                "token_ids": pa.array(ids, pa.list_(pa.int32())),
-            }
-        ),
-    )
-
-
-def _write_examples(path: Path, examples: list[Example]) -> None:
-    write_table(
-        path,
-        pa.table(
-            {
-                "prompt": pa.array([list(e.prompt) for e in examples], MESSAGES),
-                "chosen": pa.array([e.chosen for e in examples], pa.string()),
-                "rejected": pa.array([e.rejected for e in examples], pa.string()),
-                "where": pa.array([e.where for e in examples], pa.string()),
-            }
-        ),
-    )
+    rows = [
+        {
+            "prompt_id": identity,
+            "prompt": prompt,
+            "token_ids": conversation_ids(tokenizer, prompt, add_generation_prompt=True),
+        }
+        for identity, prompt in sorted(prompts.items())
+    ]
+    short = [row for row in rows if len(row["token_ids"]) <= max_tokens]
+    return short, len(rows) - len(short)

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -17,7 +16,6 @@ from rich.markup import escape
 from infalign.core.display import counted, duration, heading, listed_names, plain_table, say
 from infalign.core.errors import ConfigError
 from infalign.core.http import api_key, run_within
-from infalign.data.sources import Source
 from infalign.method.procedures import Standard
 from infalign.models.conversations import check_response_end, load_tokenizer
 from infalign.models.conversion import converted_folder, is_convertible
@@ -33,10 +31,9 @@ from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
-from infalign.steps import STAGES
 from infalign.steps.costs import Cost, Counts, UnknownSizeError, summed
 from infalign.steps.run import Run
-from infalign.steps.time_estimate import count, has_gpu, job_speed, read_sample
+from infalign.steps.time_estimate import SAMPLED_ROWS, Sampled, count, has_gpu, job_speed, read_sample
 from infalign.steps.train import coarse_ranks
 from infalign.steps.whole_run import units
 
@@ -88,10 +85,9 @@ def _of_machine(recipe: Recipe) -> list[str]:
 
 def _count_data(run: Run, console: Console) -> tuple[list[str], Counts]:
     """Print the number of examples of every local source; return the sources of the hub, and all counts."""
-    data, on_hub = run.recipe.data, list[str]()
-    found = {"data.sources": data.sources, "data.test": data.test}
-    read = {where: list[Any]() for where in found}
-    for where, sources in found.items():
+    data, on_hub, read = run.recipe.data, list[str](), dict[str, list[Sampled]]()
+    for where, sources in (("data.sources", data.sources), ("data.test", data.test)):
+        read[where] = []
         for i, source in enumerate(sources):
             if source.hub is not None:
                 on_hub.append(f"{where}.{i}: {source.hub}, split {source.split}, of the hub")
@@ -100,10 +96,11 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts]:
             read[where].append(some)
             pairs = round(some.weight * sum(example.rejected is not None for example in some.examples))
             others, skipped = round(some.weight * len(some.examples)) - pairs, round(some.weight * some.skipped)
-            left_out = f", {counted(skipped, 'invalid row')} left out" if skipped else ""
-            by = f" (by its first {some.rows:,} rows)" if some.weight > 1 and source.set is not None else ""
-            counts = f"{counted(pairs, 'preference pair')}, {counted(others, 'demonstration')}{left_out}{by}"
-            say(console, f"{where}.{i}: {_origin(source)}: {counts}")
+            counts = f"{counted(pairs, 'preference pair')}, {counted(others, 'demonstration')}"
+            counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
+            counts += f" (by its first {SAMPLED_ROWS:,} rows)" if some.weight > 1 and source.set is not None else ""
+            of_set = f"{source.set}, {source.split}" if source.set is not None else None
+            say(console, f"{where}.{i}: {of_set or source.path or 'the built-in world'}: {counts}")
     return on_hub, count(run, *read.values(), whole=not on_hub)
 
 
@@ -119,35 +116,21 @@ def _check_servers(urls: Sequence[str], variable: str | None, console: Console) 
             say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
 
 
-def _origin(source: Source) -> str:
-    if source.set is not None:
-        return f"{source.set}, {source.split}"
-    return source.path if source.path is not None else "the built-in world"
-
-
 def _check_models(recipe: Recipe) -> Iterator[str]:
     """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which are unchecked.
 
     A guide's trunk needs no tokenizer.
     """
-    models = {f"{name}.model": path for name, path in recipe.named_models.items()}
-    ready = {f"{name}.model" for name, source in recipe.rewards.items() if source.is_classifier and not source.trained}
-    for key, path in (models | recipe.named_trunks).items():
+    for name, path in (recipe.named_models | recipe.named_trunks).items():
+        key = f"{name}.model" if name in recipe.named_models else name
         if is_convertible(path):
             yield f"{key}: {path}, which the run converts to {converted_folder(path)}"
         elif Path(path).is_dir():
-            if key in models:
-                tokenizer = load_tokenizer(
-                    path, template=recipe.policy.chat_template if key == "policy.model" else None
-                )
-            if key == "policy.model":
-                from transformers import AutoConfig  # it takes seconds to load
-
-                config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-                check_causal(config, path)
-                check_response_end(tokenizer, path)
-                _check_context(recipe, path, config)
-            elif key in ready:
+            if name == "policy":
+                _check_policy(recipe, path)
+            elif name in recipe.named_models:
+                load_tokenizer(path)
+            if name in recipe.rewards and recipe.rewards[name].is_classifier and not recipe.rewards[name].trained:
                 check_classifier(path)
         elif is_hub_id(path):
             yield f"{key}: {path} of the hub"
@@ -155,7 +138,13 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
             raise ConfigError(f"{key}: there is no folder {path}; correct the path")
 
 
-def _check_context(recipe: Recipe, folder: str, config: Any) -> None:
+def _check_policy(recipe: Recipe, folder: str) -> None:
+    from transformers import AutoConfig  # it takes seconds to load
+
+    tokenizer = load_tokenizer(folder, template=recipe.policy.chat_template)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    check_causal(config, folder)
+    check_response_end(tokenizer, folder)
     longest = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
     context = getattr(config, "max_position_embeddings", None)
     if context is not None and longest > context:
@@ -167,20 +156,24 @@ def _check_context(recipe: Recipe, folder: str, config: Any) -> None:
 def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Console) -> None:
     """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
     todo, at_once = pending(wanted, run.layout.root), run.recipe.compute.processes
-    costs, unknown = _costs(wanted, counts)
+    costs, unknown = dict[str, Cost](), dict[str, list[str]]()
+    for unit in wanted:
+        try:
+            costs[unit.name] = unit.cost(counts) if unit.cost is not None else Cost()
+        except UnknownSizeError as error:
+            costs[unit.name] = Cost()
+            unknown.setdefault(str(error), []).extend([unit.name] if unit.name in todo else [])
     seconds, how = _seconds(run, costs)
     table = plain_table("stage", "done already", "to do", "tokens", "steps", "time", breaking=[0, 1, 2])
     whole = 0.0
-    for stage in STAGES:
+    for stage in dict.fromkeys(unit.stage for unit in wanted):
         names = [unit.name for unit in wanted if unit.stage == stage]
         missing = [name for name in names if name in todo]
         left = [seconds[name] * (1 - todo[name].share) for name in missing]
-        took = max([sum(left) / at_once, *left])
-        cost, whole = summed(costs[name] for name in missing), whole + took
-        numbers = (f"{cost.tokens:,.0f}", f"{cost.steps:,.0f}", duration(took))
-        if names:
-            shown = numbers if cost.tokens else ()
-            table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *shown)
+        took, cost = max([sum(left) / at_once, *left]), summed(costs[name] for name in missing)
+        whole += took
+        shown = (f"{cost.tokens:,.0f}", f"{cost.steps:,.0f}", duration(took)) if cost.tokens else ()
+        table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *shown)
     heading(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at a time")
     console.print(table)
     for line in reasons(todo):
@@ -188,22 +181,9 @@ def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Conso
     if any(costs[name].flops for name in todo):
         say(console, f"\nIn all about {duration(whole)}, without rewards that are functions or at a URL: {how}")
     for said, names in unknown.items():
-        if names := [name for name in names if name in todo]:
+        if names:
             say(console, f"[yellow]![/] not counted in {listed_names(names)}: {said}")
-    disk = summed(costs[name] for name in costs).disk
-    say(console, f"Disk, at most: {decimal(round(disk))}")
-
-
-def _costs(wanted: Sequence[Unit], counts: Counts) -> tuple[dict[str, Cost], dict[str, list[str]]]:
-    """Return the cost of each unit, and by what is not known the units that are not counted."""
-    costs, unknown = dict[str, Cost](), dict[str, list[str]]()
-    for unit in wanted:
-        try:
-            costs[unit.name] = unit.cost(counts) or Cost()
-        except UnknownSizeError as error:
-            costs[unit.name] = Cost()
-            unknown.setdefault(str(error), []).append(unit.name)
-    return costs, unknown
+    say(console, f"Disk, at most: {decimal(round(summed(costs.values()).disk))}")
 
 
 def _seconds(run: Run, costs: Mapping[str, Cost]) -> tuple[dict[str, float], str]:
@@ -235,5 +215,6 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         console, "Policies: KL in nats, β for the paper's raw Φ and for the trainer's, theory's win rates at this KL"
     )
     console.print(table)
-    for warning in (warning for name in recipe.policies for warning in coarse_ranks(recipe, name)):
-        say(console, f"[yellow]![/] {warning}")
+    for name in recipe.policies:
+        for warning in coarse_ranks(recipe, name):
+            say(console, f"[yellow]![/] {warning}")

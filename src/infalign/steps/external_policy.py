@@ -18,7 +18,7 @@ from infalign.pipeline.pending import pending
 from infalign.recipe.settings import Recipe
 from infalign.report.results import sample_numbers
 from infalign.report.scored_samples import ScoredSamples
-from infalign.steps.evaluate import external_evaluation
+from infalign.steps.evaluate import evaluation
 from infalign.steps.run import Run
 from infalign.steps.whole_run import do_units, open_run, units
 
@@ -43,7 +43,7 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         check_fits(model, run)
         # No policy of the run has a dot in its name.
         name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{_digest(model)}"
-        external = external_evaluation(run, name, model)
+        external = evaluation(run, name, model, ())
         do_units(
             run, [*(unit for unit in wanted if unit.name not in left), *external], until="evaluate", console=console
         )

@@ -5,24 +5,23 @@ the reward.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from infalign.core.progress import OnProgress, SoFar
-from infalign.core.sequences import Lazy
+from infalign.core.progress import OnProgress
 from infalign.core.storage import write_table, write_text
 from infalign.method.procedures import Served
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import transform_owner
 from infalign.recipe.layout import Layout
-from infalign.rewards.scores import count_scored
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import rollout_keys
-from infalign.steps.costs import Cost, Counts
+from infalign.steps.costs import reading
 from infalign.steps.run import Run
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import Samples, StoredRollouts, scored_so_far
 
 MAX_PROMPTS, MAX_SAMPLES = 128, 32  # that are judged; they lie in the first part of the rollouts
 PART = 0
@@ -35,16 +34,18 @@ def units(run: Run) -> Iterator[Unit]:
     found = [name for name in policies if transform_owner(name, policies) == name]
     if not found:
         return
+    stored = run.stored
+    samples = judged_samples_of(stored)
     yield Unit(
         "calibrate",
         "judged",
         inputs=(layout.rollouts(PART), layout.scores(PART), *run.reward_inputs("judge")),
         settings=run.key("judge") | run.precision,
         output=layout.judged,
-        work=partial(judge_rollouts, run.scorer("judge"), run.stored, layout.judged),
+        work=partial(judge_rollouts, run.scorer("judge"), samples, stored, layout.judged),
         workspace=layout.judged.with_suffix(""),
-        so_far=partial(judged_so_far, run.stored, layout.judged.with_suffix("")),
-        cost=partial(judged_cost, run),
+        so_far=partial(scored_so_far, samples, [layout.judged.with_suffix("")]),
+        cost=partial(reading, run.scoring_networks("judge"), samples),
     )
     for name in found:
         kl = policies[name].theory.kl_budget
@@ -60,39 +61,24 @@ def units(run: Run) -> Iterator[Unit]:
         )
 
 
-def _judged_counts(prompts: int, k: int) -> tuple[int, int]:
-    """Return how many prompts and rollouts of each are judged."""
-    return min(MAX_PROMPTS, prompts), min(MAX_SAMPLES, k)
+def judged_samples_of(stored: StoredRollouts) -> Samples:
+    """Return the rollouts that are judged."""
+    part = stored.parts[PART]
+    table = replace(part.table, first=min(part.table.first, MAX_PROMPTS * len(stored.parts)))
+    return Samples(table, min(MAX_SAMPLES, part.each), part.folder)
 
 
-def judged_cost(run: Run, counts: Counts) -> Cost:
-    """Return the cost of the judge's pass, if it is a model of the run."""
-    judge, rollout = run.recipe.judge, run.recipe.rollout
-    if judge is None or not judge.is_classifier:
-        return Cost()
-    of_part = round(counts.prompts(rollout.prompts, "train") / len(run.rollout_parts))
-    prompts, samples = _judged_counts(of_part, rollout.k)
-    return counts.reading(counts.shape(run.architecture("judge")).parameters, prompts, samples)
-
-
-def judged_so_far(stored: StoredRollouts, folder: Path) -> SoFar:
-    """Return how many of the rollouts are judged."""
-    prompts, samples = _judged_counts(len(stored.parts[PART].read().prompt_ids), stored.k)
-    return count_scored(prompts * samples, folder)
-
-
-def judge_rollouts(scorer: Scorer, stored: StoredRollouts, path: Path, *, on_progress: OnProgress) -> Summary:
+def judge_rollouts(
+    scorer: Scorer, samples: Samples, stored: StoredRollouts, path: Path, *, on_progress: OnProgress
+) -> Summary:
     """Write the reward and the judge's score of the first rollouts of some prompts."""
-    prompts = stored.parts[PART].read()
-    count, samples = _judged_counts(len(prompts.prompt_ids), stored.k)
-    texts = stored.drawn(PART, prompts).values("text")
-    asked = Lazy(count * samples, lambda i: prompts.conversations[i // samples])
-    judged = Lazy(count * samples, lambda i: texts[i // samples * stored.k + i % samples])
-    scores = scorer.score(asked, judged, path.with_suffix(""), on_progress)
-    table = rollout_keys(prompts.prompt_ids[:count], samples)
-    table = table.append_column("reward", pa.array(stored.rewards(PART)[:count, :samples].ravel()))
+    prompts, drawn = samples.read()
+    count = len(prompts.prompt_ids)
+    scores = scorer.score(samples.conversations(prompts), drawn.values("text"), path.with_suffix(""), on_progress)
+    rewards = stored.rewards(PART)[:count, : samples.each].ravel()
+    table = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
     write_table(path, table.append_column("judge_reward", pa.array(scores)))
-    return {"prompts": count, "samples": samples}
+    return {"prompts": count, "samples": samples.each}
 
 
 def find_transform(layout: Layout, name: str, procedure: Served, kl: float, *, on_progress: OnProgress) -> Summary:

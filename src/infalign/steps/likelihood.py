@@ -18,7 +18,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.costs import Cost, Counts
+from infalign.steps.costs import Cost, Counts, reading_rows
 from infalign.steps.run import Run
 
 BATCH_TOKENS = 16384  # tokens per forward pass
@@ -47,8 +47,7 @@ def units(run: Run) -> Iterator[Unit]:
 
 def likelihood_cost(run: Run, name: str, counts: Counts) -> Cost:
     """Return the cost of the passes over the test pairs."""
-    rows = min(run.recipe.evaluate.prompts, counts.count("test_pairs"))
-    return counts.reading(counts.parameters(run.networks(name)), rows, 1, counts.response)
+    return reading_rows(run.networks(name), min(run.recipe.evaluate.prompts, counts.count("test_pairs")), counts)
 
 
 def measure_likelihood(

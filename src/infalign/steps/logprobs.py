@@ -17,7 +17,7 @@ from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.costs import Cost, Counts
+from infalign.steps.costs import Cost, Counts, reading, summed
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
 from infalign.training.solvers.base import Solver
@@ -28,8 +28,8 @@ BATCH_TOKENS = 16384  # tokens per forward pass
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit for each kind of log-probabilities that some policy is trained with."""
-    material, layout = PolicyInputs.of(run), run.layout
-    asking = {material.logprobs(policy): policy for policy in run.recipe.policies.values()}
+    inputs, layout = PolicyInputs.of(run), run.layout
+    asking = {inputs.logprobs(policy): policy for policy in run.recipe.policies.values()}
     for asked, policy in asking.items():
         if asked is None:
             continue
@@ -43,12 +43,12 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(*map(layout.rollouts, parts), *run.reference_inputs, *read),
             settings=run.key("policy") | {"logprobs": str(asked)},
             output=layout.logprobs(str(asked)),
-            work=partial(write_logprobs, policy, material, run.recipe.compute, layout.logprobs(str(asked))),
+            work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(str(asked))),
             cost=partial(logprob_cost, run, policy),
         )
 
 
-def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
+def table_read_by(run: Run, policy: Solver) -> tuple[Path, ...]:
     """Return the table that a policy's training reads, if there is one."""
     asked = PolicyInputs.of(run).logprobs(policy)
     return () if asked is None else (run.layout.logprobs(str(asked)),)
@@ -56,29 +56,28 @@ def inputs(run: Run, policy: Solver) -> tuple[Path, ...]:
 
 def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
     """Return the cost of the pass over the rollouts, of the whole reference or of what follows its states."""
-    rollout, which, reference = run.recipe.rollout, policy.data_needs.states, counts.shape(run.architecture("policy"))
-    if which is not None and (
-        which.top_tokens or which.evenly
-    ):  # they are stored, or of a guide that is not trained yet
+    which, reference = policy.data_needs.states, run.architecture("policy")
+    if which is not None and not which.last:  # they are stored, or of a guide that is not trained yet
         return Cost()
-    share = 1.0 if which is None else reference.share(which.last)
-    return counts.reading(share * reference.parameters, counts.prompts(rollout.prompts, "train"), rollout.k)
+    share = 1.0 if which is None else counts.shape(reference).share(which.last)
+    whole = summed(reading([reference], samples, counts) for samples in run.stored.parts)
+    return Cost(whole.tokens, share * whole.flops)
 
 
 def write_logprobs(
-    policy: Offline, material: PolicyInputs, compute: Compute, path: Path, *, on_progress: OnProgress
+    policy: Offline, inputs: PolicyInputs, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts."""
     which = policy.data_needs.states
     if which is not None and which.top_tokens:
-        found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in material.stored.states(which)]
+        found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in inputs.stored.states(which)]
     else:
-        found = _compute_logprobs(policy, material, compute, on_progress)
+        found = _compute_logprobs(policy, inputs, compute, on_progress)
     write_table(path, pa.table({"logprob": pa.array(found)}))
     return {"responses": len(found)}
 
 
-def _compute_logprobs(policy: Offline, material: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
+def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 
@@ -86,12 +85,12 @@ def _compute_logprobs(policy: Offline, material: PolicyInputs, compute: Compute,
     from infalign.models.packed import can_pack, packed_logprobs
     from infalign.models.top_layers import starting_from_states
 
-    tokenizer = load_tokenizer(material.layout.tokenizer)
-    stored = material.stored
+    tokenizer = load_tokenizer(inputs.layout.tokenizer)
+    stored = inputs.stored
     if policy.data_needs.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
-        model, _ = load_policy(material.reference, device=compute.torch_device())
+        model, _ = load_policy(inputs.reference, device=compute.torch_device())
     else:
-        model = material.start(policy, tokenizer, compute)
+        model = inputs.start(policy, tokenizer, compute)
     prompts, responses = stored.all_texts()
     states = () if policy.data_needs.states is None else stored.states(policy.data_needs.states)
     last = policy.data_needs.states.last if policy.data_needs.states is not None else 0

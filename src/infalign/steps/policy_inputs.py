@@ -10,11 +10,11 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import Served
 from infalign.models.pretrained import add_network_guide, load_policy
-from infalign.models.settings import Compute, Scratch
+from infalign.models.settings import Compute
 from infalign.recipe.layout import Layout
 from infalign.steps.costs import Counts
 from infalign.steps.run import Provenance, Run
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver, States
 from infalign.training.solvers.offline import TRUNKS, Guide, Offline
 
@@ -88,8 +88,8 @@ class PolicyInputs:
         if guide.lora is not None:
             return GuidedForCausalLM.with_lora(reference, **guide.lora.model_dump())
         if guide.side is not None:
-            shape = guide.side.model_dump(exclude={"stored"})
-            return GuidedForCausalLM.with_side_network(reference, **shape, top_tokens=guide.top_tokens or 0)
+            side = guide.side.model_dump()
+            return GuidedForCausalLM.with_side_network(reference, **side, top_tokens=guide.top_tokens or 0)
         of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
         trunk = of_run.get(guide.trunk, guide.trunk)
         return add_network_guide(trunk, reference, tokenizer, top_tokens=guide.top_tokens or 0)
@@ -97,14 +97,11 @@ class PolicyInputs:
 
 def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, float]:
     """Return how many parameters the training of a policy changes, and how many others each token goes through."""
-    policy, (reference, *trunk) = run.recipe.policies[name], map(counts.shape, run.networks(name))
-    guide, states = policy.guide if isinstance(policy, Offline) else None, policy.data_needs.states
-    if guide is None:
-        return reference.parameters * (1.0 if states is None else reference.share(states.last)), 0.0
-    frozen = 0.0 if states is not None else reference.parameters
-    if guide.side is not None:
-        return counts.shape(Scratch(**guide.side.model_dump(include={"hidden", "layers", "heads"}))).parameters, frozen
-    return sum(shape.parameters for shape in trunk), frozen
+    reference, *trunk = map(counts.shape, run.networks(name))
+    states = run.recipe.policies[name].data_needs.states
+    if trunk:
+        return trunk[0].parameters, 0.0 if states is not None else reference.parameters
+    return reference.parameters * (1.0 if states is None else reference.share(states.last)), 0.0
 
 
 def _add_column(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -17,10 +17,9 @@ from infalign.models.settings import RankModel
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.sampling.prompts import repeated
-from infalign.steps.costs import Cost, Counts
+from infalign.steps.costs import Cost, Counts, training
 from infalign.steps.run import Provenance, Run
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import StoredRollouts
 from infalign.training.output_folder import Target, drop_long_rows
 
 
@@ -29,7 +28,7 @@ def units(run: Run) -> Iterator[Unit]:
     settings, target = run.recipe.rank_model, run.target("rank")
     if settings is not None:
         intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
-        start = settings.model_copy(update={"model": rank_model_start(run)})
+        start = settings.model_copy(update={"model": rank_model_start(run, settings)})
         yield Unit(
             "calibrate",
             "rank-model",
@@ -40,26 +39,21 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            cost=partial(rank_model_cost, run),
+            cost=partial(rank_model_cost, run, settings),
         )
 
 
-def rank_model_cost(run: Run, counts: Counts) -> Cost:
+def rank_model_cost(run: Run, settings: RankModel, counts: Counts) -> Cost:
     """Return the cost of the training on the rollouts."""
-    settings, rollout = run.recipe.rank_model, run.recipe.rollout
-    assert settings is not None
     model = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
-    rows = counts.prompts(rollout.prompts, "train") * rollout.k
-    return counts.training(counts.shape(model).parameters, settings.fit, rows, counts.prompt + counts.drawn)
+    rows = sum(counts.prompts(part.table) * part.each for part in run.stored.parts)
+    return training(settings.fit, counts.prompt + counts.drawn, rows, counts.shape(model).parameters)
 
 
-def rank_model_start(run: Run) -> str:
+def rank_model_start(run: Run, settings: RankModel) -> str:
     """Return where the rank model starts: its own `model`, else the reward model, else the reference policy."""
-    assert run.recipe.rank_model is not None
-    if run.recipe.rank_model.model is not None:
-        return run.recipe.rank_model.model
     reward = run.scorer("reward")
-    return reward.model if reward.source.has_trunk else run.reference
+    return settings.model or (reward.model if reward.source.has_trunk else run.reference)
 
 
 def fit_rank_model(
@@ -104,11 +98,11 @@ def fit_rank_model(
 def _ranked_rollouts(stored: StoredRollouts) -> list[dict[str, Any]]:
     """Return prompt, response and rank of all rollouts, prompt by prompt; the rank is among the prompt's own K."""
     rows: list[dict[str, Any]] = []
-    for part, prompts in enumerate(stored.prompts()):
-        rewards_PK = stored.rewards(part)
+    for part, samples in enumerate(stored.parts):
+        rewards_PK, (prompts, drawn) = stored.rewards(part), samples.read()
         columns = {
-            "prompt": repeated(prompts.conversations, stored.k),
-            "response": stored.drawn(part, prompts).values("text"),
+            "prompt": samples.conversations(prompts),
+            "response": drawn.values("text"),
             "rank": calibrate(rewards_PK, np.sort(rewards_PK, axis=1)).ravel().tolist(),
         }
         rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

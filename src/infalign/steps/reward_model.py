@@ -23,7 +23,7 @@ from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
-from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, summed
+from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, reading_rows, summed, training
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
@@ -54,15 +54,13 @@ def units(run: Run) -> Iterator[Unit]:
 
 def reward_cost(run: Run, name: str, counts: Counts) -> Cost:
     """Return the cost of the training on pairs, or of the states of a head, and of an evaluation on the test pairs."""
-    source, parameters = run.recipe.rewards[name], counts.shape(run.architecture(name)).parameters
-    settings = source.fit or source.head
-    assert settings is not None
-    counts = counts.within(settings.max_length)
-    pairs, length = counts.count(f"{_source_of_pairs(name)}_pairs"), counts.prompt + counts.response
-    test = counts.reading(parameters, 2 * counts.count("test_pairs"), 1, counts.response)
-    if isinstance(settings, Fit):
-        return summed([counts.training(parameters, settings, pairs, 2 * length), test])
-    read = counts.reading(parameters, 2 * min(pairs, settings.pairs), 1, counts.response)
+    source, models = run.recipe.rewards[name], [run.architecture(name)]
+    pairs, parameters = counts.count(f"{_source_of_pairs(name)}_pairs"), counts.parameters(models)
+    test = reading_rows(models, 2 * counts.count("test_pairs"), counts)
+    if source.fit is not None:
+        return summed([training(source.fit, 2 * (counts.prompt + counts.response), pairs, parameters), test])
+    assert source.head is not None
+    read = reading_rows(models, 2 * min(pairs, source.head.pairs), counts)
     return summed([read, test, Cost(disk=WEIGHT_BYTES * parameters)])
 
 

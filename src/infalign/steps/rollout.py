@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-from infalign.core.progress import OnProgress, SoFar
-from infalign.pipeline.units import Summary, Unit
-from infalign.sampling.prompts import PromptTable, Sampler, rollout_progress
-from infalign.steps.costs import Cost, Counts
+from infalign.pipeline.units import Unit
+from infalign.steps.costs import drawing
 from infalign.steps.run import Run
+from infalign.steps.samples import draw_samples, drawn_so_far
 
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit per part of the training prompts; more rollouts or prompts are added to existing shards."""
     rollout, sampler = run.recipe.rollout, run.sampler(run.reference)
-    for number, part in enumerate(run.rollout_parts):
-        folder = run.layout.rollouts(number)
+    for number, samples in enumerate(run.stored.parts):
         yield Unit(
             "rollout",
             "rollout",
@@ -23,30 +20,9 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=run.reference_inputs,
             settings=run.sampling_key,
             extent={"rollout": {"prompts": rollout.prompts, "k": rollout.k}},
-            output=folder,
-            work=partial(draw_rollouts, sampler, part, rollout.k, folder, run.recipe.seed),
-            so_far=partial(rollouts_so_far, part, rollout.k, folder),
+            output=samples.folder,
+            work=partial(draw_samples, sampler, samples, run.recipe.seed),
+            so_far=partial(drawn_so_far, samples),
             only_adds=True,
-            cost=partial(rollout_cost, run),
+            cost=partial(drawing, [run.architecture("policy")], samples, rollout.max_new_tokens),
         )
-
-
-def rollout_cost(run: Run, counts: Counts) -> Cost:
-    """Return the cost of the draws of one part."""
-    rollout, parameters = run.recipe.rollout, counts.shape(run.architecture("policy")).parameters
-    prompts = counts.prompts(rollout.prompts, "train") / len(run.rollout_parts)
-    return counts.drawing(parameters, prompts, rollout.k, rollout.max_new_tokens)
-
-
-def draw_rollouts(
-    sampler: Sampler, part: PromptTable, k: int, folder: Path, seed: int, *, on_progress: OnProgress
-) -> Summary:
-    """Draw K responses from the reference policy for one part of the training prompts."""
-    prompts = part.read()
-    sampler.draw(prompts, k, folder, seed=seed, on_progress=on_progress)
-    return {"responses": len(prompts.prompt_ids) * k}
-
-
-def rollouts_so_far(part: PromptTable, k: int, folder: Path) -> SoFar:
-    """Return how many rollouts of one part of the prompts exist: ``30 of 72 responses``."""
-    return rollout_progress(part.read(), k, folder)

@@ -15,10 +15,9 @@ from infalign.models.settings import Scratch
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, Sampler
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import Samples, StoredRollouts
 from infalign.training.output_folder import Target
 from infalign.training.solvers.offline import Offline
 
@@ -103,7 +102,9 @@ class Run:
 
     def target(self, name: str) -> Target:
         """Return the training folders of the model ``name``."""
-        return target(self.recipe, self.layout, name)
+        layout, recipe = self.layout, self.recipe
+        checkpoints, model = layout.checkpoints(name), layout.model(name)
+        return Target(checkpoints, model, recipe.seed, recipe.compute, tuple(recipe.report_to))
 
     def architecture(self, name: str) -> Scratch | str:
         """Return the architecture of the policy or of a reward; a reward without one of its own has the policy's."""
@@ -115,17 +116,29 @@ class Run:
         """Return the architectures that the reference or a policy computes with: a guide's comes second."""
         policy, own = self.recipe.policies.get(name), self.architecture("policy")
         guide = policy.guide if isinstance(policy, Offline) else None
-        if guide is None or guide.side is not None:  # the small network beside it is no model of its own
+        if guide is None:
             return [own]
-        if guide.trunk == "reward":
-            return [own, self.architecture("reward")]
-        return [own, own if guide.trunk == "reference" else guide.trunk]
+        if guide.side is not None:
+            return [own, Scratch(**guide.side.model_dump(exclude={"reads"}))]
+        of_run = {"reference": own, "reward": self.architecture("reward")}
+        return [own, of_run.get(guide.trunk, guide.trunk)]
+
+    def scoring_networks(self, *names: str) -> list[Scratch | str]:
+        """Return the architectures of those rewards that are models of the run; heads on one model share its pass."""
+        found: dict[str, Scratch | str] = {}
+        for name in names:
+            source = self.recipe.rewards[name]
+            if source.is_classifier:
+                found[name if source.head is None else f"head on {source.model}"] = self.architecture(name)
+        return list(found.values())
 
     # Rewards
 
     def scorer(self, name: str) -> Scorer:
         """Return the reward ``name``: reward, judge or gold."""
-        return scorer(self.recipe, self.layout, name)
+        source, layout = self.recipe.rewards[name], self.layout
+        model = str(layout.model(name)) if source.trained else str(source.model)
+        return Scorer(name, source, model, layout.tokenizer, self.recipe.compute, partial(layout.scored, name))
 
     def reward_inputs(self, *names: str) -> tuple[Path, ...]:
         """Return the model folders that must exist before the rewards ``names`` can score."""
@@ -145,13 +158,17 @@ class Run:
 
     @property
     def rollout_parts(self) -> list[PromptTable]:
-        """The training prompts, in parts whose rollouts are drawn and scored separately."""
-        return rollout_parts(self.recipe, self.layout)
+        """The training prompts that get rollouts, in parts that do not depend on the number of processes."""
+        rollout, table = self.recipe.rollout, self.layout.prompts("train")
+        parts = ROLLOUT_PARTS if rollout.engine.is_local else 1  # a server batches all prompts itself
+        return [PromptTable(table, rollout.prompts, part, parts) for part in range(parts)]
 
     @property
     def stored(self) -> StoredRollouts:
         """The rollouts of the training prompts, once they are drawn and scored."""
-        return StoredRollouts(self.layout, tuple(self.rollout_parts), self.recipe.rollout.k)
+        k = self.recipe.rollout.k
+        parts = (Samples(table, k, self.layout.rollouts(part)) for part, table in enumerate(self.rollout_parts))
+        return StoredRollouts(self.layout, tuple(parts), k)
 
     @property
     def sampling_key(self) -> dict[str, Any]:
@@ -165,21 +182,3 @@ class Run:
         """The precision of drawing and scoring, which their results depend on; nothing where it is float32."""
         dtype = self.recipe.compute.dtype
         return {} if dtype == "float32" else {"compute": {"dtype": dtype}}
-
-
-def target(recipe: Recipe, layout: Layout, name: str) -> Target:
-    """Return the training folders of the model ``name`` in ``layout``, with a recipe's seed, device and trackers."""
-    return Target(layout.checkpoints(name), layout.model(name), recipe.seed, recipe.compute, tuple(recipe.report_to))
-
-
-def scorer(recipe: Recipe, layout: Layout, name: str) -> Scorer:
-    """Return a recipe's reward ``name``; the model is in ``layout`` if the run trains it."""
-    source: RewardSource = recipe.rewards[name]
-    model = str(layout.model(name)) if source.trained else str(source.model)
-    return Scorer(name, source, model, layout.tokenizer, recipe.compute, partial(layout.scored, name))
-
-
-def rollout_parts(recipe: Recipe, layout: Layout) -> list[PromptTable]:
-    """Return the training prompts that get rollouts, in parts that do not depend on the number of processes."""
-    parts = ROLLOUT_PARTS if recipe.rollout.engine.is_local else 1  # a server batches all prompts itself
-    return [PromptTable(layout.prompts("train"), recipe.rollout.prompts, part, parts) for part in range(parts)]

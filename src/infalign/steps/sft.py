@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
-from infalign.models.settings import PolicyModel
+from infalign.models.settings import Fit, PolicyModel, Scratch
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.costs import Cost, Counts
+from infalign.steps.costs import Cost, Counts, training
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
@@ -31,16 +30,14 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            cost=partial(sft_cost, run),
+            cost=partial(sft_cost, run.architecture("policy"), policy.fit),
         )
 
 
-def sft_cost(run: Run, counts: Counts) -> Cost:
+def sft_cost(model: Scratch | str, fit: Fit, counts: Counts) -> Cost:
     """Return the cost of the training on the demonstrations."""
-    fit = run.recipe.policy.fit
-    assert fit is not None
-    counts, network = counts.within(fit.max_length), counts.shape(run.architecture("policy"))
-    return counts.training(network.parameters, fit, counts.count("demonstrations"), counts.prompt + counts.response)
+    length = counts.prompt + counts.response
+    return training(fit, length, counts.count("demonstrations"), counts.shape(model).parameters)
 
 
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:
@@ -61,8 +58,5 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     with target.job(on_progress) as job:
         pairs = [(row["prompt"], row["chosen"]) for row in rows]
         history = fine_tune(model, tokenizer, pairs, policy.fit, job)
-    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": _last_value(history, "loss")}
-
-
-def _last_value(history: list[dict[str, Any]], name: str) -> float:
-    return float([row[name] for row in history if name in row][-1])
+    last_loss = [row["loss"] for row in history if "loss" in row][-1]
+    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": float(last_loss)}

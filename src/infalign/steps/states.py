@@ -11,9 +11,9 @@ from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.costs import Cost, Counts, UnknownSizeError
+from infalign.steps.costs import Cost, Counts, UnknownSizeError, reading
 from infalign.steps.run import Run
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import Samples, StoredRollouts
 from infalign.training.solvers.base import Solver, States
 
 TOP_TOKEN_BYTES = 8  # of a token that is told apart: its id and its log-probability
@@ -21,32 +21,32 @@ TOP_TOKEN_BYTES = 8  # of a token that is told apart: its id and its log-probabi
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit per part of the rollouts, for all layers that some policy reads the states of."""
-    rollout, parts = run.recipe.rollout, len(run.rollout_parts)
+    rollout, stored = run.recipe.rollout, run.stored
     for which in sorted({found for policy in run.recipe.policies.values() for found in read_by(policy)}):
-        for part in range(parts):
+        for part, samples in enumerate(stored.parts):
             yield Unit(
                 "train",
                 "states",
                 f"{which}-{part}",
-                inputs=(run.layout.rollouts(part), *run.reference_inputs),
+                inputs=(samples.folder, *run.reference_inputs),
                 settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
                 output=run.layout.states(str(which), part),
-                work=partial(compute_states, run.reference, run.recipe.compute, run.stored, which, part),
+                work=partial(compute_states, run.reference, run.recipe.compute, stored, which, part),
                 so_far=partial(states_so_far, run.layout.states(str(which), part)),
-                cost=partial(states_cost, run, which),
+                cost=partial(states_cost, run, which, samples),
             )
 
 
-def states_cost(run: Run, which: States, counts: Counts) -> Cost:
+def states_cost(run: Run, which: States, samples: Samples, counts: Counts) -> Cost:
     """Return the cost of the reference's pass over one part of the rollouts, whose states are kept."""
-    recipe, reference = run.recipe, counts.shape(run.architecture("policy"))
-    if not reference.width:
+    recipe, reference = run.recipe, run.architecture("policy")
+    if not (width := counts.shape(reference).width):
         raise UnknownSizeError("the width of the reference policy")
-    prompts = counts.prompts(recipe.rollout.prompts, "train") / len(run.rollout_parts)
-    drawn = prompts * recipe.rollout.k * recipe.rollout.max_new_tokens
-    of_token = max(1, which.evenly) * reference.width * (2 if recipe.compute.dtype == "bfloat16" else 4)
+    prompts = counts.prompts(samples.table)
+    drawn = prompts * samples.each * recipe.rollout.max_new_tokens
+    of_token = max(1, which.evenly) * width * (2 if recipe.compute.dtype == "bfloat16" else 4)
     disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.top_tokens * TOP_TOKEN_BYTES
-    return counts.reading(reference.parameters, prompts, recipe.rollout.k)._replace(disk=disk)
+    return reading([reference], samples, counts)._replace(disk=disk)
 
 
 def read_by(policy: Solver) -> set[States]:

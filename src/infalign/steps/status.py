@@ -1,6 +1,6 @@
 """The status of a run: finished and unfinished units, the reasons, and library versions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +14,9 @@ from infalign.pipeline.pending import pending
 from infalign.pipeline.records import records
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.report.findings import Finding, findings, sentences
+from infalign.report.findings import Finding, findings
 from infalign.steps.run import Run
-from infalign.steps.whole_run import units, versions
+from infalign.steps.whole_run import print_findings, units, versions
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,6 @@ def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
     if not (root / "recipe.yaml").is_file():
         raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
     return load_recipe(root / "recipe.yaml", overrides).model_copy(update={"run_dir": str(root)})
-
-
-def print_findings(found: Iterable[Finding], console: Console) -> None:
-    """Print a line for each finding, with the units that share it."""
-    for line in sentences(found):
-        say(console, f"[yellow]![/] {line}")
 
 
 def print_status(found: Status, console: Console) -> None:

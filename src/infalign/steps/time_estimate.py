@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -34,24 +35,22 @@ H100_FLOPS = 989e12  # per second in bfloat16
 
 
 class Sampled(NamedTuple):
-    """Examples of a source, how many rows were read, and how many of the source each of these stands for."""
+    """Examples of a source, how many rows were left out, and how many of the source each of these stands for."""
 
     examples: list[Example]
     skipped: int
-    rows: int
     weight: float
 
 
 def read_sample(run: Run, source: Source) -> Sampled:
     """Read a local source: of a public set or the world the first rows, of a file all. Raises DataError."""
-    every = source.world
+    there = source.world or 0
     if source.set is not None:
-        every = min(SETS[source.set].parts[source.split].rows, source.limit or 2**63)
-    if every is not None and every > SAMPLED_ROWS:
+        there = min(SETS[source.set].parts[source.split].rows, source.limit or sys.maxsize)
+    if there > SAMPLED_ROWS:
         source = source.model_copy(update={"world" if source.world else "limit": SAMPLED_ROWS})
     examples, skipped = read_examples(run.recipe.data, [source], seed=run.recipe.seed)
-    weight = every / SAMPLED_ROWS if every is not None and every > SAMPLED_ROWS else 1.0
-    return Sampled(examples, len(skipped), source.world or len(examples) + len(skipped), weight)
+    return Sampled(examples, len(skipped), max(1.0, there / SAMPLED_ROWS))
 
 
 def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole: bool) -> Counts:
@@ -69,13 +68,9 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
     def asked(example: Example) -> int:
         return sum(TURN_TOKENS + tokens(turn["content"]) for turn in example.prompt)
 
-    sample = [(asked(e), 1 + tokens(e.chosen), 1 + tokens(e.rejected or "")) for e in _some(examples)]
-    prompts, chosen, _ = zip(*sample, strict=True)
-    lengths = (
-        fmean([length for length in prompts if length <= most] or [most]),
-        fmean(chosen),
-        fmean(min(length, longest) for length in chosen),
-    )
+    prompts = [length for e in _some(examples) if (length := asked(e)) <= most]
+    chosen = [1 + tokens(e.chosen) for e in _some(examples)]
+    lengths = fmean(prompts or [most]), fmean(chosen), fmean(min(length, longest) for length in chosen)
     rows = dict[str, int]()
     if whole:
         weights = {example.where: part.weight for part in (*train, *test) for example in part.examples}
@@ -87,7 +82,7 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
             there, fit = sum(weights[e.where] for e in distinct), [asked(e) <= most for e in _some(distinct)]
             rows[f"{name}_prompts"] = round(there * fmean(fit or [0]))
             rows[f"{name}_prompts_too_long"] = round(there) - rows[f"{name}_prompts"]
-    return Counts(rows, *lengths, shape, tuple((prompt, one, max(one, other)) for prompt, one, other in sample))
+    return Counts(rows, *lengths, shape)
 
 
 def _some(examples: Sequence[Example]) -> Sequence[Example]:
@@ -171,30 +166,23 @@ def job_speed(compute: Compute) -> tuple[float, str]:
     if compute.device == "cuda" and not has_gpu():
         return USED * H100_FLOPS, f"one H100, of whose {H100_FLOPS / 1e12:.0f} TFLOP/s it uses {USED:.0%}"
     if compute.device != "cpu" and has_gpu() and compute.torch_device() == "cuda":
-        peak = _gpu_speed()
-    else:
+        import torch
+
+        on_gpu = torch.ones((8192, 8192), dtype=torch.bfloat16, device="cuda")
+        peak = _product_speed(on_gpu, time.perf_counter, torch.cuda.synchronize)
+    else:  # a wait for a core is not counted
         cores = os.cpu_count() or 1
-        peak = min(compute.threads or cores, cores) * _core_speed()
+        of_core = _product_speed(np.ones((1024, 1024), np.float32), time.process_time, lambda: None)
+        peak = min(compute.threads or cores, cores) * of_core
     return USED * peak, f"this machine, of whose {peak / 1e9:,.0f} GFLOP/s in a matrix product a job uses {USED:.0%}"
 
 
-def _core_speed(size: int = 1024) -> float:
-    """Return the FLOP/s of one core in a product of matrices in float32; a wait for a core is not counted."""
-    matrix = np.ones((size, size), np.float32)
-    matrix @ matrix
-    begun = time.process_time()
-    matrix @ matrix
-    return float(2 * size**3 / max(1e-6, time.process_time() - begun))
-
-
-def _gpu_speed(size: int = 8192) -> float:
-    """Return the FLOP/s of the GPU in a product of matrices in bfloat16."""
-    import torch
-
-    matrix = torch.ones((size, size), dtype=torch.bfloat16, device="cuda")
-    matrix @ matrix
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    matrix @ matrix
-    torch.cuda.synchronize()
-    return float(2 * size**3 / (time.perf_counter() - begun))
+def _product_speed(matrix: Any, clock: Callable[[], float], synchronize: Callable[[], None]) -> float:
+    """Return the FLOP/s of a square matrix times itself, the second time."""
+    seconds = 0.0
+    for _ in range(2):
+        begun = clock()
+        matrix @ matrix
+        synchronize()
+        seconds = clock() - begun
+    return float(2 * len(matrix) ** 3 / max(1e-6, seconds))

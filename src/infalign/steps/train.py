@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,11 +23,12 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
+from infalign.sampling.prompts import PromptTable
 from infalign.steps import judged_transform, logprobs, states
-from infalign.steps.costs import ROLLOUTS_PER_PROMPT, WEIGHT_BYTES, Cost, Counts, summed
+from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
 from infalign.steps.policy_inputs import PolicyInputs, computed_parameters
 from infalign.steps.run import Run
-from infalign.steps.stored_rollouts import StoredRollouts
+from infalign.steps.samples import Samples, StoredRollouts
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
 from infalign.training.solvers.base import JUDGED, Shaped, Solver
@@ -34,6 +36,7 @@ from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
 
+ROLLOUTS_PER_PROMPT = 8  # that an offline training reads together, so that it computes their prompt once
 History = list[dict[str, Any]]
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
@@ -43,7 +46,7 @@ def units(run: Run) -> Iterator[Unit]:
     recipe = run.recipe
     yield from states.units(run)
     yield from logprobs.units(run)
-    material = PolicyInputs.of(run)
+    inputs = PolicyInputs.of(run)
     parts, policies = len(run.rollout_parts), recipe.policies
     for name in _teachers_first(policies):
         policy = policies[name]
@@ -57,15 +60,14 @@ def units(run: Run) -> Iterator[Unit]:
                 *(run.layout.model(model) for model in policy.data_needs.models),
                 *judged_transform.inputs(run, name),
                 *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
-                *logprobs.inputs(run, policy),
+                *logprobs.table_read_by(run, policy),
             ),
             settings=run.key(*policy.recipe_dependencies) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
-            work=partial(train_policy, name, policies, material, target),
+            work=partial(train_policy, name, policies, inputs, target),
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            warnings=partial(coarse_ranks, recipe, name),
             cost=partial(policy_cost, run, name),
         )
 
@@ -83,19 +85,19 @@ def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
 
 def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
     """Return the cost of training a policy: on the stored rollouts, or on responses that it draws itself."""
-    policy, rollout = run.recipe.policies[name], run.recipe.rollout
+    policy, k = run.recipe.policies[name], run.recipe.rollout.k
     own, frozen = computed_parameters(run, name, counts)
-    prompts, fit = counts.prompts(rollout.prompts, "train"), policy.fit
+    table, fit = PromptTable(run.layout.prompts("train"), run.recipe.rollout.prompts), policy.fit
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:
-            prompts = counts.count("train_prompts")
-        k = policy.generations if policy.generates else rollout.k
-        trained = counts.training(own, fit, prompts * k, counts.prompt + counts.drawn, frozen=2 * own)
-        drawn = policy.responses_per_prompt * prompts
+            table = replace(table, first=counts.count("train_prompts"))
+        groups = Samples(table, policy.generations if policy.generates else k, run.layout.root)
+        trained = training(fit, counts.prompt + counts.drawn, counts.prompts(table) * groups.each, own, frozen=2 * own)
         scored = policy.predicts_ranks or run.recipe.reward.is_classifier
-        reward = counts.shape(run.architecture("reward")).parameters if drawn and scored else 0.0
-        draws = counts.drawing(own, drawn / k, k, 0)._replace(disk=0.0)
-        return summed([trained, draws, counts.reading(reward, drawn / k, k)])
+        reward = reading([run.architecture("reward")] if scored else [], groups, counts)
+        once = summed([drawing([run.architecture("policy")], groups, 0, counts), reward])
+        times = policy.responses_per_prompt / groups.each
+        return summed([trained, Cost(times * once.tokens, times * once.flops)])
     solver: Any = policy
     if isinstance(policy, Distil):
         solver, frozen = policy.teacher_settings, counts.parameters(run.networks(policy.teacher))
@@ -103,11 +105,11 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
         fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
     if solver.shaping == JUDGED:  # as many examples as with any other
         solver = solver.model_copy(update={"transform": Ranked(Identity())})
-    rollouts_EM, _ = solver.objective(1.0).examples(np.arange(float(rollout.k)), np.random.default_rng(0))
+    rollouts_EM, _ = solver.objective(1.0).examples(np.arange(float(k)), np.random.default_rng(0))
     examples, together = rollouts_EM.shape
     length = together * (counts.prompt / ROLLOUTS_PER_PROMPT + counts.drawn)
-    trained = counts.training(own, fit, prompts * examples, length, frozen=frozen)
     beside = WEIGHT_BYTES * max(0.0, counts.parameters(run.networks(name)) - own)  # a guided policy's reference
+    trained = training(fit, length, counts.prompts(table) * examples, own, frozen=frozen)
     return summed([trained, Cost(disk=beside)])
 
 
@@ -136,24 +138,24 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
 
 
 def train_policy(
-    name: str, policies: Mapping[str, Solver], material: PolicyInputs, target: Target, *, on_progress: OnProgress
+    name: str, policies: Mapping[str, Solver], inputs: PolicyInputs, target: Target, *, on_progress: OnProgress
 ) -> Summary:
     """Train one of the policies by its solver, with the β that its KL budget or its n requires.
 
     Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
     """
-    material.provenance.check(material.layout)
-    policy = resolved_policy(name, policies, material.layout)
-    beta, trainer_beta = policy_betas(policy, material.procedure, material.layout)
+    inputs.provenance.check(inputs.layout)
+    policy = resolved_policy(name, policies, inputs.layout)
+    beta, trainer_beta = policy_betas(policy, inputs.procedure, inputs.layout)
     with target.job(on_progress) as job:
         if isinstance(policy, OnPolicy):
-            history = _train_on_policy(policy, trainer_beta, material, target, job)
+            history = _train_on_policy(policy, trainer_beta, inputs, target, job)
         elif isinstance(policy, Distil):
-            history = _distil(policy, beta, material, target, job)
+            history = _distil(policy, beta, inputs, target, job)
         else:
             assert isinstance(policy, Offline)
-            history = _train_offline(policy, beta, material, target, job)
-        table = transform_table(name, policies, material.layout)
+            history = _train_offline(policy, beta, inputs, target, job)
+        table = transform_table(name, policies, inputs.layout)
         if table is not None and is_first():
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
@@ -164,14 +166,14 @@ def train_policy(
     return {"beta": beta, "trainer_beta": trainer_beta, **losses, **last, "history": history}
 
 
-def _train_offline(policy: Offline, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
+def _train_offline(policy: Offline, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
     from infalign.training.guide_strength import scale_guide_to_kl
     from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
 
-    tokenizer = load_tokenizer(material.layout.tokenizer)  # it has the chat template
-    rows, kl = material.rows(policy), policy.theory.kl(material.procedure)
-    model = material.start(policy, tokenizer, target.compute)
+    tokenizer = load_tokenizer(inputs.layout.tokenizer)  # it has the chat template
+    rows, kl = inputs.rows(policy), policy.theory.kl(inputs.procedure)
+    model = inputs.start(policy, tokenizer, target.compute)
     fitted = fit_to_rollouts(RolloutRegression(policy.objective(beta)), model, rows, policy.fit, job)
     if policy.guide is not None and kl is not None and is_first():
         scale = scale_guide_to_kl(fitted.model, held_out_rollouts(rows), kl)
@@ -179,41 +181,41 @@ def _train_offline(policy: Offline, beta: float, material: PolicyInputs, target:
     return fitted.save(tokenizer)
 
 
-def _distil(policy: Distil, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
+def _distil(policy: Distil, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
     from infalign.training.offline_trainer import Distillation, fit_to_rollouts
 
     device = target.compute.torch_device()
-    teacher, _ = load_policy(material.layout.model(policy.teacher), device=device)
-    model, _ = load_policy(material.reference, device=device)
-    tokenizer = load_tokenizer(material.layout.tokenizer)
+    teacher, _ = load_policy(inputs.layout.model(policy.teacher), device=device)
+    model, _ = load_policy(inputs.reference, device=device)
+    tokenizer = load_tokenizer(inputs.layout.tokenizer)
     loss = Distillation(teacher, policy.teacher_settings.objective(beta))
-    return fit_to_rollouts(loss, model, material.rows(policy), policy.fit, job).save(tokenizer)
+    return fit_to_rollouts(loss, model, inputs.rows(policy), policy.fit, job).save(tokenizer)
 
 
-def _train_on_policy(policy: OnPolicy, beta: float, material: PolicyInputs, target: Target, job: Any) -> History:
+def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on-policy, with ``beta`` for the normalized values, and return the log.
 
     With ranks from the rank model it uses all training prompts, including those without rollouts.
     """
     from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
 
-    layout = material.layout
+    layout = inputs.layout
     if policy.predicts_ranks:
         reward: Any = ClassifierReward.load(layout.model("rank"), device=target.compute.torch_device())
         prompts = read_table(layout.prompts("train"), columns=["prompt"])
     else:
-        reward = material.provenance.reward.load()
+        reward = inputs.provenance.reward.load()
         prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards"])
     problem = Problem(
-        material.reference,
+        inputs.reference,
         load_tokenizer(layout.tokenizer, padding_side="left"),
         prompts.to_pylist(),
         reward,
         beta,
-        material.procedure,
-        material.max_new_tokens,
-        stored=None if policy.generates else StoredGroups(_group_by_prompt(material.stored)),
+        inputs.procedure,
+        inputs.max_new_tokens,
+        stored=None if policy.generates else StoredGroups(_group_by_prompt(inputs.stored)),
     )
     return fit_on_policy(problem, policy, job)
 
@@ -221,8 +223,5 @@ def _train_on_policy(policy: OnPolicy, beta: float, material: PolicyInputs, targ
 def _group_by_prompt(stored: StoredRollouts) -> dict[str, Sequence[dict[str, Any]]]:
     """Return the rollouts of each prompt."""
     rows, k = stored.rows(), stored.k
-    return {rows[i]["prompt_id"]: Lazy(k, partial(_after, rows, i)) for i in range(0, len(rows), k)}
-
-
-def _after(rows: Sequence[dict[str, Any]], first: int, i: int) -> dict[str, Any]:
-    return rows[first + i]
+    groups = (Lazy(k, partial(lambda first, i: rows[first + i], first)) for first in range(0, len(rows), k))
+    return {group[0]["prompt_id"]: group for group in groups}

@@ -2,16 +2,19 @@
 
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from infalign.core.display import counted, say
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text, writing
 from infalign.models.conversion import convert
 from infalign.models.pretrained import check_reachable
@@ -19,15 +22,17 @@ from infalign.pipeline.lock import held
 from infalign.pipeline.ownership import check_inputs
 from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
-from infalign.pipeline.units import Unit
+from infalign.pipeline.units import Summary, Unit
 from infalign.pipeline.workers import Workers
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.report.findings import check_worth, findings, sentences
+from infalign.report import page
+from infalign.report.findings import Finding, check_worth, findings, sentences
 from infalign.report.results import read_results
-from infalign.steps import STAGES, calibrate, data, evaluate, report, reward_model, rollout, score, sft, train
+from infalign.report.tables import print_table
+from infalign.steps import STAGES, calibrate, data, evaluate, reward_model, rollout, score, sft, train
 from infalign.steps.run import Run
 
 UNITS_OF = {
@@ -47,7 +52,17 @@ def units(run: Run, *, until: str = "report") -> list[Unit]:
     """Return the units of all stages up to ``until``, each after those it needs."""
     stages = list(STAGES)[: list(STAGES).index(until) + 1]
     found = [unit for stage in stages if stage in UNITS_OF for unit in UNITS_OF[stage](run)]
-    return [*found, report.unit(run, [unit.name for unit in found])] if until == "report" else found
+    if until == "report":
+        names = tuple(unit.name for unit in found)
+        work, output = partial(write_report, run.recipe, run.layout, names), run.layout.report
+        found.append(Unit("report", "report", inputs=(run.layout.results,), settings={}, output=output, work=work))
+    return found
+
+
+def write_report(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progress: OnProgress) -> Summary:
+    """Write the report of a run; ``finished`` names the units whose records it shows."""
+    page.write(recipe, layout, finished)
+    return {}
 
 
 def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -65,11 +80,25 @@ def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[
 
 
 def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
-    """Do all unfinished work up to stage ``until``, and return the run directory."""
+    """Do all unfinished work up to stage ``until``, print what came of it, and return the run directory."""
     with open_run(recipe) as found:
-        write_recipe(recipe, found.layout.root)
-        do_units(found, units(found, until=until), until=until, console=console)
-    return found.layout.root
+        root, wanted = found.layout.root, units(found, until=until)
+        write_recipe(recipe, root)
+        do_units(found, wanted, until=until, console=console)
+    made = records(root)
+    if skipped := made["data"]["summary"]["skipped"]:
+        listed = found.layout.data / "skipped.txt"
+        say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
+    if until == "report":
+        print_findings((finding for unit in wanted for finding in findings(recipe, made[unit.name])), console)
+        print_table(root, console)
+    return root
+
+
+def print_findings(found: Iterable[Finding], console: Console) -> None:
+    """Print a line for each finding, with the units that share it."""
+    for line in sentences(found):
+        say(console, f"[yellow]![/] {line}")
 
 
 @contextmanager
@@ -107,8 +136,12 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
         recipe.compute.check()
         for model in {*recipe.named_models.values(), *recipe.named_trunks.values()}:
             check_reachable(model)
-        for warning in (*recipe.of_machine(), *remaining.warnings):
-            console.print(f"[yellow]![/] {warning}", highlight=False, soft_wrap=True)
+        trained = [name for name in recipe.policies if f"train-{name}" in remaining.todo]
+        for warning in (
+            *recipe.of_machine(),
+            *(found for name in trained for found in train.coarse_ranks(recipe, name)),
+        ):
+            say(console, f"[yellow]![/] {warning}")
     for record in remaining.done:
         check_worth(recipe, findings(recipe, record))
     warned = set[str]()

@@ -46,7 +46,6 @@ class Side(Settings):
     layers: Count = Field(2, description="its layers")
     heads: Count = Field(3, description="its attention heads")
     reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
-    stored: bool = Field(True, description="keep those states on disk; false: each pass computes them anew")
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Side:
@@ -86,7 +85,7 @@ class Guide(Settings):
         """What it reads of the reference from the disk; a network that reads tokens reads the last layer's."""
         if self.side is None:
             return States(evenly=1, top_tokens=self.top_tokens) if self.top_tokens is not None else None
-        return States(evenly=self.side.reads, top_tokens=self.top_tokens or 0) if self.side.stored else None
+        return States(evenly=self.side.reads, top_tokens=self.top_tokens or 0)
 
 
 class Offline(Solver):

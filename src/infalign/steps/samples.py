@@ -1,18 +1,41 @@
-"""The stored rollouts of a run with their rewards."""
+"""Responses of a model to some prompts, as many to each, in a folder; and the rollouts of a run with their rewards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from infalign.core.progress import OnProgress, SoFar
 from infalign.core.sequences import Lazy, chained, token_lists_on_disk
 from infalign.core.storage import listed, read_table
+from infalign.data.examples import Message
 from infalign.method.calibration import Array
+from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
-from infalign.sampling.prompts import Prompts, PromptTable
+from infalign.rewards.scores import count_scored
+from infalign.sampling.prompts import Prompts, PromptTable, Sampler, rollout_progress
 from infalign.sampling.rollouts import Drawn, find_rollouts
 from infalign.training.solvers.base import States
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """As many responses to each of some prompts: the first ones in a folder that may hold more."""
+
+    table: PromptTable
+    each: int
+    folder: Path
+
+    def read(self) -> tuple[Prompts, Drawn]:
+        """Return the prompts, and the responses that are drawn to them."""
+        prompts = self.table.read()
+        return prompts, find_rollouts(self.folder, prompts.prompt_ids, self.each)
+
+    def conversations(self, prompts: Prompts) -> Sequence[list[Message]]:
+        """Return the conversation of each response."""
+        return Lazy(len(prompts.prompt_ids) * self.each, lambda i: prompts.conversations[i // self.each])
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +43,13 @@ class StoredRollouts:
     """K rollouts of each training prompt, in the parts in which they were drawn and scored."""
 
     layout: Layout
-    parts: tuple[PromptTable, ...]
+    parts: tuple[Samples, ...]
     k: int
-
-    def prompts(self) -> list[Prompts]:
-        """Return the prompts of each part."""
-        return [part.read() for part in self.parts]
-
-    def drawn(self, part: int, prompts: Prompts) -> Drawn:
-        """Return the rollouts of one part."""
-        return find_rollouts(self.layout.rollouts(part), prompts.prompt_ids, self.k)
 
     def texts(self, part: int) -> tuple[Sequence[list[int]], Sequence[list[int]]]:
         """Return the token ids of the prompts of one part, and of their responses, which are read on access."""
-        prompts = self.parts[part].read()
-        columns = (table["token_ids"] for table in self.drawn(part, prompts).tables(["token_ids"]))
+        prompts, drawn = self.parts[part].read()
+        columns = (table["token_ids"] for table in drawn.tables(["token_ids"]))
         return prompts.token_ids, token_lists_on_disk(columns, self.layout.root)
 
     def all_texts(self) -> tuple[Sequence[list[int]], Sequence[list[int]]]:
@@ -54,17 +69,12 @@ class StoredRollouts:
         rewards: Array = read_table(self.layout.scores(part), ["reward"])["reward"].to_numpy()
         return rewards.reshape(-1, self.k)
 
-    def all_rewards(self) -> Array:
-        """Return the rewards of all rollouts, prompts × K."""
-        return np.concatenate([self.rewards(part) for part in range(len(self.parts))])
-
     def rows(self) -> Sequence[dict[str, Any]]:
         """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.
 
         Rows are built on access; token ids are not held in memory (`sequences.token_lists_on_disk`).
         """
-        k, prompts = self.k, self.prompts()
-        drawn = [self.drawn(part, of_part) for part, of_part in enumerate(prompts)]
+        k, (prompts, drawn) = self.k, zip(*(part.read() for part in self.parts), strict=True)
         prompt_ids, asked_ids = chained([p.prompt_ids for p in prompts]), chained([p.token_ids for p in prompts])
         columns = (table["token_ids"] for d in drawn for table in d.tables(["token_ids"]))
         completion_ids = token_lists_on_disk(columns, self.layout.root)
@@ -83,6 +93,26 @@ class StoredRollouts:
         return Lazy(len(rewards), row)
 
 
-def cut_off(rollouts: Drawn) -> float:
-    """Return the share of rollouts that reached ``max_new_tokens`` without an EOS."""
-    return sum(listed(table, "finish").count("length") for table in rollouts.tables(["finish"])) / len(rollouts)
+def draw_samples(sampler: Sampler, samples: Samples, seed: int, *, on_progress: OnProgress) -> Summary:
+    """Draw those responses that are missing."""
+    prompts = samples.table.read()
+    sampler.draw(prompts, samples.each, samples.folder, seed=seed, on_progress=on_progress)
+    return {"responses": len(prompts.prompt_ids) * samples.each}
+
+
+def drawn_so_far(samples: Samples) -> SoFar:
+    """Return how many of the responses are drawn: ``30 of 72 responses``."""
+    return rollout_progress(samples.table.read(), samples.each, samples.folder)
+
+
+def scored_so_far(samples: Samples, folders: Sequence[Path]) -> SoFar:
+    """Return how many distinct responses are scored in each folder, which has the name of the reward if not alone."""
+    every = len(samples.table.read().prompt_ids) * samples.each
+    scored = {folder.name: count_scored(every, folder) for folder in folders}
+    words = [f"{found.said} by {name}" if len(scored) > 1 else found.said for name, found in scored.items()]
+    return SoFar(", ".join(filter(None, words)), sum(found.share for found in scored.values()) / len(folders))
+
+
+def cut_off(responses: Drawn) -> float:
+    """Return the share of responses that reached ``max_new_tokens`` without an EOS."""
+    return sum(listed(table, "finish").count("length") for table in responses.tables(["finish"])) / len(responses)
