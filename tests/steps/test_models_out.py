@@ -134,13 +134,6 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
         assert value("evaluation/judge/best-of-4/low") <= value("evaluation/judge/best-of-4")
 
 
-def test_a_finished_run_writes_no_card_again(run: Path, environment: dict[str, str]) -> None:
-    """All of it is done, cards too, and a training that starts again takes the card for the run's own."""
-    again = infalign(environment, "run", run.parent / "recipe.yaml", "--until", "evaluate")
-    assert again.returncode == 0, again.stderr
-    assert "✓" not in again.stdout
-
-
 @pytest.mark.slow
 def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
     run: Path, environment: dict[str, str], results: dict[str, Any], tmp_path: Path

@@ -103,19 +103,12 @@ def test_a_file_of_the_recipe_lies_beside_it_and_one_of_set_in_the_working_direc
 
 
 def test_a_function_of_a_file_is_imported_once_and_errors_name_the_file(tmp_path: Path) -> None:
-    """A file is a module of its own, dataclasses included; an absent file or function is named."""
+    """A file is a module of its own, dataclasses included; an import that fails is named."""
     file = tmp_path / "mine.py"
     file.write_text("from dataclasses import dataclass\n@dataclass\nclass Two:\n    value: float = 2.0\n" + REWARD)
     reward = function_reward(f"{file}:score")
     assert reward([], ["abc"]) == [3.0]
     assert function_reward(f"{file}:score") is reward
-    for spec, said in (
-        (f"{file}:best", "has no function best"),
-        (f"{tmp_path}/absent.py:score", "there is no file"),
-        (f"{file}:", r"write it as package\.module:function or my_file\.py:function"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            function_reward(spec)
     (tmp_path / "broken.py").write_text("1 / 0\n")
     for _ in range(2):  # a failed import leaves nothing behind that a second one would find
         with pytest.raises(ConfigError, match=r"importing .*broken\.py raised ZeroDivisionError in broken\.py, line 1"):
