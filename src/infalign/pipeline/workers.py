@@ -9,7 +9,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from multiprocessing import get_context, parent_process
@@ -135,8 +134,12 @@ class _Pool:
         context = get_context("spawn")  # a fork would copy locks that torch's threads hold
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._threads), daemon=True)
-        with _held_back(signal.SIGINT):  # Ctrl-C reaches the whole process group; a worker that starts leaves it to us
+        # Ctrl-C reaches the whole process group; a worker that starts leaves it to us, until it ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # only the worker keeps this end open, so its death closes the pipe
         self._processes[ours] = process
         return ours
@@ -162,25 +165,9 @@ class _Pool:
     def _died(self, connection: Connection) -> InfalignError:
         process = self._processes[connection]
         process.join(STOP_WITHIN)
-        name = self.busy[connection]
-        return InfalignError(
-            f"the worker process of {name} ended ({_ending(process)}); if memory ran out, {LESS_MEMORY}"
-        )
-
-
-@contextmanager
-def _held_back(number: signal.Signals) -> Iterator[None]:
-    """Hold a signal back inside the block, and in processes that are started there until they let it through."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _ending(process: BaseProcess) -> str:
-    code = process.exitcode
-    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        code, name = process.exitcode, self.busy[connection]
+        ending = f"exit code {code}" if code is None or code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return InfalignError(f"the worker process of {name} ended ({ending}); if memory ran out, {LESS_MEMORY}")
 
 
 def _work(connection: Connection, threads: int | None) -> None:

@@ -116,7 +116,7 @@ class Recipe(Settings):
             if guide is not None and guide.trunk not in TRUNKS
         }
 
-    def of_machine(self) -> list[str]:
+    def machine_warnings(self) -> list[str]:
         """Return warnings about the machine: torch is loaded only where something is computed in bfloat16."""
         sections = [*self.models.values(), self.rank_model, *self.policies.values()]
         mixed = any(section.fit is not None and section.fit.bf16 for section in sections if section is not None)

@@ -55,7 +55,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     run = Run.of(recipe, digests)
     check_run_dir(run.layout.root)
     check_inputs(digests.files, units(run))
-    for warning in _of_machine(recipe):
+    for warning in _machine_warnings(recipe):
         say(console, f"[yellow]![/] {warning}")
     unchecked, counts = _count_data(run, console)
     unchecked += _check_models(recipe)
@@ -72,13 +72,13 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     _print_policies(recipe, console)
 
 
-def _of_machine(recipe: Recipe) -> list[str]:
+def _machine_warnings(recipe: Recipe) -> list[str]:
     """Return warnings about the machine, and what it lacks: a plan may be for another one."""
     if recipe.compute.device == "cuda" and not has_gpu():
         return ["compute.device is cuda, and there is no GPU here; use auto or cpu, or fix the driver"]
     try:
         recipe.compute.check()
-        return recipe.of_machine()
+        return recipe.machine_warnings()
     except ConfigError as error:
         return [str(error)]
 

@@ -125,14 +125,14 @@ def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: C
 
 
 def over_garbage(
-    name: str, reward: RewardFunction, spoilt: list[dict[str, Any]], intervals: Confidence
+    name: str, reward: RewardFunction, spoiled: list[dict[str, Any]], intervals: Confidence
 ) -> dict[str, dict[str, float]]:
     """Return how often a reward model prefers a response to each kind of garbage made of it; a tie counts one half."""
-    if not spoilt:
+    if not spoiled:
         return {}
-    prompts = [row["prompt"] for row in spoilt]
-    sound = score(reward, prompts, [row["chosen"] for row in spoilt], name=name)
-    garbage = zip(CORRUPTIONS, zip(*(row["garbage"] for row in spoilt), strict=True), strict=True)
+    prompts = [row["prompt"] for row in spoiled]
+    sound = score(reward, prompts, [row["chosen"] for row in spoiled], name=name)
+    garbage = zip(CORRUPTIONS, zip(*(row["garbage"] for row in spoiled), strict=True), strict=True)
     return {
         kind: intervals.of_shares(win(sound, score(reward, prompts, list(responses), name=name)))
         for kind, responses in garbage

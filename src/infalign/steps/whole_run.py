@@ -138,7 +138,7 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
             check_reachable(model)
         trained = [name for name in recipe.policies if f"train-{name}" in remaining.todo]
         for warning in (
-            *recipe.of_machine(),
+            *recipe.machine_warnings(),
             *(found for name in trained for found in train.coarse_ranks(recipe, name)),
         ):
             say(console, f"[yellow]![/] {warning}")
