@@ -245,9 +245,9 @@ def test_a_machine_without_bfloat16_is_told_to_be_slow(root: Path, monkeypatch: 
     aware = recipe.policies["aware"]
     mixed = aware.model_copy(update={"fit": aware.fit.model_copy(update={"bf16": True})})
     mixed = recipe.model_copy(update={"policies": {"aware": mixed}})
-    assert [len(found.of_machine()) for found in (recipe, half, mixed)] == [0, 1, 1]
+    assert [len(found.machine_warnings()) for found in (recipe, half, mixed)] == [0, 1, 1]
     assert times_said(said, partial(print_plan, half)) == 1
     runs = [partial(whole_run.run_recipe, asked, until="rollout") for asked in (recipe, half, half)]
     assert [times_said(said, lambda console, run=run: run(console=console)) for run in runs] == [0, 1, 0]
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True, "avx512_bf16": True})
-    assert half.of_machine() == []
+    assert half.machine_warnings() == []
