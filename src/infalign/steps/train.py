@@ -24,7 +24,7 @@ from infalign.recipe.data_dependent import policy_betas, resolved_policy, transf
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.prompts import PromptTable
-from infalign.steps import judged_transform, logprobs, states
+from infalign.steps import judged_transform, reference_passes
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
 from infalign.steps.policy_inputs import PolicyInputs, computed_parameters
 from infalign.steps.run import Run
@@ -42,15 +42,11 @@ MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger 
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the training of each policy, after the states that their guides read."""
-    recipe = run.recipe
-    yield from states.units(run)
-    yield from logprobs.units(run)
-    inputs = PolicyInputs.of(run)
-    parts, policies = len(run.rollout_parts), recipe.policies
+    """Yield the training of each policy, after what they read of the reference."""
+    yield from reference_passes.units(run)
+    inputs, policies = PolicyInputs.of(run), run.recipe.policies
     for name in _teachers_first(policies):
-        policy = policies[name]
-        target = run.target(name)
+        policy, target = policies[name], run.target(name)
         yield Unit(
             "train",
             "train",
@@ -59,8 +55,7 @@ def units(run: Run) -> Iterator[Unit]:
                 run.layout.calibrated,
                 *(run.layout.model(model) for model in policy.data_needs.models),
                 *judged_transform.inputs(run, name),
-                *(run.layout.states(str(which), part) for which in states.read_by(policy) for part in range(parts)),
-                *logprobs.table_read_by(run, policy),
+                *reference_passes.read_by(run, policy),
             ),
             settings=run.key(*policy.recipe_dependencies) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,

@@ -1,0 +1,176 @@
+"""What is computed once of the reference at the rollouts, for all trainings that read it; units of the stage train.
+
+Its states at every token are for guides that read them and for training the layers above. Its log-probabilities are as
+a training computes them, where drawing rounds otherwise: a log-ratio is then 0 before the first step.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.core.progress import NOTHING, OnProgress, SoFar
+from infalign.core.storage import write_table
+from infalign.models.conversations import load_tokenizer
+from infalign.models.pretrained import load_policy
+from infalign.models.settings import Compute
+from infalign.pipeline.units import Summary, Unit
+from infalign.steps.costs import Cost, Counts, UnknownSizeError, reading, summed
+from infalign.steps.policy_inputs import PolicyInputs
+from infalign.steps.run import Run
+from infalign.steps.samples import Samples, StoredRollouts
+from infalign.training.solvers.base import Solver, States
+from infalign.training.solvers.offline import Offline
+
+BATCH_TOKENS = 16384  # tokens per forward pass
+TOP_TOKEN_BYTES = 8  # of a token that is told apart: its id and its log-probability
+
+
+def units(run: Run) -> Iterator[Unit]:
+    """Yield the states in each part of the rollouts, for each kind that some policy reads, then the log-probabilities.
+
+    These are one unit for each kind that some policy is trained with.
+    """
+    rollout, stored = run.recipe.rollout, run.stored
+    for which in sorted({found for policy in run.recipe.policies.values() for found in states_read_by(policy)}):
+        for part, samples in enumerate(stored.parts):
+            yield Unit(
+                "train",
+                "states",
+                f"{which}-{part}",
+                inputs=(samples.folder, *run.reference_inputs),
+                settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
+                output=run.layout.states(str(which), part),
+                work=partial(compute_states, run.reference, run.recipe.compute, stored, which, part),
+                so_far=partial(states_so_far, run.layout.states(str(which), part)),
+                cost=partial(states_cost, run, which, samples),
+            )
+    inputs, layout, parts = PolicyInputs.of(run), run.layout, range(len(stored.parts))
+    asking = {inputs.logprobs(policy): policy for policy in run.recipe.policies.values()}
+    for asked, policy in asking.items():
+        if asked is None:
+            continue
+        assert isinstance(policy, Offline)
+        read = () if asked.states is None else (layout.states(str(asked.states), part) for part in parts)
+        yield Unit(
+            "train",
+            "logprobs",
+            str(asked),
+            inputs=(*map(layout.rollouts, parts), *run.reference_inputs, *read),
+            settings=run.key("policy") | {"logprobs": str(asked)},
+            output=layout.logprobs(str(asked)),
+            work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(str(asked))),
+            cost=partial(logprob_cost, run, policy),
+        )
+
+
+def states_read_by(policy: Solver) -> list[States]:
+    """Return which states of the reference a policy's training reads from the disk."""
+    needs = policy.data_needs
+    return list(dict.fromkeys(which for which in (needs.states, needs.teacher_states) if which is not None))
+
+
+def read_by(run: Run, policy: Solver) -> tuple[Path, ...]:
+    """Return the outputs of these units that a policy's training reads."""
+    layout, asked = run.layout, PolicyInputs.of(run).logprobs(policy)
+    parts = range(len(run.rollout_parts))
+    states = (layout.states(str(which), part) for which in states_read_by(policy) for part in parts)
+    return (*states, *([] if asked is None else [layout.logprobs(str(asked))]))
+
+
+def states_cost(run: Run, which: States, samples: Samples, counts: Counts) -> Cost:
+    """Return the cost of the reference's pass over one part of the rollouts, whose states are kept."""
+    recipe, reference = run.recipe, run.architecture("policy")
+    if not (width := counts.shape(reference).width):
+        raise UnknownSizeError("the width of the reference policy")
+    prompts = counts.prompts(samples.table)
+    drawn = prompts * samples.each * recipe.rollout.max_new_tokens
+    of_token = max(1, which.evenly) * width * (2 if recipe.compute.dtype == "bfloat16" else 4)
+    disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.top_tokens * TOP_TOKEN_BYTES
+    return reading([reference], samples, counts)._replace(disk=disk)
+
+
+def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
+    """Return the cost of the pass over the rollouts, of the whole reference or of what follows its states."""
+    which, reference = policy.data_needs.states, run.architecture("policy")
+    if which is not None and not which.last:  # they are stored, or of a guide that is not trained yet
+        return Cost()
+    share = 1.0 if which is None else counts.shape(reference).share(which.last)
+    whole = summed(reading([reference], samples, counts) for samples in run.stored.parts)
+    return Cost(whole.tokens, share * whole.flops)
+
+
+def compute_states(
+    reference: str, compute: Compute, stored: StoredRollouts, which: States, part: int, *, on_progress: OnProgress
+) -> Summary:
+    """Write the states of one part of the rollouts, in the precision of drawing and scoring.
+
+    Raises ConfigError for a reference whose last layers cannot be trained from the states below them.
+    """
+    from infalign.models.guided import evenly_spaced_layers
+    from infalign.models.states import StateFolder, write_states
+    from infalign.models.top_layers import check_top_layers, count_layers_below
+
+    model, _ = load_policy(reference, device=compute.torch_device(), dtype=compute.dtype)
+
+    if which.evenly:
+        layers = evenly_spaced_layers(model.config.num_hidden_layers, which.evenly)
+    else:
+        check_top_layers(model, which.last)
+        layers = [count_layers_below(model.config, which.last)]
+    folder = StateFolder(stored.layout.states(str(which), part), layers, which.top_tokens)
+    prompts, responses = stored.texts(part)
+    write_states(model, folder, prompts, responses, on_progress)
+    return {"responses": len(responses), "layers": layers}
+
+
+def states_so_far(folder: Path) -> SoFar:
+    """Return how many shards of one part there are; how many there will be is not known."""
+    shards = len([*folder.glob("from-*.safetensors")])
+    return SoFar(f"{shards} shards", 0.0) if shards else NOTHING
+
+
+def write_logprobs(
+    policy: Offline, inputs: PolicyInputs, compute: Compute, path: Path, *, on_progress: OnProgress
+) -> Summary:
+    """Write log π_ref of each rollout, in the order of the rollouts."""
+    which = policy.data_needs.states
+    if which is not None and which.top_tokens:
+        found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in inputs.stored.states(which)]
+    else:
+        found = _compute_logprobs(policy, inputs, compute, on_progress)
+    write_table(path, pa.table({"logprob": pa.array(found)}))
+    return {"responses": len(found)}
+
+
+def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
+    """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
+    import torch
+
+    from infalign.models.logprobs import token_logprobs
+    from infalign.models.packed import can_pack, packed_logprobs
+    from infalign.models.top_layers import starting_from_states
+
+    tokenizer = load_tokenizer(inputs.layout.tokenizer)
+    stored = inputs.stored
+    if policy.data_needs.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
+        model, _ = load_policy(inputs.reference, device=compute.torch_device())
+    else:
+        model = inputs.start(policy, tokenizer, compute)
+    prompts, responses = stored.all_texts()
+    states = () if policy.data_needs.states is None else stored.states(policy.data_needs.states)
+    last = policy.data_needs.states.last if policy.data_needs.states is not None else 0
+
+    def report(done: int, total: int) -> None:
+        on_progress(done, total, "log-probabilities of the reference")
+
+    mixed = torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16)
+    with starting_from_states(model, last) if last else nullcontext():
+        together = can_pack(model)  # told before rounding
+        with mixed:
+            if together:
+                return packed_logprobs(model, prompts, responses, BATCH_TOKENS, stored=states, on_progress=report)
+            return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)
