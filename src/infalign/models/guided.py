@@ -121,11 +121,6 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             model.guide.start(reference)
         return model
 
-    def scale_guide(self, factor: float) -> None:
-        """Multiply Q by ``factor``."""
-        with torch.no_grad():
-            self.guide.head.scale(factor)
-
     def forward(
         self,
         input_ids: Tensor,
@@ -146,7 +141,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         asked = kwargs | {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         asked |= {"use_cache": use_cache}
         with torch.no_grad():
-            last, states = self._read_reference(past_key_values, **asked)
+            states = self._read_reference(past_key_values, **asked)
         own = _part_of_cache(past_key_values, slice(self.config.reference["num_hidden_layers"], None), asked)
         hidden = self.guide.hidden_states(self.reference, states, **asked | own)[:, kept]
         head, output, packed = self.guide.head, self.reference.get_output_embeddings(), kwargs.get("packed")
@@ -154,21 +149,18 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             assert isinstance(head, TopTokenHead)
             logits = head.class_logits(packed.top_tokens, hidden[0], output)[None]
         else:
-            logits = head.guided_logits(last[:, kept], hidden, output)
+            logits = head.guided_logits(states[:, kept, -self.config.hidden_size :], hidden, output)
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
-    def _read_reference(self, cache: Any, **asked: Any) -> tuple[Tensor, Tensor]:
-        """Return the reference's last hidden states, and the states that the guide reads, or the last ones again.
-
-        A packed batch may bring them.
-        """
+    def _read_reference(self, cache: Any, **asked: Any) -> Tensor:
+        """Return the states that the guide reads; the reference's last ones end them. A packed batch may bring them."""
         packed, reads = asked.get("packed"), self.guide.reads
         if packed is not None and packed.states is not None:
-            states = packed.states[None].to(self.dtype)
-            return states[..., -self.config.hidden_size :], states
+            brought: Tensor = packed.states[None].to(self.dtype)
+            return brought
         own = _part_of_cache(cache, slice(0, self.config.reference["num_hidden_layers"]), asked)
         found = self.reference.base_model(**asked | own, output_hidden_states=bool(reads))
-        return found.last_hidden_state, states_after(found, reads) if reads else found.last_hidden_state
+        return states_after(found, reads) if reads else found.last_hidden_state
 
     def reference_logits(self, batch: PackedBatch) -> Logits:
         """Return the reference's logits that predict each token of the responses; inside `packing`.
@@ -188,7 +180,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
         If Q tells top tokens apart, it brings classes of tokens instead of logits of all; inside `packing`.
         """
-        batch, head = replace(batch, states=batch.run(partial(self._read_reference, None))[1][0]), self.guide.head
+        batch, head = replace(batch, states=batch.run(partial(self._read_reference, None))[0]), self.guide.head
         if not isinstance(head, TopTokenHead):
             return batch
         return replace(batch, top_tokens=TopTokens.of_parts(self.reference_logits(batch), batch.targets, head.count))
@@ -215,18 +207,17 @@ def evenly_spaced_layers(depth: int, count: int) -> list[int]:
 
 
 def _part_of_cache(cache: Any, part: slice, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that give one model of a policy its ``part`` of the policy's cache, as ``asked`` has it."""
-    own = None if cache is None else layers_of(cache, part)
-    return {"past_key_values": own} | ({"shared_prefix": own} if "shared_prefix" in asked else {})
+    """Return the arguments that give one model of a policy its ``part`` of the policy's cache, as ``asked`` has it.
 
-
-def layers_of(cache: Any, part: slice) -> Any:
-    """Return some layers of a cache as a cache of their own; what is added to it is added to both."""
+    What is added to the part is added to both.
+    """
+    own = None
     if hasattr(cache, "layers_of"):
-        return cache.layers_of(part)
-    found = DynamicCache()
-    found.layers = cache.layers[part]
-    return found
+        own = cache.layers_of(part)
+    elif cache is not None:
+        own = DynamicCache()
+        own.layers = cache.layers[part]
+    return {"past_key_values": own} | ({"shared_prefix": own} if "shared_prefix" in asked else {})
 
 
 AutoConfig.register(GuidedConfig.model_type, GuidedConfig)

@@ -35,6 +35,7 @@ class Head(nn.Module, ABC):
         """Make Q zero."""
         self.scale(0.0)
 
+    @torch.no_grad()
     def scale(self, factor: float) -> None:
         """Multiply Q, which is linear in each layer of the head, by ``factor``."""
         for layer in self.children():

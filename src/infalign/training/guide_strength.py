@@ -48,7 +48,7 @@ def scale_guide_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], 
         return GuideScale(1.0, None)
     # the KL is nearly a power of the factor, and an untrained guide spends nothing
     factor = float(np.exp(np.interp(np.log(kl), np.log(np.maximum(spent, MIN_KL)), np.log(scales))))
-    model.scale_guide(factor)
+    model.guide.head.scale(factor)
     return GuideScale(factor, float(np.clip(kl, spent[0], spent[-1])))
 
 
