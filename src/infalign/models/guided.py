@@ -143,7 +143,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         with torch.no_grad():
             states = self._read_reference(past_key_values, **asked)
         own = _part_of_cache(past_key_values, slice(self.config.reference["num_hidden_layers"], None), asked)
-        hidden = self.guide.hidden_states(self.reference, states, **asked | own)[:, kept]
+        hidden = self.guide.hidden_states(self.reference, states, kept, **asked | own)
         head, output, packed = self.guide.head, self.reference.get_output_embeddings(), kwargs.get("packed")
         if packed is not None and packed.top_tokens is not None:
             assert isinstance(head, TopTokenHead)

@@ -20,6 +20,7 @@ from infalign.models.submodels import as_part
 from infalign.models.top_tokens import TopTokens, embedding_products
 
 Settings = Mapping[str, Any]
+Kept = slice | Tensor  # of the tokens of a pass
 
 
 class Head(nn.Module, ABC):
@@ -108,10 +109,10 @@ class Guide(nn.Module, ABC):
         self.head.start(reference.get_output_embeddings())
 
     @abstractmethod
-    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
-        """Return the hidden states (rows, tokens, hidden) of a pass with the arguments ``asked`` of a decoder.
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
+        """Return the hidden states (rows, kept, hidden) of a pass with the arguments ``asked`` of a decoder.
 
-        ``states`` are the reference's after the layers that the guide `reads`, side by side.
+        ``states`` are the reference's after the layers that the guide `reads`, side by side; ``kept`` are the tokens.
         """
 
 
@@ -123,9 +124,9 @@ class NetworkGuide(Guide):
         self.network = as_part(network, AutoModel, settings["network"], reference.config._attn_implementation)
         self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
 
-    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
         """Return those of the network."""
-        found: Tensor = self.network(**asked).last_hidden_state
+        found: Tensor = self.network(**asked).last_hidden_state[:, kept]
         return found
 
 
@@ -150,9 +151,10 @@ class SideGuide(Guide):
         super().start(reference)
         self.network.get_input_embeddings().requires_grad_(False)
 
-    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
         """Return those of the network over the states."""
-        found: Tensor = self.network(**asked | {"input_ids": None}, inputs_embeds=self.read(states)).last_hidden_state
+        asked |= {"input_ids": None, "inputs_embeds": self.read(states)}
+        found: Tensor = self.network(**asked).last_hidden_state[:, kept]
         return found
 
 
@@ -178,11 +180,11 @@ class LoraGuide(Guide):
         for layer in self._adapted:
             layer.reset_lora_parameters("default", True)
 
-    def hidden_states(self, reference: PreTrainedModel, states: Tensor | None, **asked: Any) -> Tensor:
+    def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
         """Return those of the reference with the adapter, narrowed to its rank."""
         self._enable(True)
         try:
-            found: Tensor = self.narrow(reference.base_model(**asked).last_hidden_state)
+            found: Tensor = self.narrow(reference.base_model(**asked).last_hidden_state[:, kept])
         finally:
             self._enable(False)
         return found
