@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +31,7 @@ from infalign.steps.run import Run
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 
-FIRST, BUDGETS = ["qrpo", "bon-sft", "ipo"], [0.1, 0.2]  # both budgets are nearest to the best of two
+FIRST, BUDGETS = ["qrpo", "bon-sft"], [0.1, 0.2]  # both budgets are nearest to the best of two
 
 
 def recipe(root: Path, *overrides: str) -> Recipe:
@@ -82,7 +83,7 @@ def samples(root: Path, name: str, column: str) -> np.ndarray:
 
 def test_a_comparison_trains_and_evaluates_its_own_policies_only(finished: dict[str, Any]) -> None:
     """All that the run and earlier comparisons have done is used; two budgets with one n share a policy."""
-    names = ["qrpo-0.1", "qrpo-0.2", "bon-sft-n2", "ipo-0.1", "ipo-0.2"]
+    names = ["qrpo-0.1", "qrpo-0.2", "bon-sft-n2"]
     for done, new in zip(finished["done"], (names, ["rloo-0.1", "rloo-0.2"]), strict=True):
         assert sorted(done) == sorted(work for name in new for work in (f"train-{name}", *micro.evaluation(name)))
     assert list(finished["first"]["policies"]) == names
@@ -99,7 +100,7 @@ def test_cost_is_counted_where_it_arises(finished: dict[str, Any]) -> None:
     """On-policy training generates tokens, at most twelve a response; offline training uses the shared rollouts."""
     results = finished["results"]
     costs = {name: policy["cost"] for name, policy in results["policies"].items() if "cost" in policy}
-    assert all(costs[name]["generated_tokens"] == 0 for name in ("qrpo-0.1", "bon-sft-n2", "ipo-0.2"))
+    assert all(costs[name]["generated_tokens"] == 0 for name in ("qrpo-0.1", "bon-sft-n2"))
     responses = 192  # 12 prompts × 4 generations × 4 epochs
     assert responses < costs["rloo-0.2"]["generated_tokens"] <= 12 * responses
     assert all(cost["seconds"] > 0 and 2**27 < cost["peak_memory"] < 2**36 for cost in costs.values())
@@ -171,7 +172,7 @@ def test_numbers_tables_and_figures_are_kept(finished: dict[str, Any]) -> None:
     text = (folder / "comparison.md").read_text()
     for name, policy in results["policies"].items():
         if cost := policy.get("cost"):
-            assert f"| {name} | {cost['generated_tokens']:,} | {cost['seconds']:,.1f} |" in text
+            assert re.search(rf"\| {name} \|.*\| {cost['generated_tokens']:,} \| {cost['seconds']:,.1f} \|", text)
         assert f"{100 * policy['win_rates']['judge']['best-of-2']['mean']:.1f} (" in text
     for judge in results["judges"]:
         assert (folder / f"win-rate-by-kl-{judge}.png").read_bytes().startswith(b"\x89PNG")

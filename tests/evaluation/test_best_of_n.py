@@ -8,9 +8,7 @@ from scipy.integrate import quad
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given
-from infalign.method.procedures import (
-    BestOfN,
-)
+from infalign.method.procedures import BestOfN
 from infalign.theory.finite_model import FiniteModel
 
 

@@ -10,10 +10,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Estimate, estimate, estimate_share
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates
-from infalign.method.procedures import (
-    BestOfN,
-    WorstOfN,
-)
+from infalign.method.procedures import BestOfN, WorstOfN
 
 
 @pytest.mark.parametrize(
@@ -88,16 +85,6 @@ def test_the_interval_of_many_prompts_is_the_limit_of_the_bootstrap() -> None:
     width = above.high - above.low
     assert above.low == pytest.approx(below.low, abs=0.05 * width)
     assert above.high == pytest.approx(below.high, abs=0.05 * width)
-
-
-def test_a_paired_interval_is_narrower_than_the_difference_of_two() -> None:
-    """Two policies that find the same prompts hard differ by a paired interval that leaves the prompts out."""
-    rng = np.random.default_rng(2)
-    hard = rng.random(100)
-    one, two = 0.8 * hard + 0.1 * rng.random(100), 0.8 * hard + 0.1 * rng.random(100) + 0.05
-    paired, alone = estimate(two - one), estimate(one)
-    assert paired.low < 0.05 < paired.high
-    assert paired.high - paired.low < 0.4 * (alone.high - alone.low)
 
 
 def test_an_interval_needs_two_prompts_and_finite_values() -> None:

@@ -9,12 +9,7 @@ from infalign.core.errors import DataError
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates, threshold_weights
-from infalign.method.procedures import (
-    BestOfN,
-    Procedure,
-    RewindAndRepeat,
-    Standard,
-)
+from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Standard
 
 
 def swayed(prompts: int, samples: int, rng: np.random.Generator, *, sway: float = 1.0) -> tuple[Samples, Samples]:

@@ -90,11 +90,6 @@ def test_the_page_has_the_numbers_of_the_laws(tables, shipped):
         assert np.array(own["log_density"], dtype=float) == pytest.approx(np.array(densities, dtype=float), abs=1.1e-3)
 
 
-def test_a_transformation_that_cannot_spend_the_budget_has_no_number():
-    """Ranks of which a policy knows next to nothing cannot be tilted by three nats."""
-    assert explorer_tables._law(parse_transform("identity"), 1, 0.5, 400.0) is None
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """Return the page with a policy whose name is an attack, at 0.5 nats."""

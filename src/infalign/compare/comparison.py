@@ -147,10 +147,10 @@ class Comparison:
     def _policy(self, name: str, method: str) -> Numbers:
         """Return what a policy spends, wins and costs, and how much of theory's gain it achieves."""
         wins = {
-            judge: {procedure: self.evaluated.estimated_share(values) for procedure, values in rates.items()}
+            judge: {procedure: self.evaluated.intervals.of_shares(values) for procedure, values in rates.items()}
             for judge, rates in self.wins[name].items()
         }
-        found: Numbers = {"method": method, "kl": self.evaluated.estimated(self.kls[name]), "win_rates": wins}
+        found: Numbers = {"method": method, "kl": self.evaluated.intervals.of(self.kls[name]), "win_rates": wins}
         if name in self.policies.best_of_n:
             n = self.policies.best_of_n[name]
             return found | {"n": n, "kl_bound": best_of_n_kl_bound(n)}
@@ -159,7 +159,6 @@ class Comparison:
         by_reward = wins["reward"]
         return found | {
             "settings": policy.model_dump(mode="json", exclude_defaults=True),
-            "key": record["key"],
             "cost": training_cost(record, policy),
             "captured": place_in_theory(by_reward[procedure.name], by_reward["standard"], procedure, kl),
         }

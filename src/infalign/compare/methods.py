@@ -69,23 +69,21 @@ class Method:
         All offline solvers share fit and guide of the first one, and those of its kind its loss. What trains one
         language model takes the fit of a policy that is one, if there is such a policy.
         """
-        alike = [policy for policy in recipe.policies.values() if policy.generates == self.generates]
-        if self.generates and alike:
-            return alike[0].model_dump(include={"fit", "generations"})
-        offline = [policy for policy in alike if isinstance(policy, Offline)]
+        policies = list(recipe.policies.values())
+        on_policy = [policy for policy in policies if policy.generates]
+        offline = [policy for policy in policies if isinstance(policy, Offline)]
+        if self.generates and on_policy:
+            return on_policy[0].model_dump(include={"fit", "generations"})
         if not (self.generates or offline):
             raise ConfigError(f"{self.solver} takes its fit from an offline policy, and the recipe has none; add one")
         if self.solver is not None and issubclass(KINDS[self.solver], Offline):
-            return offline[0].model_dump(
-                include={"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
-            )
-        from_rollouts = [policy for policy in recipe.policies.values() if not policy.generates]
+            shared = {"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
+            return offline[0].model_dump(include=shared)
+        from_rollouts = [policy for policy in policies if not policy.generates]
         fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
-        if not self.generates:
-            return {"fit": fit.model_dump()}
         assert fit.learning_rate is not None  # a recipe has one for every training
         longer = {"epochs": EPOCHS_FACTOR * fit.epochs, "learning_rate": LEARNING_RATE_FACTOR * fit.learning_rate}
-        return {"fit": fit.model_dump() | longer}
+        return {"fit": fit.model_dump() | (longer if self.generates else {})}
 
 
 METHODS = {

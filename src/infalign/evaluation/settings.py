@@ -41,6 +41,11 @@ class Confidence:
     level: float
     seed: int
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The quantiles at the two ends of an interval."""
+        return 0.5 - self.level / 2, 0.5 + self.level / 2
+
     def of(self, values_P: Any) -> dict[str, float]:
         """Return the mean over prompts with its interval."""
         from infalign.evaluation.intervals import estimate

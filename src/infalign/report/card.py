@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from infalign.core.display import amount, share
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
 from infalign.models.pretrained import TRANSFORMATION
@@ -110,7 +111,7 @@ Against the reference under the same procedure, on {samples}, with
 
 {_table(results, found)}
 
-KL to the reference: {_nats(found["kl"])} nats a response. Mean length: {found["length"]["mean"]:.1f} tokens.
+KL to the reference: {amount(found["kl"], 3)} nats a response. Mean length: {found["length"]["mean"]:.1f} tokens.
 
 Who judged:
 
@@ -130,18 +131,10 @@ def _table(results: dict[str, Any], found: dict[str, Any]) -> str:
     rates = found["win_rates"]
     rows = [["win rate, %", *(f"by {judge}" for judge in rates)], ["---"] * (1 + len(rates))]
     rows += [
-        [procedure, *(_percent(of_judge[procedure]) for of_judge in rates.values())]
+        [procedure, *(share(of_judge[procedure]) for of_judge in rates.values())]
         for procedure in dict.fromkeys([results["procedure"], *rates["reward"]])
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _percent(e: dict[str, float]) -> str:
-    return f"{100 * e['mean']:.1f} ({100 * e['low']:.1f}–{100 * e['high']:.1f})"
-
-
-def _nats(e: dict[str, float]) -> str:
-    return f"{e['mean']:.3f} ({e['low']:.3f}–{e['high']:.3f})"
 
 
 def _source(source: RewardSource) -> str:

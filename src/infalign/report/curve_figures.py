@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression
 
 from infalign.core.display import COLORS, INK, QUIET, panels, save, style
 from infalign.theory.curve import Point
@@ -24,17 +23,17 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def write_curves(path: Path, points: Sequence[Point]) -> None:
-    """Draw the win rate against KL, a line through the points of each transformation, labeled at its end."""
+    """Draw the win rate against KL, a line through the points of each transformation."""
     with style():
         figure, axes = panels(1, 1, (5.6, 3.6))
         first, lines = points[0], by_transform(points)
         colors = _colors(lines)
         for name, line in lines.items():
-            plot_line(axes, line, colors[name])
+            plot_line(axes, line, colors[name], label=name)
         against = "" if first.base == first.procedure else f" against {first.base}"
         axes.set(xlabel="KL to the base policy, nats", ylabel=f"win rate as {first.procedure}{against}, %")
         axes.set(xlim=(0, max(point.kl for point in points)))
-        _label_ends(axes, {name: line[-1] for name, line in lines.items()}, colors)
+        figure.legend(loc="outside right center", reverse=True)
         save(figure, path)
 
 
@@ -85,23 +84,3 @@ def plot_line(axes: Any, line: Sequence[Point], color: str, label: str | None = 
     dash, above = ((0, (4, 2)), 3) if line[0].transform == "optimal" else ("-", 2)
     wins = 100 * PchipInterpolator(root, win_rate)(fine)
     axes.plot(fine**2, wins, linestyle=dash, color=color, zorder=above, label=label)
-
-
-def _label_ends(axes: Any, ends: dict[str, Point], colors: dict[str, str]) -> None:
-    """Write each line's name beside its last point, moved apart where lines meet."""
-    bottom, top = axes.get_ylim()
-    gap = 0.065  # as a share of the height of the axes
-    names = sorted(ends, key=lambda name: ends[name].win_rate)
-    steps = gap * np.arange(len(names))
-    wanted = np.array([(100 * ends[name].win_rate - bottom) / (top - bottom) for name in names])
-    placed = np.clip(isotonic_regression(wanted - steps).x, 0.0, max(0.0, 1.0 - steps[-1])) + steps
-    line = {"arrowstyle": "-", "linewidth": 0.7, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0}
-    for name, height in zip(names, placed, strict=True):
-        axes.annotate(
-            name,
-            xy=(ends[name].kl, 100 * ends[name].win_rate),
-            xytext=(1.07, height),
-            textcoords="axes fraction",
-            va="center",
-            arrowprops=line | {"color": colors[name]},
-        )

@@ -26,7 +26,8 @@ def explorer_page(measured: Sequence[Mapping[str, Any]] = (), served: str = "bes
     nearest = int(np.abs(np.log(np.array(tables["kls"]) / max(kl, tables["kls"][0]))).argmin())
     knows = int(np.abs(np.array(tables["rhos"]) - rho).argmin())
     data = {"measured": measured, "colors": _colors(measured), "served": served, "kl": nearest, "rho": knows}
-    return _own_file("explorer.html").replace("{{ data }}", _json(tables | data))
+    text = json.dumps(tables | data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # inside a script
+    return _own_file("explorer.html").replace("{{ data }}", text)
 
 
 def explorer_of_run(results: Mapping[str, Any]) -> str:
@@ -52,8 +53,3 @@ def _colors(measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _own_file(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _json(data: Any) -> str:
-    """Return JSON that may stand in a page."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

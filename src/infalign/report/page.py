@@ -1,6 +1,7 @@
 """The report of a finished run: one HTML file that opens offline."""
 
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -74,7 +75,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
             ]
             for section, found in pictures.items()
         }
-    explorer = explorer_of_run(results)
+    explorer, seconds = explorer_of_run(results), Counter[str]()
+    for record in made.values():
+        seconds[record["stage"]] += record["seconds"]
     html = _template().render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -98,7 +101,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         records=made,
         rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
-        seconds=_seconds(made),
+        seconds=seconds,
         levels=_levels(recipe, made),
     )
     write_text(layout.report, html)
@@ -165,7 +168,7 @@ def saturated(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, di
     half = base_PM.shape[1] // 2
     fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
     fresh |= {name: evaluated.column(name, "reward") for name in policies}
-    return {name: evaluated.estimated_share(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
+    return {name: evaluated.intervals.of_shares(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
 
 
 def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]:
@@ -255,18 +258,10 @@ def _levels(recipe: Recipe, made: Mapping[str, Numbers]) -> str:
     return " and ".join(f"{100 * level:.0f}%" for level in sorted(found))
 
 
-def _seconds(made: Mapping[str, Numbers]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for record in made.values():
-        total[record["stage"]] = total.get(record["stage"], 0.0) + record["seconds"]
-    return total
-
-
 def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:
     """Return the version of each library, or all its versions if the stages ran with different ones."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for record in made.values():
         for library, version in record["versions"].items():
-            if version not in found.setdefault(library, []):
-                found[library].append(version)
+            found.setdefault(library, {})[version] = None
     return {library: ", ".join(versions) for library, versions in found.items()}

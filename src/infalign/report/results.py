@@ -17,6 +17,7 @@ from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
+from infalign.evaluation.settings import Confidence
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.judge import EstimatedJudge
@@ -43,9 +44,8 @@ def write_results(
     ``reward`` itself as the judge the numbers compare with theory; the judge and the gold measure the actual gain.
     """
     sources, aim = evaluated.sources, evaluated.procedure
-    selected, served = evaluated.column("reference", "reward"), evaluated.procedures()
-    reference = Samples(selected, selected)
-    base_length = evaluated.column("reference", "length")
+    served, reference = evaluated.procedures(), evaluated.judged_by("reward", "reference")
+    selected = reference.selected
     policies: dict[str, Any] = {}
     aimed: dict[str, dict[str, Array]] = {}  # win rates under the recipe's procedure
     for step, (name, policy) in enumerate(solvers.items()):
@@ -71,12 +71,12 @@ def write_results(
             for source in sources
         },
         "base": {
-            "length": evaluated.estimated(base_length.mean(axis=1)),
-            "rewind_draws": evaluated.estimated(rewind_draws(reference, reference, evaluated.rewind)),
-            "calibrated_mean": evaluated.estimated_share(check.mean(axis=1)),
+            "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
+            "rewind_draws": evaluated.intervals.of(rewind_draws(reference, reference, evaluated.rewind)),
+            "calibrated_mean": evaluated.intervals.of_shares(check.mean(axis=1)),
             "distance_from_uniform": uniformity(check),
             "agreement": {
-                other: evaluated.estimated(found)
+                other: evaluated.intervals.of(found)
                 for other in (*sources, "length")
                 if other != "reward" and (found := agreement(selected, evaluated.column("reference", other))).size > 1
             },
@@ -124,31 +124,24 @@ def _policy_numbers(
 
 def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
     """Return what the samples of a model say: KL, length, win rates and ties."""
-    own, base = (
-        {source: evaluated.column(model, source) for source in (*evaluated.sources, "length")}
-        for model in (name, "reference")
-    )
-    kl_PM, length = evaluated.column(name, "kl"), own["length"]
     pairs = {
-        source: (
-            Samples(own["reward"], own[source], length),
-            Samples(base["reward"], base[source], base["length"]),
-        )
+        source: (evaluated.judged_by(source, name), evaluated.judged_by(source, "reference"))
         for source in evaluated.sources
     }
+    kl_PM, length = evaluated.column(name, "kl"), evaluated.column(name, "length")
     return {
-        "kl": evaluated.estimated(evaluated.kl(name)),
+        "kl": evaluated.intervals.of(evaluated.kl(name)),
         "kl_per_token": float(np.nansum(kl_PM) / length[~np.isnan(kl_PM)].sum()),
-        "length": evaluated.estimated(length.mean(axis=1)),
-        "rewind_draws": evaluated.estimated(rewind_draws(*pairs["reward"], evaluated.rewind)),
+        "length": evaluated.intervals.of(length.mean(axis=1)),
+        "rewind_draws": evaluated.intervals.of(rewind_draws(*pairs["reward"], evaluated.rewind)),
         "win_rates": {
-            source: {procedure: evaluated.estimated_share(values) for procedure, values in by_procedure.items()}
+            source: {procedure: evaluated.intervals.of_shares(values) for procedure, values in by_procedure.items()}
             for source, by_procedure in wins.items()
         },
         "at_equal_length": {
             source: _at_equal_length(evaluated, *pairs[source], evaluated.procedure) for source in evaluated.sources
         },
-        "ties": {source: evaluated.estimated_share(tie_rate(*pairs[source])) for source in evaluated.sources},
+        "ties": {source: evaluated.intervals.of_shares(tie_rate(*pairs[source])) for source in evaluated.sources},
     }
 
 
@@ -157,7 +150,7 @@ def _at_equal_length(
 ) -> dict[str, float] | dict[str, str]:
     """Return the length-controlled win rate with its interval, or the reason why there is none."""
     try:
-        return evaluated.estimated(length_controlled([(policy, base)], procedure))
+        return evaluated.intervals.of(length_controlled([(policy, base)], procedure))
     except DataError as error:
         return {"none": str(error)}
 
@@ -171,7 +164,6 @@ def _knowledge(
     was measured. A policy whose KL no law reaches has no ρ, and a Φ that cannot spend a policy's KL has None.
     """
     aim, found = evaluated.procedure, dict[str, Any]()
-    spread = (0.5 - evaluated.intervals.level / 2, 0.5 + evaluated.intervals.level / 2)
     for name, policy in solvers.items():
         values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
         kl = float(values_PX[:, 0].mean())
@@ -183,7 +175,7 @@ def _knowledge(
             rhos = fitted_rank_correlations(law.transform, aim, np.maximum(means[:, 0], MIN_KL), means[:, 1])
         except ConfigError:
             continue
-        low, high = np.quantile(rhos[1:], spread)
+        low, high = np.quantile(rhos[1:], evaluated.intervals.ends)
         found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
     trained_on = {solvers[name].shaping.name: solvers[name] for name in found}
     for name, numbers in found.items():
@@ -222,7 +214,7 @@ def _judged(
     sizes, won_NP = best_of_n_by_judge(samples, MOST_OF_N)
     turn = turning_point(sizes, won_NP, confidence=evaluated.intervals.level)
     found: dict[str, Any] = {
-        "best_of_n": {f"{n}": evaluated.estimated_share(won) for n, won in zip(sizes, won_NP, strict=True)},
+        "best_of_n": {f"{n}": evaluated.intervals.of_shares(won) for n, won in zip(sizes, won_NP, strict=True)},
         "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
     }
     try:
@@ -230,11 +222,10 @@ def _judged(
         kls = {name: max(policies[name]["kl"]["mean"], MIN_KL) for name in solvers}
         laws = {name: policy.theory.law_at(aim, kls[name]) for name, policy in solvers.items()}
         best = {name: optimal_by(seen.judge, aim, kl=kl).law for name, kl in kls.items()}
-        level = evaluated.intervals.level
         found["at_kl"] = {
             name: {
-                "expected": None if law is None else _expected(law, aim, seen, level),
-                "optimum": _expected(best[name], aim, seen, level),
+                "expected": None if law is None else _expected(law, aim, seen, evaluated.intervals),
+                "optimum": _expected(best[name], aim, seen, evaluated.intervals),
             }
             for name, law in laws.items()
         }
@@ -243,9 +234,9 @@ def _judged(
     return found
 
 
-def _expected(law: Law, procedure: Served, seen: EstimatedJudge, level: float) -> dict[str, float]:
+def _expected(law: Law, procedure: Served, seen: EstimatedJudge, intervals: Confidence) -> dict[str, float]:
     """Return what a policy wins by an estimated judge, with the interval of what is known of it, over prompts."""
-    low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), [0.5 - level / 2, 0.5 + level / 2])
+    low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), intervals.ends)
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
 
 
@@ -257,9 +248,9 @@ def _held_out_likelihood(evaluated: ScoredSamples, policies: Iterable[str]) -> d
     )
     return {
         "responses": len(base),
-        "reference": evaluated.estimated(base),
+        "reference": evaluated.intervals.of(base),
         "policies": {
-            name: {"value": evaluated.estimated(found), "difference": evaluated.estimated(found - base)}
+            name: {"value": evaluated.intervals.of(found), "difference": evaluated.intervals.of(found - base)}
             for name, found in zip(policies, own, strict=True)
         },
     }

@@ -98,6 +98,10 @@ def win_rate_by_kl(
     A second judge gets open markers.
     """
     policies, procedure = results["policies"], served.name
+
+    def by(what: str, judge: str) -> str:
+        return what if len(judges) == 1 else f"{what}, {judge}"
+
     figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
     for curve in curves if judges == ["reward"] else ():
         expected = [100 * law.win_rate(served) for law in curve.laws]
@@ -107,30 +111,28 @@ def win_rate_by_kl(
         if len(front) > 1:
             x = [0.0, *(policy["kl"]["mean"] for policy in front)]
             y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
-            axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=_front(judges, judge))
+            axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=by("Pareto front", judge))
     others = [policy for name, policy in policies.items() if not looks[name].own]
     if others:
         for judge, fill in zip(judges, (QUIET, PAPER), strict=False):
             x = [policy["kl"]["mean"] for policy in others]
             y = [100 * policy["win_rates"][judge][procedure]["mean"] for policy in others]
-            label = _others(others) if len(judges) == 1 else f"{_others(others)}, {judge}"
-            axes.plot(x, y, "o", color=QUIET, markersize=2.5, markerfacecolor=fill, label=label)
+            style = {"color": QUIET, "markersize": 2.5, "markerfacecolor": fill}
+            axes.plot(x, y, "o", **style, label=by(_others(others), judge))
     shown = {name: policy for name, policy in policies.items() if looks[name].own}
     for name, policy in shown.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
             wins = {key: 100 * value for key, value in policy["win_rates"][judge][procedure].items()}
-            label = name if len(judges) == 1 else f"{name}, {judge}"
             axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=color)
             axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=color)
-            axes.plot(
-                kl["mean"], wins["mean"], looks[name].marker, color=color, markerfacecolor=fill, label=label, zorder=3
-            )
+            style = {"color": color, "markerfacecolor": fill, "zorder": 3}
+            axes.plot(kl["mean"], wins["mean"], looks[name].marker, **style, label=by(name, judge))
     axes.plot(0, 50, "o", color=QUIET)
     axes.annotate("reference", (0, 50), (7, -3), textcoords="offset points", color=QUIET, va="top")
     axes.margins(0.08, 0.14)
     legend(figure)
-    by = " and ".join(SPOKEN[judge] for judge in judges)
+    seen_by = " and ".join(SPOKEN[judge] for judge in judges)
     points = "; ".join(
         f"{name}: KL {amount(policy['kl'])}, "
         + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
@@ -144,17 +146,14 @@ def win_rate_by_kl(
     return Picture(
         "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
         figure,
-        f"Win rate as {procedure} against KL, judged by {by}. Bars: {results['confidence']:.0%} intervals.{theory}",
-        f"Points of win rate against KL, judged by {by}. {points}.",
+        f"Win rate as {procedure} against KL, judged by {seen_by}. "
+        f"Bars: {results['confidence']:.0%} intervals.{theory}",
+        f"Points of win rate against KL, judged by {seen_by}. {points}.",
     )
 
 
 def _others(others: Sequence[object]) -> str:
     return f"{len(others):,} other policies"
-
-
-def _front(judges: list[str], judge: str) -> str:
-    return "Pareto front" if len(judges) == 1 else f"Pareto front, {judge}"
 
 
 def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
@@ -185,7 +184,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     axes.axhline(50, color=QUIET, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(_nowhere())
+    axes.minorticks_off()
     legend(figure)
     theory = " Dashed: theory at the policy's mean KL." if judge == "reward" else ""
     return Picture(
@@ -198,13 +197,14 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
 
 def reward_by_rank(rewards_PK: Array) -> Picture:
     """Draw calibrated against raw reward for ten training prompts, evenly spaced by their median reward."""
+    from matplotlib import colormaps
+
     figure, axes = axes_of("raw reward", "calibrated reward")
     order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
     shown = np.unique(np.linspace(0, rewards_PK.shape[1] - 1, 100).astype(int))  # enough for a smooth curve
-    for i, prompt in enumerate(chosen):
-        color = _shade(i / max(len(chosen) - 1, 1))
-        rewards = rewards_PK[prompt]
+    shades = colormaps["viridis"](0.25 + 0.6 * np.arange(len(chosen)) / max(len(chosen) - 1, 1))
+    for rewards, color in zip(rewards_PK[chosen], shades, strict=True):
         axes.plot(rewards[shown], calibrate(rewards, rewards)[shown], ".-", color=color, markersize=4, linewidth=0.6)
     low, high = np.median(rewards_PK[chosen[[0, -1]]], axis=1)
     return Picture(
@@ -304,18 +304,6 @@ def legend(figure: Any) -> None:
     rows = sum(len(axes.get_legend_handles_labels()[1]) for axes in figure.axes) // 2
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, rows - 4))
     figure.legend(loc="outside upper left", ncols=2)
-
-
-def _nowhere() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
-def _shade(position: float) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.25 + 0.6 * position)
 
 
 def save_picture(picture: Picture, folder: Path) -> Numbers:

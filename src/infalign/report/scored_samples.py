@@ -54,8 +54,8 @@ class ScoredSamples:
         return np.asarray(np.nanmean(self.column(model, "kl"), axis=1))
 
     def judged_by(self, source: str, model: str) -> Samples:
-        """Return a model's samples on test prompts: selected by ``reward``, judged by ``source``."""
-        return Samples(self.column(model, "reward"), self.column(model, source))
+        """Return a model's samples on test prompts: selected by ``reward``, judged by ``source``, with lengths."""
+        return Samples(*(self.column(model, column) for column in ("reward", source, "length")))
 
     def wins(self, model: str, served: Sequence[Procedure]) -> dict[str, dict[str, Array]]:
         """Return win rates against the reference under the same procedure: by judge and procedure's name, (P,) each."""
@@ -64,14 +64,6 @@ class ScoredSamples:
             rates = win_rates_of(self.judged_by(judge, model), self.judged_by(judge, "reference"), served)
             found[judge] = dict(zip((procedure.name for procedure in served), rates, strict=True))
         return found
-
-    def estimated(self, values_P: Array) -> dict[str, float]:
-        """Return the mean over prompts with its interval."""
-        return self.intervals.of(values_P)
-
-    def estimated_share(self, shares_P: Array) -> dict[str, float]:
-        """Return the mean over prompts of shares, such as win rates, with its interval."""
-        return self.intervals.of_shares(shares_P)
 
     def procedures(self) -> list[Procedure]:
         """Return the evaluated procedures: standard, Best- and Worst-of-N up to max_n, rewind, the recipe's own."""

@@ -1,0 +1,205 @@
+"""The numbers of a run whose answer is known, and the words of verdict and terminal."""
+
+import json
+import re
+
+import pytest
+from known_run import (
+    QRPO,
+    RLOO,
+    around,
+    finish_run,
+    make_recipe,
+    printed,
+)
+
+from infalign.core.display import gain, share
+from infalign.core.errors import DataError
+from infalign.method.procedures import BestOfN
+from infalign.method.transforms import parse_transform
+from infalign.report.results import read_results
+from infalign.report.tables import comparison_rows
+from infalign.report.verdict_text import knowledge, likelihood_in_words, verdict
+from infalign.theory.law import law_at_kl
+
+AGREEING = "whose ranks within prompts agree with the gold at"
+PROMISED = "where theory promises 85.0%"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.01, 0.03, "beats identity (rloo) by +2.0 points (+1.0 to +3.0)."),
+        (-0.03, -0.01, "loses to identity (rloo) by −2.0 points (−3.0 to −1.0)."),
+        (-0.01, 0.03, "cannot be told from identity (rloo), +1.0 points (−1.0 to +3.0)."),
+    ],
+)
+def test_verdict_on_the_training_follows_the_interval(run, low, high, said):
+    """The verdict on a gain says better, worse or undecided by where zero lies in its interval."""
+    results = read_results(run[1])
+    gains = {"mean": (low + high) / 2, "low": low, "high": high}
+    results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"] = gains
+    assert f"by the judge, training on exp:10 (qrpo) {said}" in verdict(results)[1]
+
+
+def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
+    """It names the policy with the highest win rate by the judge, or the reference if chance is in its interval."""
+    results = read_results(run[1])
+    for name, wins in (("aware", 0.6), ("plain", 0.7)):
+        results["policies"][name]["win_rates"]["judge"]["best-of-4"] = around(wins)
+    assert verdict(results)[0].startswith("Ship plain: by the judge it wins 70.0% (68.0–72.0) of pairs")
+    assert "Within that interval too" not in verdict(results)[0]
+    results["policies"]["aware"]["win_rates"]["judge"]["best-of-4"] = around(0.69)
+    results["policies"]["aware"]["kl"] = around(0.2)
+    level = "Within that interval too: aware with 69.0% (67.0–71.0) for 0.20 (0.18–0.22) nats, 40% of its budget."
+    assert verdict(results)[0].endswith(level)
+    for policy in results["policies"].values():
+        policy["win_rates"]["judge"]["best-of-4"] = around(0.51)
+    assert verdict(results)[0].startswith("Keep the reference: by the judge no policy is sure to beat it.")
+
+
+@pytest.mark.parametrize(
+    ("wins", "said"),
+    [
+        ([0.6, 0.65, 0.7, 0.68, 0.66], "largest at N = 3, 70.0% (68.0–72.0); at N = 5 66.0% (64.0–68.0)."),
+        ([0.6, 0.61, 0.62, 0.63, 0.64], "largest at N = 5, 64.0% (62.0–66.0), the most that was measured."),
+        (
+            [0.6, 0.55, 0.53, 0.51, 0.49],
+            "largest at N = 1, 60.0% (58.0–62.0); at N = 5 49.0% (47.0–51.0); from N = 4 on it may be gone.",
+        ),
+    ],
+)
+def test_verdict_says_for_which_n_it_pays(run, wins, said):
+    """It has the N of the largest lead, the lead at the largest N, and from where on chance is in the interval."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        for n, share_won in enumerate(wins, start=1):
+            policy["win_rates"]["judge"][f"best-of-{n}" if n > 1 else "standard"] = around(share_won)
+    assert said in verdict(results)[2]
+
+
+@pytest.mark.parametrize(
+    ("spent", "theory", "by_reward", "by_judge", "by_gold", "cure"),
+    [
+        (0.3, None, 0.7, 0.7, 0.7, "the rest of the kl_budget, of which 60% is spent"),
+        (0.5, None, 0.7, 0.7, 0.7, "a larger kl_budget, with the same rollouts"),
+        (None, None, 0.51, 0.51, 0.51, "more rollout.prompts"),
+        (None, 0.85, 0.9, 0.7, 0.5, f"a better reward model than this, {AGREEING}"),
+        (None, 0.85, 0.7, 0.7, 0.6, f"more rollout.prompts: by the reward it wins 70.0% (68.0–72.0) {PROMISED}"),
+        (None, 0.85, 0.84, 0.7, 0.6, "a larger kl_budget"),
+        (None, 0.85, 0.51, 0.7, 0.5, f"more rollout.prompts: by the reward it wins 51.0% (49.0–53.0) {PROMISED}"),
+    ],
+)
+def test_verdict_names_what_limits_the_policy(run, spent, theory, by_reward, by_judge, by_gold, cure):
+    """Unspent budget, a gold that sees no gain, theory that did not arrive, or the budget; no word of absent theory."""
+    results = read_results(run[1])
+    for policy in results["policies"].values():
+        policy["theory"] = theory and {"best-of-4": theory}
+        policy["kl"] = around(spent) if spent else policy["kl"]
+        for judge, share_won in (("reward", by_reward), ("judge", by_judge), ("gold", by_gold)):
+            policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(share_won))
+    assert f"Next: {cure}" in verdict(results)[-1]
+    assert theory or "theory" not in verdict(results)[-1]
+
+
+def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):
+    """A policy is on the front of a judge if none of the same or a smaller KL, the reference included, wins more."""
+    results = read_results(run[1])
+    for judge, fronts in results["pareto"].items():
+        front = fronts["best-of-4"]
+        points = {
+            name: (p["kl"]["mean"], p["win_rates"][judge]["best-of-4"]["mean"])
+            for name, p in results["policies"].items()
+        }
+        points["reference"] = (0.0, 0.5)
+        for name, (kl, wins) in points.items():
+            beaten = any(k <= kl and w >= wins for other, (k, w) in points.items() if other != name)
+            assert (name in front) == (not beaten) or name == "reference"
+
+
+def test_policies_that_follow_the_law_lie_on_the_theory(run):
+    """The gain by the reward agrees with the gain that theory gives at the KL where the samples were drawn."""
+    matched = read_results(run[1])["matched"]
+    wins = {name: law_at_kl(parse_transform(name), kl=0.5).win_rate(BestOfN(4)) for name in ("exp:10", "identity")}
+    measured = matched["judges"]["reward"]["gain_over"]["identity (rloo)"]
+    assert measured["low"] - 0.01 < wins["exp:10"] - wins["identity"] < measured["high"] + 0.01
+    rows = [row for row in comparison_rows(read_results(run[1])) if row["judge"] == "reward"]
+    assert [row["method"] for row in rows] == ["exp:10 (qrpo)", "identity (rloo)"]
+    assert rows[1]["gain"] == gain(measured)
+
+
+@pytest.mark.parametrize("spent", [0.3, 0.45])
+def test_a_student_that_spends_far_less_does_not_bring_the_others_down(tmp_path, spent):
+    """A method that is no student would be compared at .3 nats; a student is left out, and that is said."""
+    policies = {"student": {"solver": "distil", "teacher": "aware"}, "aware": QRPO, "plain": RLOO}
+    recipe = make_recipe(tmp_path, policies=policies, gold=False, judge=None)
+    finish_run(tmp_path, recipe, kl=spent)
+    matched, student = read_results(tmp_path)["matched"], "exp:10 (qrpo), distilled"
+    assert (student in matched["left_out"]) == (spent < 0.4)
+    assert matched["kl"] == pytest.approx(0.5 if spent < 0.4 else 0.45, abs=0.02)
+    assert (f"{student} is left out" in printed(tmp_path, 1000)) == (spent < 0.4)
+    others = make_recipe(tmp_path / "plain", policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
+    finish_run(tmp_path / "plain", others, kl=spent)
+    assert read_results(tmp_path / "plain")["matched"]["kl"] == pytest.approx(spent, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"), [(0.57, r"brought down from 0\.5\d nats"), (2.0, r"not compared: at least \d\.\d\d nats")]
+)
+def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spent, said):
+    """Table, terminal and verdict say the same of it: it has a win rate and a star, or neither."""
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
+    finish_run(tmp_path, recipe, kl=spent)
+    rows, shown = comparison_rows(read_results(tmp_path)), printed(tmp_path, 120)
+    row, compared = next(row for row in rows if row["method"] == "exp:10 (qrpo)"), spent < 1
+    assert re.fullmatch(said, row["outside"])
+    assert (row["wins"] != "–") == compared == ("exp:10 (qrpo) *" in shown) == ("is brought down to this KL" in shown)
+    assert ("exp:10 (qrpo) is not compared" in shown) == (not compared)
+
+
+def test_results_of_another_version_are_refused(tmp_path):
+    """Numbers in another form are named with the cure, not read as far as they go."""
+    for content in ({"policies": {}}, {"format": 0}):
+        (tmp_path / "results.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=r"results\.json was written by another version"):
+            read_results(tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(DataError, match=r"results\.json is damaged"):
+        read_results(tmp_path)
+
+
+def test_table_fits_the_terminal(run):
+    """At 80 columns every policy, interval and gain stands whole on one line, and the path is last."""
+    results, shown = read_results(run[1]), printed(run[1], 80)
+    *lines, path = shown.rstrip().split("\n")
+    assert max(map(len, lines)) <= 80
+    for policy in results["policies"].values():
+        for wins in policy["win_rates"].values():
+            assert share(wins["best-of-4"]) in shown
+    assert gain(results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"]) in shown
+    assert path == f"Report: {run[1] / 'report.html'}"
+
+
+def test_the_terminal_says_how_well_policies_know_ranks(run):
+    """Each with its interval, or nothing."""
+    rho = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    said = ["The policies know the final rank with ρ = 0.50 (0.40–0.60) (aware)."]
+    assert knowledge({"knowledge": {"aware": {"rho": rho}}}) == said
+    assert knowledge({"knowledge": {}}) == []
+    (said,) = knowledge(read_results(run[1]))
+    assert said in " ".join(printed(run[1], 80).split())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-0.2, 0.1, "To no policy are"),
+        (0.1, 0.2, "To no policy are"),
+        (-0.2, -0.1, "to aware (−0.150 (−0.200 to −0.100))"),
+    ],
+)
+def test_only_a_policy_that_is_surely_worse_at_held_out_responses_is_called_so(low, high, said):
+    """The whole interval of its difference is below 0."""
+    change = {"mean": (low + high) / 2, "low": low, "high": high}
+    (found,) = likelihood_in_words({"held_out_likelihood": {"policies": {"aware": {"difference": change}}}})
+    assert said in found
