@@ -25,7 +25,7 @@ from infalign.report.trackers import track
 from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.steps import likelihood
-from infalign.steps.costs import Cost, Counts, drawing, reading
+from infalign.steps.costs import drawing, reading
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
@@ -68,7 +68,7 @@ def evaluations(run: Run) -> Iterator[Unit]:
 
 def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Iterator[Unit]:
     """Yield the samples of a model, their KL unless it is the reference, and their scores, which may change alone."""
-    evaluate, sources = run.recipe.evaluate, [*run.recipe.rewards]
+    evaluate, sources, networks = run.recipe.evaluate, [*run.recipe.rewards], run.networks(name)
     prompts, folder = PromptTable(run.layout.prompts("test"), evaluate.prompts), run.layout.evaluation(name)
     samples, scores = folder / "samples", folder / "scores"
     kl = None if name == "reference" else folder / "kl.parquet"
@@ -88,7 +88,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
         work=partial(draw_samples, run.sampler(model), drawn, seed),
         workspace=scores,  # scores of other samples
         so_far=partial(drawn_so_far, drawn),
-        cost=partial(drawing, run.networks(name), drawn, run.recipe.rollout.max_new_tokens),
+        cost=partial(drawing, networks, drawn, run.recipe.rollout.max_new_tokens),
     )
     if kl is not None:
         yield Unit(
@@ -100,7 +100,9 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
             extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
             output=kl,
             work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
-            cost=partial(kl_cost, run, name, measured),
+            cost=partial(
+                reading, networks if len(networks) > 1 else networks * 2, measured
+            ),  # guides hold the reference
         )
     yield Unit(
         "evaluate",
@@ -165,9 +167,3 @@ def score_samples(
         summary["kl"] = float(some_PM.mean())
     write_table(folder.with_suffix(".parquet"), scores)
     return summary
-
-
-def kl_cost(run: Run, name: str, samples: Samples, counts: Counts) -> Cost:
-    """Return the cost of the passes of a policy and of the reference over its samples; a guide shares the latter."""
-    networks = run.networks(name)
-    return reading(networks if len(networks) > 1 else [*networks, run.architecture("policy")], samples, counts)

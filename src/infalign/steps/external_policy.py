@@ -41,8 +41,9 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
                 "`infalign run RECIPE --until evaluate` first"
             )
         check_fits(model, run)
+        digest = blake2b(model_digest(model).encode(), digest_size=4).hexdigest()
         # No policy of the run has a dot in its name.
-        name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{_digest(model)}"
+        name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{digest}"
         external = evaluation(run, name, model, ())
         do_units(
             run, [*(unit for unit in wanted if unit.name not in left), *external], until="evaluate", console=console
@@ -93,7 +94,3 @@ def print_external_policy(found: dict[str, Any], console: Console) -> None:
         table.add_row(procedure, *(share(of_judge[procedure]) for of_judge in rates.values()))
     console.print(table)
     say(console, f"KL to the reference: {amount(found['kl'])} nats a response")
-
-
-def _digest(model: str) -> str:
-    return blake2b(model_digest(model).encode(), digest_size=4).hexdigest()

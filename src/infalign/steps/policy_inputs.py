@@ -12,7 +12,6 @@ from infalign.method.procedures import Served
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Compute
 from infalign.recipe.layout import Layout
-from infalign.steps.costs import Counts
 from infalign.steps.run import Provenance, Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver, States
@@ -93,15 +92,6 @@ class PolicyInputs:
         of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
         trunk = of_run.get(guide.trunk, guide.trunk)
         return add_network_guide(trunk, reference, tokenizer, top_tokens=guide.top_tokens or 0)
-
-
-def computed_parameters(run: Run, name: str, counts: Counts) -> tuple[float, float]:
-    """Return how many parameters the training of a policy changes, and how many others each token goes through."""
-    reference, *trunk = map(counts.shape, run.networks(name))
-    states = run.recipe.policies[name].data_needs.states
-    if trunk:
-        return trunk[0].parameters, 0.0 if states is not None else reference.parameters
-    return reference.parameters * (1.0 if states is None else reference.share(states.last)), 0.0
 
 
 def _add_column(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -26,7 +26,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.prompts import PromptTable
 from infalign.steps import judged_transform, reference_passes
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
-from infalign.steps.policy_inputs import PolicyInputs, computed_parameters
+from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, StoredRollouts
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
@@ -81,7 +81,10 @@ def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
 def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
     """Return the cost of training a policy: on the stored rollouts, or on responses that it draws itself."""
     policy, k = run.recipe.policies[name], run.recipe.rollout.k
-    own, frozen = computed_parameters(run, name, counts)
+    reference, *trunk = map(counts.shape, run.networks(name))
+    states = policy.data_needs.states
+    own = trunk[0].parameters if trunk else reference.parameters * (reference.share(states.last) if states else 1.0)
+    frozen = reference.parameters if trunk and states is None else 0.0  # that each token goes through too
     table, fit = PromptTable(run.layout.prompts("train"), run.recipe.rollout.prompts), policy.fit
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:

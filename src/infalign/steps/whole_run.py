@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -162,10 +162,8 @@ def versions() -> dict[str, str]:
     """Return the versions of infalign and of the installed libraries that affect the numbers."""
     found = dict[str, str]()
     for name in LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
