@@ -42,8 +42,10 @@ def held(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
+        found = holder(root)
+        by = describe(found) if found else "another process"
         raise InfalignError(
-            f"the run directory {root} is in use{_by(root)}; wait until it ends, or choose another run_dir"
+            f"the run directory {root} is in use by {by}; wait until it ends, or choose another run_dir"
         ) from None
     except OSError as error:
         raise ConfigError(f"the run directory {root} cannot be made: {error.strerror}; change run_dir") from error
@@ -90,11 +92,6 @@ def holder(root: Path) -> dict[str, str | int] | None:
 def describe(found: dict[str, str | int]) -> str:
     """Return a description of the holder."""
     return f"process {found['pid']} on {found['host']} since {found['since']} ({found['command']})"
-
-
-def _by(root: Path) -> str:
-    found = holder(root)
-    return f" by {describe(found)}" if found else " by another process"
 
 
 def _began(pid: int) -> int | None:

@@ -65,14 +65,14 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
         train, test, overlapping = parts["train"], parts["test"], 0
     fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge leaves them to the reward
     parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
+    # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
+    ordered = sorted((e for e in test if e.rejected is not None), key=lambda e: e.group + e.prompt_id)
     tables = {
         "demonstrations": [e for e in train if e.rejected is None] or train,
         "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
         "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
-        # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
-        "test_pairs": list({e.group: e for e in sorted(test, key=_text_order) if e.rejected is not None}.values()),
+        "test_pairs": list({e.group: e for e in ordered}.values())[:HELD_OUT_PAIRS],
     }
-    tables["test_pairs"] = tables["test_pairs"][:HELD_OUT_PAIRS]
     return Split(train, tables, {"train": parts["reward"], "test": test}, overlapping)
 
 
@@ -110,26 +110,17 @@ def prepare_data(
         columns = [{column: getattr(e, column) for column in EXAMPLES.names} for e in rows]
         write_table(layout.data / f"{name}.parquet", pa.Table.from_pylist(columns, EXAMPLES))
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
+    pairs = {(e.prompt_id, e.chosen, e.rejected) for e in examples}
     return {
         "examples": len(examples),
         "skipped": len(skipped),
-        "repeated": len(examples) - len({(e.prompt_id, e.chosen, e.rejected) for e in examples}),
-        "contradictory": _contradictory(examples),
+        "repeated": len(examples) - len(pairs),
+        "contradictory": sum((e.prompt_id, e.rejected, e.chosen) in pairs for e in examples),
         "dropped_shared_start": found.overlapping,
         **{name: len(rows) for name, rows in found.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
     }
-
-
-def _contradictory(examples: list[Example]) -> int:
-    """Return how many rows prefer what another row on the same prompt rejects for what it prefers."""
-    pairs = {(e.prompt_id, e.chosen, e.rejected) for e in examples}
-    return sum((e.prompt_id, e.rejected, e.chosen) in pairs for e in examples)
-
-
-def _text_order(example: Example) -> str:
-    return example.group + example.prompt_id
 
 
 def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
