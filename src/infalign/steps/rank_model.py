@@ -46,7 +46,7 @@ def units(run: Run) -> Iterator[Unit]:
 def rank_model_cost(run: Run, settings: RankModel, counts: Counts) -> Cost:
     """Return the cost of the training on the rollouts."""
     model = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
-    rows = sum(counts.prompts(part.table) * part.each for part in run.stored.parts)
+    rows = counts.prompts(run.rollout_prompts) * run.recipe.rollout.k
     return training(settings.fit, counts.prompt + counts.drawn, rows, counts.shape(model).parameters)
 
 

@@ -18,7 +18,7 @@ from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.costs import Cost, Counts, UnknownSizeError, reading, summed
+from infalign.steps.costs import Cost, Counts, UnknownSizeError, reading
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, StoredRollouts
@@ -49,6 +49,7 @@ def units(run: Run) -> Iterator[Unit]:
                 cost=partial(states_cost, run, which, samples),
             )
     inputs, layout, parts = PolicyInputs.of(run), run.layout, range(len(stored.parts))
+    rollouts = Samples(run.rollout_prompts, rollout.k, layout.root)
     asking = {inputs.logprobs(policy): policy for policy in run.recipe.policies.values()}
     for asked, policy in asking.items():
         if asked is None:
@@ -63,7 +64,7 @@ def units(run: Run) -> Iterator[Unit]:
             settings=run.key("policy") | {"logprobs": str(asked)},
             output=layout.logprobs(str(asked)),
             work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(str(asked))),
-            cost=partial(logprob_cost, run, policy),
+            cost=partial(reading, [run.architecture("policy")], rollouts) if asked.states is None else None,
         )
 
 
@@ -91,16 +92,6 @@ def states_cost(run: Run, which: States, samples: Samples, counts: Counts) -> Co
     of_token = max(1, which.evenly) * width * (2 if recipe.compute.dtype == "bfloat16" else 4)
     disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.top_tokens * TOP_TOKEN_BYTES
     return reading([reference], samples, counts)._replace(disk=disk)
-
-
-def logprob_cost(run: Run, policy: Offline, counts: Counts) -> Cost:
-    """Return the cost of the pass over the rollouts, of the whole reference or of what follows its states."""
-    which, reference = policy.data_needs.states, run.architecture("policy")
-    if which is not None and not which.last:  # they are stored, or of a guide that is not trained yet
-        return Cost()
-    share = 1.0 if which is None else counts.shape(reference).share(which.last)
-    whole = summed(reading([reference], samples, counts) for samples in run.stored.parts)
-    return Cost(whole.tokens, share * whole.flops)
 
 
 def compute_states(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,11 +157,15 @@ class Run:
         return Sampler(model, rollout.engine, rollout.max_new_tokens, self.recipe.compute)
 
     @property
+    def rollout_prompts(self) -> PromptTable:
+        """The training prompts that get rollouts."""
+        return PromptTable(self.layout.prompts("train"), self.recipe.rollout.prompts)
+
+    @property
     def rollout_parts(self) -> list[PromptTable]:
-        """The training prompts that get rollouts, in parts that do not depend on the number of processes."""
-        rollout, table = self.recipe.rollout, self.layout.prompts("train")
-        parts = ROLLOUT_PARTS if rollout.engine.is_local else 1  # a server batches all prompts itself
-        return [PromptTable(table, rollout.prompts, part, parts) for part in range(parts)]
+        """These prompts, in parts that do not depend on the number of processes."""
+        parts = ROLLOUT_PARTS if self.recipe.rollout.engine.is_local else 1  # a server batches all prompts itself
+        return [replace(self.rollout_prompts, start=part, step=parts) for part in range(parts)]
 
     @property
     def stored(self) -> StoredRollouts:

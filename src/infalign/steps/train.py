@@ -23,7 +23,6 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
-from infalign.sampling.prompts import PromptTable
 from infalign.steps import judged_transform, reference_passes
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
 from infalign.steps.policy_inputs import PolicyInputs
@@ -85,7 +84,7 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
     states = policy.data_needs.states
     own = trunk[0].parameters if trunk else reference.parameters * (reference.share(states.last) if states else 1.0)
     frozen = reference.parameters if trunk and states is None else 0.0  # that each token goes through too
-    table, fit = PromptTable(run.layout.prompts("train"), run.recipe.rollout.prompts), policy.fit
+    table, fit = run.rollout_prompts, policy.fit
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:
             table = replace(table, first=counts.count("train_prompts"))
