@@ -52,9 +52,9 @@ class Synthetic:
         rows = [tuple(rng.integers(VOCABULARY, size=rng.integers(*LENGTHS)).tolist()) for _ in range(4096)]
         self.responses = [Response(ids, " ".join(f"w{i:03x}" for i in ids), "stop", -float(len(ids))) for ids in rows]
 
-    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Any]:
+    def sample_together(self, draws: Sequence[tuple[Any, int]]) -> list[Any]:
         """Return responses."""
-        return [self.responses[(int(prompt_id, 16) + 97 * index) % 4096] for index in indices]
+        return [self.responses[(int(prompt.prompt_id, 16) + 97 * index) % 4096] for prompt, index in draws]
 
 
 def reward(prompts: list[Any], responses: list[str]) -> list[float]:

@@ -8,7 +8,7 @@ Rows are made up, 100 a prompt; shards, their readers and what the stages rollou
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,9 +32,9 @@ class Noise:
     def __init__(self, tokens: int) -> None:
         self.tokens, self.rng = tokens, np.random.default_rng(0)
 
-    def sample(self, prompt_ids: object, prompt_id: str, indices: range) -> list[Response]:
-        """Return a response of so many tokens to each index."""
-        rows = self.rng.integers(30_000, size=(len(indices), self.tokens)).tolist()
+    def sample_together(self, draws: Sequence[object]) -> list[Response]:
+        """Return a response of so many tokens to each."""
+        rows = self.rng.integers(30_000, size=(len(draws), self.tokens)).tolist()
         return [Response(tuple(ids), " ".join(map(hex, ids)), "length", -1.0) for ids in rows]
 
 

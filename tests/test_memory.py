@@ -36,8 +36,8 @@ class Long:
     def __init__(self, words: int) -> None:
         self.words = words
 
-    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
-        return [Response((1, i), f"{prompt_id} {i}" + " word" * self.words, "stop", -1.0) for i in indices]
+    def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
+        return [Response((1, i), f"{asked.prompt_id} {i}" + " word" * self.words, "stop", -1.0) for asked, i in draws]
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -99,8 +99,8 @@ def test_token_lists_are_those_of_the_columns(tmp_path: Path) -> None:
 
 
 def test_blocks_of_rollouts_are_whatever_shards_they_lie_in(tmp_path: Path) -> None:
-    """Drawn three prompts a shard, then more of each, rollouts are read in any order of prompts, a column at a time."""
-    draw(Long(0), prompts(40), 2, tmp_path, shard_prompts=3, on_progress=silent)
+    """Drawn in another order, then more of each, rollouts are read in any order of prompts, a column at a time."""
+    draw(Long(0), prompts(40)[::-1], 2, tmp_path, on_progress=silent)
     draw(Long(0), prompts(50), 5, tmp_path, on_progress=silent)
     order = [*ids(50)[::-3], *ids(50)[::3]]
     rollouts = find_rollouts(tmp_path, order, 4)

@@ -54,23 +54,6 @@ def test_the_core_gives_score_win_rate_and_reward(response: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("references", "said"),
-    [
-        (None, "no list of numbers"),
-        ([2.0, 1.0], "sorted in ascending order"),
-        ([0.0, float("nan")], "reference reward .* is nan"),
-        ([0.0, float("inf")], "reference reward .* is inf"),
-        ([1.0], "at least 2"),
-        (["1", "2"], "no list of numbers"),
-    ],
-)
-def test_reference_rewards_that_give_no_rank_are_refused(references: Any, said: str) -> None:
-    """Absent, unsorted, not finite, too few or text: an error, never a number."""
-    with pytest.raises(DataError, match=said):
-        score(PROMPT, "Knead.", references)
-
-
-@pytest.mark.parametrize(
     ("prompt", "said"),
     [
         ("<|user|>How do I bake bread?<|end|><|assistant|>", "no conversation, it begins '<|user|>How"),

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from infalign.core.errors import ConfigError
-from infalign.integrations.ray import Actor, Part, on_cluster, work_of
+from infalign.integrations.ray import Actor, Part, on_cluster, parts_of
 from infalign.recipe.reading import load_recipe
 from infalign.rewards.scores import NamedReward, score_shard
 from infalign.sampling.engine import Response
@@ -155,25 +155,24 @@ def copied(calibrated_run: Path, tmp_path: Path) -> Run:
 
 def test_an_actor_draws_and_scores_what_the_run_did(copied: Run) -> None:
     """A shard that is missing comes back the same, and one without rewards keeps its rollouts."""
-    work = work_of(copied)
-    for number, part in enumerate(work.parts[:2]):
+    for number, part in enumerate(parts_of(copied)[:2]):
         drawn, scored = (shard_path(folder, 0) for folder in (part.rollouts, part.scores))
         before = [pq.read_table(path) for path in (drawn, scored)]
-        assert part.missing(work.k) == []
+        assert part.missing(6) == []
         scored.unlink()
         if number == 0:
             drawn.unlink()
-        assert part.missing(work.k) == [0]
-        assert Actor(work)({"part": [number], "shard": [0]}) == {"kind": [""], "said": [""]}
+        assert part.missing(6) == [0]
+        assert Actor(copied, str(Path.cwd()))({"part": [number], "shard": [0]}) == {"kind": [""], "said": [""]}
         assert [pq.read_table(path) for path in (drawn, scored)] == before
 
 
 class Parrot:
     """An engine that says the number of each rollout."""
 
-    def sample(self, prompt_ids: Any, prompt_id: str, indices: Any) -> list[Response]:
-        """Return a response of one token to each index."""
-        return [Response((index,), str(index), "length", 0.0) for index in indices]
+    def sample_together(self, draws: Any) -> list[Response]:
+        """Return a response of one token to each."""
+        return [Response((index,), str(index), "length", 0.0) for _, index in draws]
 
 
 def test_a_shard_of_which_another_command_drew_prompts_is_left_to_it(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`infalign serve-reward`: a real server on 127.0.0.1 that trainers ask."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +11,9 @@ import numpy as np
 import pytest
 from listening import listening
 
-from infalign.core.errors import PartialError
 from infalign.data.examples import prompt_id
 from infalign.integrations.environment import calibrated, tokenizer
-from infalign.integrations.server import MAX_BYTES, Batches, app
+from infalign.integrations.server import MAX_BYTES, app
 from infalign.method.calibration import calibrate
 from infalign.world import gold
 
@@ -118,25 +116,6 @@ def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
     spent = {name: value - before[name] for name, value in counts(url).items()}
     assert spent["infalign_rows_total"] == 64
     assert spent["infalign_failed_total"] == 10
-
-
-def test_rows_are_not_to_blame_for_a_server_that_is_away() -> None:
-    """It is asked once, not for each row, since it was waited for."""
-    asked = list[int]()
-
-    def away(rows: list[int]) -> list[int]:
-        asked.append(len(rows))
-        raise PartialError("no answer")
-
-    async def met() -> None:
-        batches = Batches(away)
-        work = asyncio.create_task(batches.work())
-        with pytest.raises(PartialError, match="no answer"):
-            await batches.done([1, 2, 3, 4])
-        work.cancel()
-
-    asyncio.run(met())
-    assert asked == [4]
 
 
 def test_a_query_needs_the_tokenizer_of_the_policy() -> None:

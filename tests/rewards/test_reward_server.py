@@ -4,7 +4,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,12 +48,20 @@ def server() -> Iterator[RewardServer]:
 # Requests
 
 
-def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(server: RewardServer, tokenizer: Any) -> None:
-    """Batches of ``batch`` rows carry query, prompts and labels; ``rewards`` come back bit for bit, in row order."""
+def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(
+    server: RewardServer, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batches of ``batch`` rows carry query, prompts and labels; ``rewards`` come back bit for bit, in row order.
+
+    A repeated request is logged with its URL, the reason and the wait.
+    """
     reward = RemoteReward(server.url, tokenizer, batch=4, in_flight=1)
+    server.script = [503]
     assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
-    assert [len(body["query"]) for body in server.bodies] == [4, 4, 1]
-    assert server.bodies[2] == {
+    said = rf"{server.url}: status 503: .*; again in 0 s, for 300 s more"
+    assert [re.fullmatch(said, record.getMessage()) is not None for record in caplog.records] == [True]
+    assert [len(body["query"]) for body in server.bodies] == [4, 4, 4, 1]
+    assert server.bodies[3] == {
         "query": ["<|user|>Hi<|end|><|assistant|>Hey<|end|><|user|>Sûr ?<|end|><|assistant|>" + SAID[8]],
         "prompts": ["<|user|>Hi<|end|><|assistant|>Hey<|end|><|user|>Sûr ?<|end|><|assistant|>"],
         "labels": [prompt_id(PROMPTS[2])],
@@ -161,20 +168,6 @@ def test_a_model_of_vllm_that_is_no_reward_model_is_refused(
         server.outputs = lambda reward: output
         with pytest.raises(DataError, match=message):
             RemoteReward(f"{server.url}/{path}", tokenizer)(ASKED, SAID)
-
-
-def test_repetitions_of_two_threads_are_logged(
-    server: RewardServer, tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each says its URL, the reason and the wait."""
-    server.meeting, server.script = threading.Barrier(2), [503, 503]
-    reward = RemoteReward(server.url, tokenizer)
-    with ThreadPoolExecutor(2) as threads:
-        found = [threads.submit(reward, ASKED, SAID) for _ in range(2)]
-        assert [future.result() for future in found] == [gold(ASKED, SAID)] * 2
-    said = rf"{server.url}: status 503: .*; again in 0 s, for 300 s more"
-    assert all(re.fullmatch(said, record.getMessage()) for record in caplog.records)
-    assert len(caplog.records) == 2
 
 
 def test_a_reward_is_asked_from_inside_an_event_loop(server: RewardServer, tokenizer: Any) -> None:

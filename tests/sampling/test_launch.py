@@ -73,9 +73,3 @@ def test_a_server_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
     os.kill(child, signal.SIGKILL)  # this one does not look after its own
     while not ended(server):
         time.sleep(0.05)
-
-
-def test_without_a_command_the_running_server_is_used() -> None:
-    """A server that somebody else runs is named by its URL alone."""
-    with serving(None, "some/model", "http://127.0.0.1:1") as url:
-        assert url == "http://127.0.0.1:1"

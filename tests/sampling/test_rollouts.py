@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import transformers
 from faults.server import token_logprobs
 from scipy.stats import chisquare
 from tiny_models import EOS, PROMPT, tiny, words
@@ -187,31 +186,6 @@ def test_a_response_has_a_token() -> None:
 # Loading
 
 
-def test_only_a_folder_with_a_whole_policy_is_loaded(tmp_path: Path, policy: tuple[Any, Any]) -> None:
-    """In evaluation mode, padding with EOS; each unusable folder gives one sentence: no folder, head or weights."""
-    with pytest.raises(ConfigError, match="missing is not a model"):
-        load_policy(tmp_path / "missing")
-    for part in policy:
-        part.save_pretrained(tmp_path)
-    model, tokenizer = load_policy(tmp_path)
-    assert (model.training, model.dtype, tokenizer.pad_token_id) == (False, torch.float32, EOS)
-    assert token_logprobs(model, PROMPT, [4, EOS]) == token_logprobs(policy[0], PROMPT, [4, EOS])
-    assert load_policy(tmp_path, dtype="bfloat16")[0].dtype == torch.bfloat16
-    transformers.LlamaModel(model.config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="LlamaModel, not a causal language model"):
-        load_policy(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(ConfigError, match=r"lacks weights .* lm_head.weight"):
-        load_policy(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_policy(tmp_path)
-    weights.unlink()
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_policy(tmp_path)
-
-
 # Storage
 
 
@@ -220,9 +194,6 @@ class Interrupted:
 
     def __init__(self, engine: SharedPrefixEngine, limit: int) -> None:
         self.engine, self.left = engine, limit
-
-    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
-        raise NotImplementedError
 
     def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
         self.left -= 1
@@ -245,16 +216,17 @@ def test_an_interrupted_draw_continues_and_ends_identical(
 ) -> None:
     """Whatever batch a run stops at, those before it are kept, and running again ends as one run, but for shards."""
     monkeypatch.setattr(rollouts, "RESPONSES_PER_BATCH", batch)
+    monkeypatch.setattr(rollouts, "SHARD_PROMPTS", 4)
     engine = SharedPrefixEngine(*policy, Sampling(12))
-    draw(engine, PROMPTS, 6, tmp_path / "whole", shard_prompts=4, on_progress=silent)
+    draw(engine, PROMPTS, 6, tmp_path / "whole", on_progress=silent)
     stopped = tmp_path / "stopped"
     for limit in limits:
         with pytest.raises(KeyboardInterrupt):
-            draw(Interrupted(engine, limit), PROMPTS, 6, stopped, shard_prompts=4, on_progress=silent)
+            draw(Interrupted(engine, limit), PROMPTS, 6, stopped, on_progress=silent)
     (stopped / ".part-00001.parquet.tmp").write_bytes(b"torn")
     (stopped / "part-x.parquet").write_bytes(b"torn")
     seen: list[tuple[int, int]] = []
-    draw(engine, PROMPTS, 6, stopped, shard_prompts=4, on_progress=lambda *progress: seen.append(progress))
+    draw(engine, PROMPTS, 6, stopped, on_progress=lambda *progress: seen.append(progress))
     assert seen == [(36, 42), (42, 42)]
     assert read_rollouts(stopped, IDS, 6).equals(read_rollouts(tmp_path / "whole", IDS, 6))
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny_models import tiny, words
 
-from infalign.core.errors import ConfigError, DataError
 from infalign.models.guided import GuidedForCausalLM
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch, SharedPrefixEngine
@@ -72,13 +71,3 @@ def test_rows_may_have_different_lengths() -> None:
     rows = batch.join((PROMPTS[0], 0, Sampling(limit, seed=3)) for limit in (40, 4, 1))
     whole, four, one = (response.token_ids for response in drawn(batch, rows))
     assert (four, one) == (whole[:4], whole[:1])
-
-
-def test_what_cannot_be_drawn_is_refused() -> None:
-    """A window, a model in training, and a prompt too long."""
-    with pytest.raises(ConfigError, match="without full attention"):
-        SharedPrefixBatch(tiny("Mistral", sliding_window=4), words())
-    with pytest.raises(ConfigError, match="training mode"):
-        SharedPrefixBatch(tiny().train(), words())
-    with pytest.raises(DataError, match="exceeds the model's context of 128"):
-        SharedPrefixBatch(tiny(), words()).join([(Prompt("a", [5]), 0, Sampling(128))])

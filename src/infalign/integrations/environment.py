@@ -26,7 +26,7 @@ from infalign.rewards.base import RewardFunction
 
 KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 WIN = "win against "
-_loading, _scoring = Lock(), Lock()
+_loading = Lock()
 
 
 def score(
@@ -60,11 +60,7 @@ def _loaded() -> CalibratedReward:
 
 def calibrated(source: str, shaping: str) -> CalibratedReward:
     """Return the reward ``source``, as ``INFALIGN_REWARD`` spells it, shaped by ``shaping``. Raises ConfigError."""
-    from infalign.rewards.classifier import ClassifierReward
-
-    reward = _reward(source)
-    taken = _one_at_a_time(reward) if isinstance(reward, ClassifierReward) else reward
-    return CalibratedReward(taken, _shaping(shaping))
+    return CalibratedReward(_reward(source), _shaping(shaping))
 
 
 def _shaping(name: str) -> Shaping:
@@ -125,14 +121,18 @@ def _is_run(source: str) -> bool:
     return (Path(source) / "recipe.yaml").is_file()
 
 
-def _one_at_a_time(reward: RewardFunction) -> RewardFunction:
-    """Return a reward that threads take in turns: a model's forward pass is not for several at once."""
+def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any]:
+    """Return the prompt and the reference rewards of a row of calibrated.parquet, which errors call ``what``.
 
-    def taken(prompts: list[list[Message]], responses: list[str]) -> Sequence[float]:
-        with _scoring:
-            return reward(prompts, responses)
-
-    return taken
+    Raises DataError if it lacks either, and as `conversation`.
+    """
+    given = row if isinstance(row, Mapping) else {}
+    if absent := [name for name in ("prompt", "reference_rewards") if given.get(name) is None]:
+        raise DataError(
+            f"{what} has no {' and no '.join(absent)}, it begins {str(row)[:60]!r}; put the columns prompt, prompt_id "
+            "and reference_rewards of calibrated.parquet into it"
+        )
+    return conversation(given["prompt"], given.get("prompt_id")), given["reference_rewards"]
 
 
 def conversation(prompt: Any, identity: str | None) -> list[Message]:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
-from infalign.integrations.environment import score, tokenizer
-from infalign.method.reward import Score
+from infalign.integrations.environment import calibrated_row, from_environment, tokenizer
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
@@ -34,7 +33,10 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     import torch
 
     try:
-        found = [_score(*row) for row in zip(queries, prompts, labels, strict=True)]
+        reward, found = from_environment(), []
+        for query, prompt, label in zip(queries, prompts, labels, strict=True):
+            messages, references = parse_label(label)
+            found.append(reward.score(messages, response(query, prompt, _tokenizer()), references))
     except InfalignError as error:
         logging.getLogger(__name__).error("no reward: %s", error)
         raise
@@ -42,26 +44,16 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {"rewards": scores, "scores": rewards, "extra_logs": {"win_rate": win_rates, "reward": rewards}}
 
 
-def _score(query: str, prompt: str, label: str) -> Score:
-    row = parse_label(label)
-    said = response(query, prompt, _tokenizer())
-    return score(row["prompt"], said, row["reference_rewards"], prompt_id=row.get("prompt_id"))
+def parse_label(label: Any) -> tuple[list[Message], Any]:
+    """Return the prompt and the reference rewards in a label, a JSON object as text or as it is.
 
-
-def parse_label(label: Any) -> dict[str, Any]:
-    """Return the object that a label holds. Raises DataError if it is none with prompt and reference_rewards."""
+    Raises DataError if it is none with prompt and reference_rewards.
+    """
     try:
         row = label if isinstance(label, dict) else json.loads(label)
-        absent = [name for name in ("prompt", "reference_rewards") if row.get(name) is None]
-    except (TypeError, ValueError, AttributeError):
-        row, absent = {}, ["JSON object"]
-    if absent:
-        raise DataError(
-            f"a label has no {' and no '.join(absent)}, it begins {str(label)[:60]!r}; it is a JSON object with "
-            "prompt, prompt_id and reference_rewards of calibrated.parquet"
-        )
-    found: dict[str, Any] = row
-    return found
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a label is no JSON object, it begins {str(label)[:60]!r}") from error
+    return calibrated_row(row, "a label")
 
 
 def response(query: str, prompt: str, words: Any) -> str:

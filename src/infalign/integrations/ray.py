@@ -9,7 +9,7 @@ node still writes is the same shard under the same name. All nodes see the run d
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -29,11 +29,9 @@ from infalign.pipeline.scheduler import begin
 from infalign.pipeline.units import identify
 from infalign.pipeline.workers import Task, call
 from infalign.recipe.settings import Recipe
-from infalign.rewards.base import RewardFunction
 from infalign.rewards.scores import NamedReward, score_shard
-from infalign.rewards.sources import Scorer
-from infalign.sampling.engine import Engine
-from infalign.sampling.prompts import PromptTable, Sampler
+from infalign.sampling.engine import ConcurrentEngine, Engine
+from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
 from infalign.steps.run import Run
 from infalign.steps.whole_run import do_units, open_run, units
@@ -72,73 +70,63 @@ class Part:
         return missing
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What an actor is sent."""
-
-    folder: str  # in which paths of the recipe start
-    threads: int | None
-    parts: tuple[Part, ...]
-    sampler: Sampler
-    scorer: Scorer
-    k: int
-    seed: int
+def parts_of(run: Run) -> list[Part]:
+    """Return the parts of a run's training prompts."""
+    numbered = enumerate(run.rollout_parts)
+    return [Part(table, run.layout.rollouts(i), run.layout.scores(i).with_suffix("")) for i, table in numbered]
 
 
 class Actor:
-    """One engine and one reward, which draw and score shards until there are none left."""
+    """One engine and one reward of a run, which draw and score shards; the run's paths start in ``folder``."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.kept = work, ExitStack()
-        self.prompts = cache(lambda part: work.parts[part].table.read())
+    def __init__(self, run: Run, folder: str) -> None:
+        self.run, self.folder, self.kept = run, folder, ExitStack()
+        self.parts, self.scorer = parts_of(run), run.scorer("reward")
+        self.prompts = cache(lambda part: self.parts[part].table.read())
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Do the shards of a batch; return what was wrong with each: the class of an error and what it says, or ""."""
-        found = [self.attempt(*place) for place in zip(batch["part"], batch["shard"], strict=True)]
-        kinds, said = zip(*found, strict=True)
-        return {"kind": np.array(kinds), "said": np.array(said)}
+        """Do the one shard of a batch; return what was wrong with it: the class of an error and what it says, or "".
 
-    def attempt(self, number: int, shard: int) -> tuple[str, str]:
-        """Do a shard; an error is returned, because Ray would raise another one, without its cause."""
-        os.chdir(self.work.folder)
-        name = f"shard {shard} of part {number}"
+        An error is returned, because Ray would raise another one, without its cause.
+        """
+        os.chdir(self.folder)
+        part, shard = (int(batch[name][0]) for name in ("part", "shard"))
+        kind = said = ""
         try:
-            call(Task(name, lambda **_: self.do(int(number), int(shard))), print, self.work.threads)
+            task = Task(f"shard {shard} of part {part}", lambda **_: self.do(part, shard))
+            call(task, print, self.run.recipe.compute.threads)
         except InfalignError as error:
-            return type(error).__name__, str(error)
-        return "", ""
+            kind, said = type(error).__name__, str(error)
+        return {"kind": np.array([kind]), "said": np.array([said])}
 
     def __del__(self) -> None:
         """Stop a server that the engine started."""
         self.kept.close()
 
     @cached_property
-    def reward(self) -> RewardFunction:
+    def reward(self) -> NamedReward:
         """The reward, loaded when it is first needed."""
-        return self.work.scorer.load()
+        return self.scorer.named(self.scorer.load())
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | ConcurrentEngine:
         """The engine, opened when it is first needed."""
-        opened = self.work.sampler.open(self.prompts(0).asked()[0], seed=self.work.seed)
-        return self.kept.enter_context(opened)
+        sampler, probe = self.run.sampler(self.run.reference), self.prompts(0).asked()[0]
+        return self.kept.enter_context(sampler.open(probe, seed=self.run.recipe.seed))
 
     def do(self, number: int, shard: int) -> None:
         """Draw and score what of a shard is not there."""
-        work, part, prompts = self.work, self.work.parts[number], self.prompts(number)
-        rows = range(len(prompts.prompt_ids))[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
+        part, prompts = self.parts[number], self.prompts(number)
         drawn, scored = (shard_path(folder, shard) for folder in (part.rollouts, part.scores))
         if not drawn.exists():
-            asked = prompts.asked()
-            draw_shard(self.engine, [asked[row] for row in rows], work.k, drawn)
+            asked = prompts.asked()[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
+            draw_shard(self.engine, asked, self.run.recipe.rollout.k, drawn)
         if not scored.exists():
-            conversation_of = dict(
-                zip(prompts.prompt_ids, prompts.conversations, strict=True)
-            )  # a run numbers otherwise
             table = read_table(drawn, ["prompt_id", "text"])
+            # The run may have numbered its shards otherwise.
+            conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
             conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
-            reward = NamedReward(self.reward, work.scorer.name, work.scorer.made_by)
-            score_shard(scored, reward, conversations, listed(table, "text"))
+            score_shard(scored, self.reward, conversations, listed(table, "text"))
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
@@ -159,34 +147,43 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
             with _cluster(actors, gpus, cpus):
                 for name in todo:
                     begin(run.layout.root, by_name[name], found[name].base)
-                _draw(work_of(run), actors, gpus, console)
+                _draw(run, actors, gpus, console)
         do_units(run, wanted, until="score", console=console)
     return run.layout.root
 
 
-def _draw(work: Work, actors: int, gpus: float, console: Console) -> None:
-    """Do all shards that are missing."""
-    for part in work.parts:
+def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
+    """Do all shards that are missing, on the cluster."""
+    import ray
+
+    parts, k = parts_of(run), run.recipe.rollout.k
+    for part in parts:
         part.rollouts.mkdir(parents=True, exist_ok=True)
         part.scores.mkdir(parents=True, exist_ok=True)
-    shards = [{"part": i, "shard": number} for i, part in enumerate(work.parts) for number in part.missing(work.k)]
-    say(console, f"{len(shards):,} shards of {SHARD_PROMPTS} prompts × {work.k} rollouts to do")
+    shards = [{"part": i, "shard": number} for i, part in enumerate(parts) for number in part.missing(k)]
+    say(console, f"{len(shards):,} shards of {SHARD_PROMPTS} prompts × {k} rollouts to do")
+    if not shards:
+        return
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    done = ray.data.from_items(shards, override_num_blocks=len(shards)).map_batches(
+        Actor,
+        fn_constructor_args=(run, str(Path.cwd())),
+        compute=ray.data.ActorPoolStrategy(size=min(actors, len(shards))),
+        batch_size=1,
+        num_cpus=1,
+        num_gpus=gpus,
+    )
     with ProgressDisplay(console) as display:
         display.start("shards")
-        for done, _ in enumerate(_done(work, shards, actors, gpus), 1):
-            display.update("shards", done, len(shards))
+        try:
+            for number, row in enumerate(done.iter_rows(), 1):
+                if row["kind"]:
+                    raise getattr(errors, row["kind"])(row["said"])
+                display.update("shards", number, len(shards))
+        except ray.exceptions.RayError as error:
+            raise InfalignError(f"Ray stopped ({first_line(error)}); the same command continues") from error
         display.finish("shards")
-
-
-def work_of(run: Run) -> Work:
-    """Return what an actor needs to know of a run."""
-    layout, recipe = run.layout, run.recipe
-    parts = tuple(
-        Part(table, layout.rollouts(number), layout.scores(number).with_suffix(""))
-        for number, table in enumerate(run.rollout_parts)
-    )
-    sampler, scorer = run.sampler(run.reference), run.scorer("reward")
-    return Work(str(Path.cwd()), recipe.compute.threads, parts, sampler, scorer, recipe.rollout.k, recipe.seed)
 
 
 @contextmanager
@@ -213,28 +210,3 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _done(work: Work, shards: Sequence[Mapping[str, int]], actors: int, gpus: float) -> Iterator[None]:
-    """Do shards on the cluster, and yield after each of them."""
-    import ray
-
-    if not shards:
-        return
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    done = ray.data.from_items(list(shards), override_num_blocks=len(shards)).map_batches(
-        Actor,
-        fn_constructor_args=(work,),
-        compute=ray.data.ActorPoolStrategy(size=min(actors, len(shards))),
-        batch_size=1,
-        num_cpus=1,
-        num_gpus=gpus,
-    )
-    try:
-        for row in done.iter_rows():
-            if row["kind"]:
-                raise getattr(errors, row["kind"])(row["said"])
-            yield
-    except ray.exceptions.RayError as error:
-        raise InfalignError(f"Ray stopped ({first_line(error)}); the same command continues") from error

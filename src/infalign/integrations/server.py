@@ -11,11 +11,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
-from infalign.integrations.environment import conversation
 from infalign.integrations.openrlhf import parse_label, response
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
@@ -30,12 +29,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
 
 
-class Row(NamedTuple):
-    """What is scored."""
-
-    prompt: list[Message]
-    response: str
-    reference_rewards: Any
+Row = tuple[list[Message], str, Any]
+"""A prompt, a response and the reference rewards."""
 
 
 def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None) -> Starlette:
@@ -66,14 +61,14 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
             if isinstance(body, dict) and "query" in body:
                 if words is None:
                     raise DataError("start the server with INFALIGN_TOKENIZER to read queries of the policy")
-                rows = [_labelled(response(q, p, words), label) for q, p, label in _columns(body)]
+                rows = [_labeled(response(q, p, words), label) for q, p, label in _columns(body)]
                 scores = await batches.done(rows)
                 logs = {"win_rate": [s.win_rate for s in scores], "reward": [s.reward for s in scores]}
                 answer = {"rewards": [s.score for s in scores], "scores": logs["reward"], "extra_logs": logs}
             elif isinstance(body, dict) and "response" in body and "label" in body:
                 if not isinstance(body["response"], str):
                     raise DataError("response must be text")
-                (one,) = await batches.done([_labelled(body["response"], body["label"])])
+                (one,) = await batches.done([_labeled(body["response"], body["label"])])
                 answer = one._asdict()
             else:
                 raise DataError("the body has neither query, prompts and labels nor prompt, response and label")
@@ -117,6 +112,6 @@ def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:
     return [*zip(*lists, strict=True)]
 
 
-def _labelled(said: str, label: Any) -> Row:
-    row = parse_label(label)
-    return Row(conversation(row["prompt"], row.get("prompt_id")), said, row["reference_rewards"])
+def _labeled(said: str, label: Any) -> Row:
+    messages, references = parse_label(label)
+    return messages, said, references

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError
 from infalign.data.examples import Message
-from infalign.integrations.environment import from_environment, score
+from infalign.integrations.environment import calibrated_row, from_environment
 from infalign.method.credit import credit
 
 if TYPE_CHECKING:
@@ -36,13 +36,8 @@ def compute_score(
 
     Raises DataError for a row without prompt or reference_rewards, and as `integrations.environment.score`.
     """
-    given = extra_info or {}
-    if absent := [name for name in ("prompt", "reference_rewards") if given.get(name) is None]:
-        raise DataError(
-            f"extra_info of a row of {data_source!r} has no {' and no '.join(absent)}; put the columns prompt, "
-            "prompt_id and reference_rewards of calibrated.parquet into it"
-        )
-    return score(given["prompt"], solution_str, given["reference_rewards"], prompt_id=given.get("prompt_id"))._asdict()
+    messages, references = calibrated_row(extra_info, f"extra_info of a row of {data_source!r}")
+    return from_environment().score(messages, solution_str, references)._asdict()
 
 
 def maxk(

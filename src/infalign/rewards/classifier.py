@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import groupby
 from os.path import commonprefix
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from infalign.core.errors import ConfigError, DataError
@@ -89,6 +90,7 @@ class ClassifierReward:
             raise ConfigError(f"the tokenizer of {name} has neither a padding nor an EOS token; set its pad_token")
         _compute_head_in_float32(model)
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
+        self._turn = Lock()  # a model's forward pass is not for several threads at once
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
 
     @classmethod
@@ -135,11 +137,12 @@ class ClassifierReward:
                     f"prompt {prompt_id(prompt)}: the conversation with its response has {len(ids)} tokens and the "
                     f"reward model reads {self.max_length}; drop the prompt or generate shorter responses"
                 )
-        self.model.eval()
         # Each distinct text is scored once: rounding depends on the batch, and equal texts must tie.
         distinct = {tuple(ids): prompt for prompt, ids in zip(prompts, token_ids, strict=True)}
-        packed = self._packs and min(map(len, distinct), default=2) > 1
-        rewards = dict(self._packed(distinct) if packed else self._padded(list(distinct)))
+        with self._turn:
+            self.model.eval()
+            packed = self._packs and min(map(len, distinct), default=2) > 1
+            rewards = dict(self._packed(distinct) if packed else self._padded(list(distinct)))
         return [rewards[tuple(ids)] for ids in token_ids]
 
     def _read(self, ids: list[int]) -> list[int]:

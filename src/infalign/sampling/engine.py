@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -62,12 +62,20 @@ class Prompt(NamedTuple):
     token_ids: Sequence[int]
 
 
-class Engine(Protocol):
-    """Anything that draws responses to a prompt."""
+Draw = tuple[Prompt, int]
+"""A rollout: its prompt, and its number among those of the prompt."""
+
+
+class Engine(ABC):
+    """Draws responses on this machine."""
+
+    @abstractmethod
+    def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
+        """Return the rollouts, in the order of ``draws``, where those of a prompt are neighbors."""
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return rollouts number ``indices`` of the prompt, in that order."""
-        ...
+        return self.sample_together([(Prompt(prompt_id, prompt_ids), index) for index in indices])
 
 
 Asked = tuple[Prompt, Sequence[int]]
@@ -75,17 +83,8 @@ Asked = tuple[Prompt, Sequence[int]]
 
 
 @runtime_checkable
-class BatchEngine(Engine, Protocol):
-    """An engine that draws for several prompts in one batch."""
-
-    def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
-        """Return rollouts, each of a prompt and a number, in that order."""
-        ...
-
-
-@runtime_checkable
-class ConcurrentEngine(Engine, Protocol):
-    """An engine that draws for many prompts at once."""
+class ConcurrentEngine(Protocol):
+    """Draws elsewhere, for many prompts at once."""
 
     def sample_each(self, asked: Iterable[Asked]) -> Generator[tuple[Asked, list[Response]]]:
         """Yield each of ``asked`` with its rollouts, as they come, in any order.
@@ -93,6 +92,9 @@ class ConcurrentEngine(Engine, Protocol):
         What is under way when one fails comes before the error.
         """
         ...
+
+
+OpenEngine = AbstractContextManager[Engine | ConcurrentEngine]
 
 
 class EngineSettings(Kind):
@@ -109,7 +111,7 @@ class EngineSettings(Kind):
         return (), None
 
     @abstractmethod
-    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> AbstractContextManager[Engine]:
+    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:
         """Return a context that gives the engine, ready to draw from the folder or id ``model``.
 
         Raises ConfigError for a model or server that cannot be sampled from; some engines test this on ``probe``.
@@ -120,21 +122,16 @@ def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling
     """Raise if ``model`` cannot answer the prompt with ``max_new_tokens`` tokens."""
     check_not_empty(prompt_ids, prompt_id)
     check_evaluating(model)
-    context = context_of(model)
-    if context is not None and len(prompt_ids) + sampling.max_new_tokens > context:
+    config, longest = model.config.get_text_config(decoder=True), sampling.max_new_tokens
+    context = getattr(config, "max_position_embeddings", None)
+    if context is not None and len(prompt_ids) + longest > context:
         raise DataError(
-            f"prompt {prompt_id!r} has {len(prompt_ids)} tokens, which with max_new_tokens {sampling.max_new_tokens} "
-            f"exceeds the model's context of {context}; drop the prompt or lower max_new_tokens"
+            f"prompt {prompt_id!r} has {len(prompt_ids)} tokens, which with a response of up to {longest} exceeds the "
+            f"model's context of {context}; shorten the prompt to {max(context - longest, 0)}, drop it, or lower "
+            "max_new_tokens"
         )
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
-        raise DataError(f"prompt {prompt_id!r} has token ids outside the model's vocabulary of {vocabulary}")
-
-
-def context_of(model: Any) -> int | None:
-    """Return how many tokens ``model`` can hold; None if its configuration has no limit."""
-    context: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return context
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
+        raise DataError(f"prompt {prompt_id!r} has token ids outside the model's vocabulary of {config.vocab_size}")
 
 
 def check_evaluating(model: Any) -> None:

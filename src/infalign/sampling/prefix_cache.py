@@ -101,9 +101,9 @@ def _empty_block(new: Tensor) -> Tensor:
 
 
 def _grown(block: Tensor, count: int) -> Tensor:
-    import torch
+    from torch.nn.functional import pad
 
-    return torch.cat([block, block.new_zeros(count, *block.shape[1:])])
+    return pad(block, (0, 0, 0, 0, 0, 0, 0, count))
 
 
 def _stacked(*parts: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Prompts of a table, and responses drawn to them."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from infalign.core.sequences import Lazy, in_blocks, token_lists
 from infalign.core.storage import listed, read_table
 from infalign.data.examples import Message
 from infalign.models.settings import Compute
-from infalign.sampling.engine import Engine, EngineSettings, Prompt, Sampling
+from infalign.sampling.engine import EngineSettings, OpenEngine, Prompt, Sampling
 from infalign.sampling.rollouts import count_drawn, draw
 
 
@@ -57,7 +56,7 @@ class Sampler:
     max_new_tokens: int
     compute: Compute
 
-    def open(self, probe: Prompt, *, seed: int) -> AbstractContextManager[Engine]:
+    def open(self, probe: Prompt, *, seed: int) -> OpenEngine:
         """Return a context that gives the engine, checked on a probe prompt."""
         return self.engine.open(self.model, Sampling(self.max_new_tokens, seed), self.compute, probe)
 

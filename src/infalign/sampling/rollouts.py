@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from infalign.core.errors import DataError, PartialError, first_line
 from infalign.core.memory import free_memory, out_of_memory
 from infalign.core.sequences import Lazy, in_blocks
 from infalign.core.storage import listed, read_table, write_table
-from infalign.sampling.engine import Asked, BatchEngine, ConcurrentEngine, Engine, Prompt, Response
+from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
 RESPONSES_PER_BATCH = 128  # responses that are drawn at once, of several prompts where one has fewer and the engine can
@@ -34,21 +33,20 @@ SCHEMA = pa.schema(COLUMNS)
 
 
 def draw(
-    engine: Engine,
+    engine: Engine | ConcurrentEngine,
     prompts: Sequence[Prompt],
     k: int,
     directory: Path,
     *,
-    shard_prompts: int = SHARD_PROMPTS,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 
-    Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds ``shard_prompts`` prompts in
+    Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds `SHARD_PROMPTS` prompts in
     their order, or those drawn before an exception, and is written atomically; an engine that draws for many prompts
     at once is asked for what follows meanwhile. Calls ``on_progress(drawn, all)`` with numbers of responses after each
-    prompt. If memory runs out, half as many responses are drawn at once from then on. Raises
-    DataError if two prompts share an id, PartialError if there is not enough memory for one response.
+    prompt. If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
+    share an id, PartialError if there is not enough memory for one response.
     """
     place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
     if len(place) < len(prompts):
@@ -61,7 +59,7 @@ def draw(
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
     on_progress(drawn, total)
     asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
-    shards = deque(todo[start : start + shard_prompts] for start in range(0, len(todo), shard_prompts))
+    shards = deque(todo[start : start + SHARD_PROMPTS] for start in range(0, len(todo), SHARD_PROMPTS))
     rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
 
     def write(chosen: Sequence[int]) -> None:
@@ -70,7 +68,7 @@ def draw(
         number += 1
 
     try:
-        with closing(_draw_in_any_order(engine, asked, k, shard_prompts)) as finished:
+        with closing(_draw_in_any_order(engine, asked, k)) as finished:
             for one, responses in finished:
                 rows[place[one[0].prompt_id]] = _rows(one, responses)
                 drawn += len(responses)
@@ -82,9 +80,9 @@ def draw(
             write(sorted(rows))
 
 
-def draw_shard(engine: Engine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
+def draw_shard(engine: Engine | ConcurrentEngine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
     """Draw rollouts 0 … k-1 of each prompt into one shard, which is written whole, prompt by prompt, or not at all."""
-    with closing(_draw_in_any_order(engine, ((prompt, range(k)) for prompt in prompts), k, SHARD_PROMPTS)) as finished:
+    with closing(_draw_in_any_order(engine, ((prompt, range(k)) for prompt in prompts), k)) as finished:
         rows = {one[0].prompt_id: _rows(one, responses) for one, responses in finished}
     _write(path, [row for prompt in prompts for row in rows[prompt.prompt_id]])
 
@@ -104,39 +102,25 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw_in_any_order(
-    engine: Engine, asked: Iterable[Asked], k: int, shard_prompts: int
+    engine: Engine | ConcurrentEngine, asked: Iterable[Asked], k: int
 ) -> Generator[tuple[Asked, list[Response]]]:
-    """Return a generator of each of ``asked`` with its rollouts, as many at once as the engine can and memory holds.
+    """Yield each of ``asked`` with its rollouts, as many at once as the engine can and memory holds.
 
     A run that goes on has the batches of one that was not stopped, since rounding depends on them: a whole number of
     them is a shard.
     """
     if isinstance(engine, ConcurrentEngine):
-        return engine.sample_each(asked)
-    if not isinstance(engine, BatchEngine):
-        return _draw_in_batches(partial(_sample_alone, engine), asked, k, 1)
-    sizes = (size for size in range(1, shard_prompts + 1) if shard_prompts % size == 0)
+        yield from engine.sample_each(asked)
+        return
+    sizes = (size for size in range(1, SHARD_PROMPTS + 1) if SHARD_PROMPTS % size == 0)
     together = max(size for size in sizes if size == 1 or size * k <= RESPONSES_PER_BATCH)
-    return _draw_in_batches(engine.sample_together, asked, k, together)
-
-
-def _sample_alone(engine: Engine, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
-    """Return rollouts of one prompt."""
-    prompt, _ = draws[0]
-    return engine.sample(prompt.token_ids, prompt.prompt_id, [index for _, index in draws])
-
-
-def _draw_in_batches(
-    sample: Callable[[Sequence[tuple[Prompt, int]]], list[Response]], asked: Iterable[Asked], k: int, together: int
-) -> Generator[tuple[Asked, list[Response]]]:
-    """Yield prompts with their rollouts, those of ``together`` prompts drawn at once as long as memory suffices."""
     at_once, waiting = together * k, iter(asked)
     while batch := list(islice(waiting, together)):
         draws = [(prompt, index) for prompt, indices in batch for index in indices]
         responses: list[Response] = []
         while missing := draws[len(responses) : len(responses) + at_once]:
             try:
-                responses += sample(missing)
+                responses += engine.sample_together(missing)
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
@@ -174,7 +158,7 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
                 f"{directory}: {wrong.sum()} of {len(wrong)} rollouts, the first number {first % k} of prompt "
                 f"{prompt_ids[first // k]!r}, are {what}"
             )
-    return Drawn(directory, shards, shard_R, row_R, k * SHARD_PROMPTS)
+    return Drawn(shards, shard_R, row_R, k * SHARD_PROMPTS)
 
 
 def count_drawn(directory: Path, prompt_ids: Sequence[str], k: int) -> int:
@@ -186,7 +170,6 @@ def count_drawn(directory: Path, prompt_ids: Sequence[str], k: int) -> int:
 class Drawn:
     """Rollouts in a given order; their shards are read on demand, a few at a time."""
 
-    directory: Path
     shards: list[Path]
     shard_of: NDArray[np.int32]  # the shard number of each rollout
     row_of: NDArray[np.int32]

@@ -30,7 +30,6 @@ from infalign.models.pretrained import config_of, generation_of
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     Asked,
-    Engine,
     EngineSettings,
     Prompt,
     Response,
@@ -281,7 +280,7 @@ class Settings(EngineSettings):
         return (self.url, self.api_key_env) if self.command is None else ((), None)
 
     @contextmanager
-    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[ServerEngine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
         vocabulary = vocabulary_of(model)
         with serving(self.command, model, self.url[0]) as first:

@@ -15,6 +15,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
+    Draw,
     Engine,
     EngineSettings,
     Prompt,
@@ -176,10 +177,12 @@ class SharedPrefixBatch:
                     self.model(torch.tensor([text], device=device), use_cache=False).logits[0, -1]
                     for text in (ids, ids, ids[:3])
                 ]
-                self._begin([(ids[:3], [Row(3, []), Row(3, [])])])
-                self._append([ids[3]] * 2)
-                self._begin([(ids[:2], [Row(2, [])])])
-                self._append([ids[4], ids[4], ids[2]])
+                self._begin([(ids[:3], [Row(3, [], ids[3:4]), Row(3, [], ids[3:4])])])
+                self._forward()
+                for row in self.rows:
+                    row.token_ids.append(ids[4])
+                self._begin([(ids[:2], [Row(2, [], ids[2:3])])])
+                self._forward()
         except Exception as error:  # a model without the attention interface can raise any exception
             raise ConfigError(f"{name} cannot share a prefix: {first_line(error)}{ALTERNATIVES}") from error
         expected, found = torch.stack(plain).float(), self._logits.float()
@@ -190,12 +193,6 @@ class SharedPrefixBatch:
         gap = float((found - expected).abs().quantile(0.98) / (1 + expected.abs().max()))
         if not gap <= torch.finfo(self.model.dtype).eps ** 0.5:
             raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){ALTERNATIVES}")
-
-    def _append(self, tokens: Sequence[int]) -> None:
-        """Append a token to each row."""
-        for row, token in zip(self.rows, tokens, strict=True):
-            row.token_ids.append(token)
-        self._forward()
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
@@ -216,18 +213,14 @@ class SharedPrefixBatch:
                 config._attn_implementation = name
 
 
-class SharedPrefixEngine:
+class SharedPrefixEngine(Engine):
     """Draws the rollouts of a run by `SharedPrefixBatch`: those of one call begin together."""
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
         self.batch, self.sampling = SharedPrefixBatch(model, tokenizer), sampling
 
-    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
-        """Return rollouts number ``indices`` of the prompt, in that order."""
-        return self.sample_together([(Prompt(prompt_id, prompt_ids), index) for index in indices])
-
-    def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
-        """Return rollouts, each of a prompt and a number; they are drawn in one batch."""
+    def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
+        """Return the rollouts, which are drawn in one batch."""
         try:
             rows = self.batch.join((prompt, index, self.sampling) for prompt, index in draws)
             while self.batch.rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError
@@ -11,6 +12,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
+    Draw,
     Engine,
     EngineSettings,
     Prompt,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """Draw responses with transformers' ``generate``, which takes any causal language model.
 
     Tokens are picked with the same random streams as in `SharedPrefixEngine`, and nothing in the model's
@@ -36,11 +38,16 @@ class TransformersEngine:
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
         self.model, self.vocabulary, self.sampling = model, Vocabulary.of(model, tokenizer), sampling
 
-    def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
-        """Return rollouts number ``indices`` of the prompt, in that order."""
+    def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
+        """Return the rollouts, in the order of ``draws``; those of a prompt are drawn in one batch."""
+        by_prompt = groupby(draws, lambda draw: draw[0].prompt_id)
+        return [response for _, group in by_prompt for response in self._sample(list(group))]
+
+    def _sample(self, draws: Sequence[Draw]) -> list[Response]:
         import torch
         from transformers import GenerationConfig
 
+        (prompt_id, prompt_ids), indices = draws[0][0], [index for _, index in draws]
         check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
         uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(self.model.device)
         inputs = torch.tensor([list(prompt_ids)] * len(indices), device=self.model.device)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infalign.core.errors import DataError
 from infalign.core.http import resolve_names_in_daemons
-from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt, context_of
+from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt
 from infalign.sampling.server import ServerEngine
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
 
@@ -55,12 +54,6 @@ class LocalDraws:
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
         """Raise DataError for a prompt that is too long for the model, or empty."""
-        tokens, longest, context = len(prompt.token_ids), sampling.max_new_tokens, context_of(self._batch.model)
-        if context is not None and tokens + longest > context:
-            raise DataError(
-                f"the conversation has {tokens} tokens, which with an answer of up to {longest} exceeds the model's "
-                f"context of {context}; shorten it to {max(context - longest, 0)}"
-            )
         check_prompt(prompt.token_ids, prompt.prompt_id, self._batch.model, sampling)
 
     async def draw(
