@@ -127,15 +127,15 @@ def test_verl_gets_the_shaped_reward_and_keeps_its_shape(tokenizer: Any, tmp_pat
     np.testing.assert_allclose(scores, shaped, rtol=1e-6)
     batch, _ = apply_kl_penalty(batch, FixedKLController(0.1))
     lengths = batch.batch["response_mask"].sum(1).numpy().reshape(shaped.shape)
-    penalised = shaped - 0.1 * 0.5 * lengths
+    penalized = shaped - 0.1 * 0.5 * lengths
 
     def advantages(name: str, **options: Any) -> np.ndarray:
         found = compute_advantage(batch, name, num_repeat=len(SAID), **options).batch["advantages"]
         return found[:, 0].numpy().reshape(shaped.shape)
 
-    centred = penalised - penalised.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(advantages("rloo"), centred * len(SAID) / (len(SAID) - 1), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(advantages("grpo", norm_adv_by_std_in_grpo=False), centred, rtol=1e-4, atol=1e-6)
+    centered = penalized - penalized.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(advantages("rloo"), centered * len(SAID) / (len(SAID) - 1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(advantages("grpo", norm_adv_by_std_in_grpo=False), centered, rtol=1e-4, atol=1e-6)
 
 
 def test_verl_stops_at_a_bad_row(tokenizer: Any, tmp_path: Path) -> None:

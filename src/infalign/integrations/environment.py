@@ -14,8 +14,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pydantic import ValidationError
-
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id
 from infalign.method.procedures import is_extreme, parse_procedure
@@ -93,11 +91,9 @@ def _reward(source: str) -> RewardFunction:
 
     check_reachable(source)
     device = os.environ.get("INFALIGN_DEVICE", "auto")
-    try:
-        compute = Compute.model_validate({"device": device})
-    except ValidationError as error:
-        raise ConfigError(f"INFALIGN_DEVICE is {device}; it is auto, cpu or cuda") from error
-    return ClassifierReward.load(source, device=compute.torch_device())
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"INFALIGN_DEVICE is {device}; it is auto, cpu or cuda")
+    return ClassifierReward.load(source, device=Compute.model_validate({"device": device}).torch_device())
 
 
 def tokenizer(source: str) -> Any:

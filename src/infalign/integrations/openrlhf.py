@@ -33,10 +33,9 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     import torch
 
     try:
-        reward, found = from_environment(), []
-        for query, prompt, label in zip(queries, prompts, labels, strict=True):
-            messages, references = parse_label(label)
-            found.append(reward.score(messages, response(query, prompt, _tokenizer()), references))
+        asked = zip(queries, prompts, labels, strict=True)
+        rows = [parse_label(label, response(query, prompt, _tokenizer())) for query, prompt, label in asked]
+        found = [from_environment().score(*row) for row in rows]
     except InfalignError as error:
         logging.getLogger(__name__).error("no reward: %s", error)
         raise
@@ -44,16 +43,17 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {"rewards": scores, "scores": rewards, "extra_logs": {"win_rate": win_rates, "reward": rewards}}
 
 
-def parse_label(label: Any) -> tuple[list[Message], Any]:
-    """Return the prompt and the reference rewards in a label, a JSON object as text or as it is.
+def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any]:
+    """Return what the response ``said`` is scored by: its prompt, itself, and the reference rewards in its label.
 
-    Raises DataError if it is none with prompt and reference_rewards.
+    A label is a JSON object as text or as it is. Raises DataError if it is none with prompt and reference_rewards.
     """
     try:
         row = label if isinstance(label, dict) else json.loads(label)
     except (TypeError, ValueError) as error:
         raise DataError(f"a label is no JSON object, it begins {str(label)[:60]!r}") from error
-    return calibrated_row(row, "a label")
+    messages, references = calibrated_row(row, "a label")
+    return messages, said, references
 
 
 def response(query: str, prompt: str, words: Any) -> str:

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
 
 
-Row = tuple[list[Message], str, Any]
-"""A prompt, a response and the reference rewards."""
-
-
 def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None) -> Starlette:
     """Return the application; ``words`` is the policy's tokenizer, without which OpenRLHF's body is refused.
 
@@ -42,10 +38,9 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    def scored(rows: list[Row]) -> list[Score]:
-        return reward.scores(*map(list, zip(*rows, strict=True)))
-
-    batches = Batches(scored)
+    batches = Batches[tuple[list[Message], str, Any], Score](
+        lambda rows: reward.scores(*map(list, zip(*rows, strict=True)))
+    )
 
     @asynccontextmanager
     async def working(_: Starlette) -> AsyncGenerator[None]:
@@ -61,14 +56,14 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
             if isinstance(body, dict) and "query" in body:
                 if words is None:
                     raise DataError("start the server with INFALIGN_TOKENIZER to read queries of the policy")
-                rows = [_labeled(response(q, p, words), label) for q, p, label in _columns(body)]
+                rows = [parse_label(label, response(q, p, words)) for q, p, label in _columns(body)]
                 scores = await batches.done(rows)
                 logs = {"win_rate": [s.win_rate for s in scores], "reward": [s.reward for s in scores]}
                 answer = {"rewards": [s.score for s in scores], "scores": logs["reward"], "extra_logs": logs}
             elif isinstance(body, dict) and "response" in body and "label" in body:
                 if not isinstance(body["response"], str):
                     raise DataError("response must be text")
-                (one,) = await batches.done([_labeled(body["response"], body["label"])])
+                (one,) = await batches.done([parse_label(body["label"], body["response"])])
                 answer = one._asdict()
             else:
                 raise DataError("the body has neither query, prompts and labels nor prompt, response and label")
@@ -110,8 +105,3 @@ def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:
     if not all(isinstance(text, str) for text in (*lists[0], *lists[1])):
         raise DataError("query and prompts must be texts")
     return [*zip(*lists, strict=True)]
-
-
-def _labeled(said: str, label: Any) -> Row:
-    messages, references = parse_label(label)
-    return messages, said, references
