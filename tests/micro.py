@@ -82,8 +82,8 @@ def infalign(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def finish(folder: Path) -> Path:
-    """Do a whole run with the command line, with two worker processes, and return its directory."""
-    ended = infalign("run", write(folder / "recipe.yaml", settings(folder / "run") | WORKERS), "--debug")
+    """Do a whole run with the command line, in one process, and return its directory."""
+    ended = infalign("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     assert f"Report: {folder / 'run' / 'report.html'}" in ended.stdout
     return folder / "run"

@@ -121,7 +121,7 @@ def test_a_set_that_no_run_could_use_is_refused(tmp_path: Path, hub: Path, rows:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["get", "hh"], "there is no public set hh; there are hh-helpful, hh-harmless, tldr"),
+        (["get", "hh"], "Choose from: "),
         (["get", "tldr", "--part", "dev"], "tldr has the parts train, test, demonstrations, found dev"),
         (["get", "tldr", "--from", "nowhere"], "`hf download trl-lib/tldr-preference --repo-type dataset --local-d"),
     ],

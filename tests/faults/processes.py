@@ -134,29 +134,6 @@ def worker_killed(lab: Lab) -> Seen:
     return while_training(lab, lambda run: os.kill(workers(run)[0], signal.SIGKILL))
 
 
-def give_pid(*, on_progress: OnProgress) -> int:
-    """Return the process that does this task."""
-    return os.getpid()
-
-
-@fault(1)
-def idle_worker_killed(lab: Lab) -> Seen:
-    """SIGKILL of an idle worker process → Within seconds: the next step of this worker."""
-    pids: list[int] = []
-
-    def done(name: str, result: int, seconds: float) -> None:
-        os.kill(result, signal.SIGKILL)
-        while Path(f"/proc/{result}/stat").read_text().split()[2] != "Z":
-            time.sleep(0.01)
-        pids.append(result)
-
-    work = [Task("rollout-0", give_pid), Task("score-0", give_pid, frozenset(["rollout-0"]))]
-    with ProgressDisplay(Console(file=StringIO())) as display:
-        seen = told(lambda: run_tasks(work, Workers(2, 1), display=display, on_done=done))
-    assert len(pids) == 1
-    return seen
-
-
 # Memory
 
 
@@ -238,18 +215,6 @@ def closed_stdout(lab: Lab) -> Seen:
         code = run.wait(timeout=600)
     lab.ends_well(root)
     return Seen(code, said)
-
-
-@fault(141)
-def closed_json(lab: Lab) -> Seen:
-    """Stdout is closed while JSON is printed to it → The output was closed."""
-    words = ["curve", "--procedure", "best-of-4", "--transform", "exp:10", "--transform", "log", "--sweep", "--json"]
-    with started([micro.COMMAND, *words]) as run:
-        assert run.stdout
-        assert run.stderr
-        run.stdout.close()
-        said = run.stderr.read()
-        return Seen(run.wait(timeout=600), said)
 
 
 # The loop

@@ -28,24 +28,24 @@ def ask(main: Any, run: Path, *words: object) -> list[dict[str, Any]]:
     return records(out)
 
 
-def test_the_draw_is_served_that_the_procedure_chooses(main: Any, evaluated_run: Path) -> None:
+def test_the_draw_is_served_that_the_procedure_chooses(main: Any, trained_run: Path) -> None:
     """Every draw comes with the run's reward and its rank; the same seed gives the same, another one others."""
-    (best,) = ask(main, evaluated_run)
+    (best,) = ask(main, trained_run)
     assert best["procedure"] == "best-of-4"
     assert best["draws"] == len(best["all"]) == 4
     rewards = micro.brightness([], [draw["text"] for draw in best["all"]])
     assert [draw["reward"] for draw in best["all"]] == pytest.approx(rewards)
     assert sorted(draw["rank"] for draw in best["all"]) == [1, 2, 3, 4]
     assert (best["rank"], best["answer"]) == (1, best["all"][best["served"]]["text"])
-    (worst,) = ask(main, evaluated_run, "--procedure", "worst-of-4")
+    (worst,) = ask(main, trained_run, "--procedure", "worst-of-4")
     assert worst["all"] == best["all"]
     assert worst["rank"] == 4
-    (other,) = ask(main, evaluated_run, "--seed", 1)
+    (other,) = ask(main, trained_run, "--seed", 1)
     assert {draw["text"] for draw in other["all"]}.isdisjoint(draw["text"] for draw in best["all"])
 
 
 def test_prompts_come_from_everywhere(
-    main: Any, evaluated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    main: Any, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same prompts give the same answers from a text, a table and standard input; one that comes again another."""
     text, table = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
@@ -54,44 +54,44 @@ def test_prompts_come_from_everywhere(
     table.write_text("".join(json.dumps(row) + "\n" for row in [*turns, {"prompt": PROMPTS[2], "chosen": "unread"}]))
     found = []
     for path in (text, table):
-        code, out, err = main("generate", evaluated_run, "--input", path, "--json")
+        code, out, err = main("generate", trained_run, "--input", path, "--json")
         assert (code, err) == (0, "")
         found.append(records(out))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
-    code, piped, err = main("generate", evaluated_run, "--json")
+    code, piped, err = main("generate", trained_run, "--json")
     assert (code, err) == (0, "")
     assert found[0] == found[1] == records(piped)
     assert [answer["prompt"][0]["content"] for answer in found[0]] == PROMPTS
     assert found[0][0]["answer"] != found[0][2]["answer"]
 
 
-def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, evaluated_run: Path) -> None:
+def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_run: Path) -> None:
     """One prompt gives its answer alone; terminal escapes that a model writes are not obeyed."""
-    (record,) = ask(main, evaluated_run)
-    _, out, _ = main("generate", evaluated_run, "--prompt", PROMPTS[0])
+    (record,) = ask(main, trained_run)
+    _, out, _ = main("generate", trained_run, "--prompt", PROMPTS[0])
     assert len(out.splitlines()) == 1 + record["answer"].count("\n")
-    _, out, _ = main("generate", evaluated_run, "--prompt", PROMPTS[0], "--all")
+    _, out, _ = main("generate", trained_run, "--prompt", PROMPTS[0], "--all")
     assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit()] == ["1", "2", "3", "4"]
     assert "served by best-of-4; draws: 4 of the policy" in out
     assert all(letter.isprintable() or letter == "\n" for letter in out)
 
 
-def test_policies_from_elsewhere_are_served(main: Any, evaluated_run: Path, tmp_path: Path) -> None:
+def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_path: Path) -> None:
     """A LoRA adapter on the reference, and a guided policy; each answers as the reference until it has learnt."""
-    reference, tokenizer = load_policy(evaluated_run.parent / "policy")
-    plain = ask(main, evaluated_run, "--policy", "reference")[0]
+    reference, tokenizer = load_policy(trained_run.parent / "policy")
+    plain = ask(main, trained_run, "--policy", "reference")[0]
     model = get_peft_model(reference, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     model.save_pretrained(tmp_path / "fresh")
-    assert ask(main, evaluated_run, "--policy", tmp_path / "fresh")[0]["all"] == plain["all"]
+    assert ask(main, trained_run, "--policy", tmp_path / "fresh")[0]["all"] == plain["all"]
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(0))
     model.save_pretrained(tmp_path / "learnt")
-    assert ask(main, evaluated_run, "--policy", tmp_path / "learnt")[0]["all"] != plain["all"]
-    guided = GuidedForCausalLM.with_lora(load_policy(evaluated_run.parent / "policy")[0], rank=2, alpha=4.0)
+    assert ask(main, trained_run, "--policy", tmp_path / "learnt")[0]["all"] != plain["all"]
+    guided = GuidedForCausalLM.with_lora(load_policy(trained_run.parent / "policy")[0], rank=2, alpha=4.0)
     guided.save_pretrained(tmp_path / "guided")
     tokenizer.save_pretrained(tmp_path / "guided")
-    assert ask(main, evaluated_run, "--policy", tmp_path / "guided")[0]["all"] == plain["all"]
+    assert ask(main, trained_run, "--policy", tmp_path / "guided")[0]["all"] == plain["all"]
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_policies_from_elsewhere_are_served(main: Any, evaluated_run: Path, tmp_
     ],
 )
 def test_what_cannot_be_answered_is_said_in_one_sentence(
-    main: Any, evaluated_run: Path, words: list[str], code: int, said: str
+    main: Any, trained_run: Path, words: list[str], code: int, said: str
 ) -> None:
     """With the exit code of its kind, and nothing on standard output."""
-    found, out, err = main("generate", evaluated_run, "--prompt", "Hello", *words)
+    found, out, err = main("generate", trained_run, "--prompt", "Hello", *words)
     assert (found, out) == (code, "")
     assert said in err
     assert err.count("\n") == 1
@@ -124,12 +124,12 @@ def test_what_cannot_be_answered_is_said_in_one_sentence(
     ],
 )
 def test_files_without_prompts_are_refused(
-    main: Any, evaluated_run: Path, tmp_path: Path, name: str, content: str | None, said: str
+    main: Any, trained_run: Path, tmp_path: Path, name: str, content: str | None, said: str
 ) -> None:
     """An absent one, an empty one, a table without the column; and a folder that is no run's."""
     if content:
         (tmp_path / name).write_text(content)
-    code, _, err = main("generate", evaluated_run, "--input", tmp_path / name)
+    code, _, err = main("generate", trained_run, "--input", tmp_path / name)
     assert (code, said in err) == (3, True)
     code, _, err = main("generate", tmp_path, "--prompt", "Hello")
     assert (code, "is not the directory of a run" in err) == (2, True)

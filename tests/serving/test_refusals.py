@@ -74,9 +74,9 @@ def test_an_unknown_path_says_which_there_are(client: OpenAI, path: str) -> None
     assert refused.value.body == {"message": said, **about}
 
 
-def test_a_prompt_that_is_too_long_for_the_base_is_refused(evaluated_run: Path, client: OpenAI) -> None:
+def test_a_prompt_that_is_too_long_for_the_base_is_refused(trained_run: Path, client: OpenAI) -> None:
     """A short answer of the policy fits beside it, but the threshold takes draws of the base of the run's length."""
-    tokenizer, talk = load_tokenizer(evaluated_run / "data" / "tokenizer"), dict(TURN)
+    tokenizer, talk = load_tokenizer(trained_run / "data" / "tokenizer"), dict(TURN)
     while len(conversation_ids(tokenizer, [talk], add_generation_prompt=True)) < 182:
         talk["content"] += "."
     short = {"messages": [talk], "max_tokens": 1}
@@ -115,10 +115,10 @@ class Gate:
         return micro.brightness([], [text for _, text in rows])
 
 
-def test_more_than_it_can_do_is_refused_and_done_later(evaluated_run: Path) -> None:
+def test_more_than_it_can_do_is_refused_and_done_later(trained_run: Path) -> None:
     """Beyond ``most`` answers a client is told to ask again, and OpenAI's client does; what was taken is answered."""
     gate = Gate()
-    with serving(policy(evaluated_run, scores=Batches(gate)), most=3) as url:
+    with serving(policy(trained_run, scores=Batches(gate)), most=3) as url:
         answers: list[Any] = []
         taken = threading.Thread(target=lambda: answers.extend(concurrently(url, [asked(n=1), asked(n=2)])))
         taken.start()
@@ -141,10 +141,10 @@ def test_more_than_it_can_do_is_refused_and_done_later(evaluated_run: Path) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_frees_its_work(evaluated_run: Path, stream: bool) -> None:
+def test_a_client_that_goes_frees_its_work(trained_run: Path, stream: bool) -> None:
     """Of the draws that a client asked for those are abandoned that are not made when it goes; the next is served."""
-    model, tokenizer = load_policy(evaluated_run / "models" / "aware")
-    with serving(policy(evaluated_run, draws=LocalDraws(model, tokenizer, rows=2))) as url:
+    model, tokenizer = load_policy(trained_run / "models" / "aware")
+    with serving(policy(trained_run, draws=LocalDraws(model, tokenizer, rows=2))) as url:
 
         async def ask_and_go() -> None:
             async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as client:
@@ -167,7 +167,7 @@ def test_a_client_that_goes_frees_its_work(evaluated_run: Path, stream: bool) ->
         assert concurrently(url, [asked()])[0].choices[0].message.content
 
 
-def test_a_reward_that_fails_is_said_and_spoils_no_other(evaluated_run: Path) -> None:
+def test_a_reward_that_fails_is_said_and_spoils_no_other(trained_run: Path) -> None:
     """The answer whose reward is missing is an error of the server, before or inside a stream."""
 
     def picky(rows: list[Any]) -> list[float]:
@@ -175,7 +175,7 @@ def test_a_reward_that_fails_is_said_and_spoils_no_other(evaluated_run: Path) ->
             raise ValueError("no reward for this")
         return [0.0] * len(rows)
 
-    with serving(policy(evaluated_run, scores=Batches(picky))) as url:
+    with serving(policy(trained_run, scores=Batches(picky))) as url:
         requests = [asked("bad" if i % 3 == 0 else "good", stream=i % 2 == 0) for i in range(9)]
         for i, answer in enumerate(concurrently(url, requests, max_retries=0)):
             if i % 3 == 0:

@@ -57,13 +57,13 @@ def is_up(url: str) -> bool:
     ids=["answers", "rewards"],
 )
 def test_a_command_serves_others_only_with_a_token(
-    evaluated_run: Path, command: str, options: str, path: str, body: dict[str, Any], said: str
+    trained_run: Path, command: str, options: str, path: str, body: dict[str, Any], said: str
 ) -> None:
     """Health is for everyone; a client's API key is the token, and a stopped server ends well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [micro.COMMAND, command, evaluated_run, *options.split(), "--host", "0.0.0.0", "--port", str(port)]
+    words = [micro.COMMAND, command, trained_run, *options.split(), "--host", "0.0.0.0", "--port", str(port)]
     paths = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
     variables = os.environ | {TOKEN_VARIABLE: "secret", "PYTHONPATH": paths}
     process = subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True)

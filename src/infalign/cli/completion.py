@@ -37,18 +37,13 @@ def keys(_: CompletionContext) -> dict[str, str]:
     return {key.name: key.meaning for key in all_keys()}
 
 
-def sets(_: CompletionContext) -> dict[str, str]:
-    """Return the public data sets, and what they are."""
+def rows(typed: CompletionContext) -> dict[str, str]:
+    """Return the public data sets, what they are, the world of the demo, and the files of rows nearby."""
+    from infalign.data.files import READERS
     from infalign.data.sets import SETS
 
-    return {name: found.about for name, found in SETS.items()}
-
-
-def rows(typed: CompletionContext) -> dict[str, str]:
-    """Return those, the world of the demo, and the files of rows nearby."""
-    from infalign.data.files import READERS
-
-    return sets(typed) | {"world": "the small text world of the demo"} | _near(typed, READERS)
+    about = {name: found.about for name, found in SETS.items()}
+    return about | {"world": "the small text world of the demo"} | _near(typed, READERS)
 
 
 def _near(typed: CompletionContext, endings: Iterable[str]) -> dict[str, str]:

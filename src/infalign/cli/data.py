@@ -4,15 +4,13 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from infalign.cli import completion
 from infalign.cli.output import open_console
 from infalign.core.display import say
 from infalign.core.errors import ConfigError
-from infalign.core.spelling import did_you_mean
 
 GET_EPILOGUE = """\
 Examples:
@@ -34,7 +32,7 @@ below FOLDER that is called as on the hub: FOLDER/hh-rlhf/helpful-base/...
 
 
 def get(
-    name: Annotated[str, Parameter(help="hh-helpful, hh-harmless or tldr.", completer=completion.sets)],
+    name: Annotated[Literal["hh-helpful", "hh-harmless", "tldr"], Parameter(help="The set.")],
     /,
     *,
     part: Annotated[list[str] | None, Parameter(help="Only this part. Repeatable.")] = None,
@@ -48,10 +46,6 @@ def get(
     from infalign.core.progress import ProgressDisplay
     from infalign.data.sets import SETS, fetch, part_file
 
-    if name not in SETS:
-        raise ConfigError(
-            f"there is no public set {name}; there are {', '.join(SETS)}{did_you_mean(name, SETS, after='; ')}"
-        )
     chosen, console = SETS[name], open_console()
     parts = part or chosen.parts
     if unknown := [split for split in parts if split not in chosen.parts]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -19,8 +20,6 @@ from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from infalign.data.examples import Message
     from infalign.serving.answers import Answer, Asked
 
@@ -128,31 +127,33 @@ def serve(
 def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[Message]]":
     """Return the prompts of the command line, of a file, or of standard input."""
     from infalign.data.examples import parse_prompt
+    from infalign.data.files import READERS, read_rows
 
     if prompts is not None and path is not None:
         raise ConfigError("give --prompt or --input, not both")
-    rows = _rows(path) if prompts is None else [("--prompt", {"prompt": text}) for text in prompts]
+    if prompts is not None:
+        rows: Iterable[tuple[str, dict[str, Any]]] = [("--prompt", {"prompt": text}) for text in prompts]
+    elif path is not None and path.name.endswith(tuple(READERS)):
+        rows = read_rows(path)
+    else:
+        rows = [(where, {"prompt": line.strip()}) for where, line in _lines(path) if line.strip()]
     found = [[*parse_prompt(row, where)] for where, row in rows]
     if not found:
         raise DataError(f"{path or 'standard input'} has no prompts; write one a line")
     return found
 
 
-def _rows(path: Path | None) -> "Iterable[tuple[str, dict[str, Any]]]":
-    """Return the rows of a table, or the lines of a text or of standard input that are not blank, with their places."""
-    from infalign.data.files import READERS, read_rows
+def _lines(path: Path | None) -> list[tuple[str, str]]:
+    """Return the lines of a text or of standard input with their places."""
     from infalign.data.lines import lines
 
-    if path is not None and path.name.endswith(tuple(READERS)):
-        return read_rows(path)
     if path is None and sys.stdin.isatty():
         print("Prompts, one a line; end with Ctrl-D:", file=sys.stderr)
     try:
         with BytesIO(sys.stdin.buffer.read()) if path is None else path.open("rb") as file:
-            numbered = [*lines(file, path or Path("standard input"))]
+            return [*lines(file, path or Path("standard input"))]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; correct the path") from error
-    return [(where, {"prompt": line.strip()}) for where, line in numbered if line.strip()]
 
 
 def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:

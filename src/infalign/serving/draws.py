@@ -141,10 +141,7 @@ class RemoteDraws:
     async def draw(
         self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> list[Response]:
-        """Return draws number ``indices`` of a prompt; ``on_tokens`` is told when they have ended.
-
-        Raises as the engine.
-        """
+        """Return draws number ``indices`` of a prompt. Raises as the engine, which shows no tokens on the way."""
         self.in_progress += len(indices)
         try:
             async with self._turns:
@@ -155,8 +152,6 @@ class RemoteDraws:
         finally:
             self.in_progress -= len(indices)
         self.counts.update(draws=len(drawn), draw_tokens=sum(len(response.token_ids) for response in drawn))
-        if on_tokens is not None:
-            on_tokens(drawn[-1].token_ids)
         return drawn
 
     async def work(self) -> None:
