@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -22,21 +21,7 @@ from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
-# The means: a server of the reference policy, prompts, and an engine that has room for a few responses
-
-
-@contextmanager
-def served(lab: Lab) -> Iterator[RolloutServer]:
-    """Yield a server of the finished run's reference policy; requests are repeated once, and at once."""
-    policy = load_policy(lab.finished / "models" / "reference")
-    with retries.attempts(2), RolloutServer(*policy) as server:
-        yield server
-
-
-def draw_from(root: Path, server: RolloutServer, in_flight: int = 8) -> list[str]:
-    """Draw the rollouts of a run from the server, as far as they do not come from there already."""
-    engine = f"{{kind: server, url: '{server.url}', in_flight: {in_flight}}}"
-    return again(root, f"rollout.engine={engine}", until="rollout")
+# The means: prompts, and an engine that has room for a few responses
 
 
 def drawn(lab: Lab, engine: Any, name: str = "drawn", prompts: int = 3) -> list[dict[str, Any]]:
@@ -71,14 +56,16 @@ def room_for(model: Any, rows: int) -> Iterator[list[int]]:
 def dies_halfway(lab: Lab) -> Seen:
     """The inference server dies halfway, and comes back → Start it and rerun; its rollouts are kept."""
     root = lab.copy()
-    with served(lab) as server:
+    policy = load_policy(lab.finished / "models" / "reference")
+    with retries.attempts(2), RolloutServer(*policy) as server:
+        engine = f"rollout.engine={{kind: server, url: '{server.url}', in_flight: 8}}"
         server.broken_after = 2 + 5  # the probe and five prompts
-        seen = told(lambda: draw_from(root, server))
+        seen = told(lambda: again(root, engine, until="rollout"))
         before = pq.read_table(root / "rollouts" / "part-0").to_pylist()
         assert len(before) == 5 * 6
         server.broken_after = None
         server.bodies.clear()
-        assert "rollout-0" in draw_from(root, server)
+        assert "rollout-0" in again(root, engine, until="rollout")
         assert len(server.bodies) == 2 + 7
     after = pq.read_table(root / "rollouts" / "part-0").to_pylist()
     assert (len(after), after[: len(before)]) == (12 * 6, before)

@@ -77,7 +77,7 @@ def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_ru
 
 
 def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_path: Path) -> None:
-    """A LoRA adapter on the reference, and a guided policy; each answers as the reference until it has learnt."""
+    """A LoRA adapter on the reference, and a guided policy; each answers as the reference until it has learned."""
     reference, tokenizer = load_policy(trained_run.parent / "policy")
     plain = ask(main, trained_run, "--policy", "reference")[0]
     model = get_peft_model(reference, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -86,8 +86,8 @@ def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_pa
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(0))
-    model.save_pretrained(tmp_path / "learnt")
-    assert ask(main, trained_run, "--policy", tmp_path / "learnt")[0]["all"] != plain["all"]
+    model.save_pretrained(tmp_path / "learned")
+    assert ask(main, trained_run, "--policy", tmp_path / "learned")[0]["all"] != plain["all"]
     guided = GuidedForCausalLM.with_lora(load_policy(trained_run.parent / "policy")[0], rank=2, alpha=4.0)
     guided.save_pretrained(tmp_path / "guided")
     tokenizer.save_pretrained(tmp_path / "guided")

@@ -10,8 +10,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
@@ -129,11 +129,6 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     """
     desk, begun = Desk(policy, most=most), int(time.time())
 
-    @asynccontextmanager
-    async def working(_: Starlette) -> AsyncIterator[None]:
-        async with policy.working():
-            yield
-
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
         body = parse_body(await body_of(request, max_bytes=MAX_BYTES))
@@ -190,7 +185,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         Route("/health", health),
         Route("/metrics", checked(metrics)),
     ]
-    return Starlette(routes=routes, exception_handlers={404: _unknown}, lifespan=working)
+    return Starlette(routes=routes, exception_handlers={404: _unknown}, lifespan=lambda _: policy.working())
 
 
 async def _unknown(request: Request, _: Exception) -> Response:
