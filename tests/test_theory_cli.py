@@ -1,8 +1,6 @@
 """Theory on the command line: known answers as JSON, exit codes, readable figures, files that recipes accept."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -78,18 +76,6 @@ def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, 
     assert err.startswith("infalign: ")
     assert err.count("\n") == 1
     assert said in err
-
-
-def test_a_point_needs_no_heavy_library() -> None:
-    """``infalign curve`` imports neither torch nor tables nor plots."""
-    script = (
-        "import sys; sys.argv = 'infalign curve --procedure best-of-4 --transform exp:10 --kl 1 --json'.split()\n"
-        "from infalign.cli import main\n"
-        "main()\n"
-        "loaded = {'torch', 'transformers', 'matplotlib', 'pyarrow', 'pydantic', 'rich.table'} & sys.modules.keys()\n"
-        "assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("procedure", ["best-of-32", "worst-of-4"])

@@ -83,7 +83,6 @@ def curve(
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
-    from infalign.core.storage import write_text
     from infalign.method.procedures import parse_procedure
     from infalign.theory import curve as theory
 
@@ -117,6 +116,7 @@ def curve(
 
         (figures.write_curves if sweep else figures.write_laws)(picture, points)
     if interactive:
+        from infalign.core.storage import write_text
         from infalign.report.explorer import explorer_page
 
         write_text(interactive, explorer_page(served=served.name))
