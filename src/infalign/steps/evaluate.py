@@ -91,6 +91,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
         cost=partial(drawing, networks, drawn, run.recipe.rollout.max_new_tokens),
     )
     if kl is not None:
+        with_reference = networks if len(networks) > 1 else networks * 2  # a guide shares the reference's pass
         yield Unit(
             "evaluate",
             "kl",
@@ -100,9 +101,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
             extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
             output=kl,
             work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
-            cost=partial(
-                reading, networks if len(networks) > 1 else networks * 2, measured
-            ),  # guides hold the reference
+            cost=partial(reading, with_reference, measured),
         )
     yield Unit(
         "evaluate",

@@ -90,7 +90,7 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
             table = replace(table, first=counts.count("train_prompts"))
         groups = Samples(table, policy.generations if policy.generates else k, run.layout.root)
         trained = training(fit, counts.prompt + counts.drawn, counts.prompts(table) * groups.each, own, frozen=2 * own)
-        scored = policy.predicts_ranks or run.recipe.reward.is_classifier
+        scored = policy.generates and (policy.predicts_ranks or run.recipe.reward.is_classifier)
         reward = reading([run.architecture("reward")] if scored else [], groups, counts)
         once = summed([drawing([run.architecture("policy")], groups, 0, counts), reward])
         times = policy.responses_per_prompt / groups.each
