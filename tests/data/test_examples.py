@@ -1,5 +1,6 @@
 """Rows to examples: transcripts, conversations and demonstrations, what is refused, and who shares an identity."""
 
+import json
 import re
 from hashlib import blake2b
 
@@ -9,7 +10,23 @@ from hypothesis import strategies as st
 from rows import PROMPT, assistant, comparison, transcript, user
 
 from infalign.core.errors import DataError, InfalignError
-from infalign.data.examples import Example, load_examples, parse_example, prompt_id
+from infalign.data.examples import Example, from_table, load_examples, parse_example, to_table
+from infalign.data.messages import prompt_id
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+SHARED = [
+    {"from": "human", "value": "Hi"},
+    {"from": "gpt", "value": "Hello."},
+    {"from": "human", "value": "Name a colour"},
+    {"from": "gpt", "value": "Blue"},
+]
+
+
+def said(example):
+    """Return the chosen and the rejected reply, each one plain turn of the assistant, as texts."""
+    assert all(turn == assistant(turn["content"]) for turn in (*example.chosen, *example.rejected))
+    ((chosen,), (rejected,)) = example.chosen, example.rejected
+    return chosen["content"], rejected["content"]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +43,7 @@ def test_an_answer_in_two_turns_does_not_move_the_cut(chosen, rejected, answers)
     example = parse_example(
         dict(zip(("chosen", "rejected"), (transcript("Hi") + s for s in sides), strict=True)), "here"
     )
-    assert (example.prompt, example.chosen, example.rejected) == ((user("Hi"),), *answers)
+    assert (example.prompt, said(example)) == ((user("Hi"),), answers)
 
 
 def test_consecutive_turns_of_one_role_merge():
@@ -40,7 +57,7 @@ def test_inline_speakers_are_text():
     """``Human:`` and ``Assistant:`` that do not follow a blank line are what somebody wrote."""
     first = "Write a play.\nHuman: Hi\nAssistant: Hello. Human: Bye"
     example = parse_example(comparison(first, "Human: Hi\nAssistant: Yes", "No"), "here")
-    assert (example.prompt, example.chosen) == ((user(first),), "Human: Hi\nAssistant: Yes")
+    assert (example.prompt, said(example)) == ((user(first),), ("Human: Hi\nAssistant: Yes", "No"))
 
 
 SPOKEN = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1).map(str.strip).filter(bool)
@@ -56,7 +73,7 @@ def test_transcripts_round_trip(turns, chosen, rejected):
         return
     example = parse_example(row, "here")
     assert [turn["content"] for turn in example.prompt] == turns
-    assert (example.chosen, example.rejected) == (chosen, rejected)
+    assert said(example) == (chosen, rejected)
 
 
 SAID = transcript("Hi", "Hello.", "Name a colour")
@@ -65,30 +82,114 @@ SAID = transcript("Hi", "Hello.", "Name a colour")
 @pytest.mark.parametrize(
     "row",
     [
-        {"chosen": f"{SAID} \n\nAssistant: Blue\n", "rejected": f"{SAID} \n\nAssistant:  7"},
-        {"prompt": PROMPT, "chosen": " Blue\n", "rejected": "7"},
+        {"chosen": f"{SAID}\n\nAssistant: Blue", "rejected": f"{SAID}\n\nAssistant: 7"},
+        {"prompt": PROMPT, "chosen": "Blue", "rejected": "7"},
+        {"prompt": json.dumps(PROMPT), "chosen": json.dumps([assistant("Blue")]), "rejected": "7"},
         {"prompt": PROMPT, "chosen": [assistant("Blue")], "rejected": "7"},
-        {"prompt": PROMPT, "chosen": [*PROMPT, assistant("Blue")], "rejected": [PROMPT[-1], assistant("7")], "n": 3},
+        {"prompt": PROMPT, "chosen": [*PROMPT, assistant("Blue")], "rejected": [PROMPT[-1], assistant("7")]},
         {"chosen": [*PROMPT, assistant("Blue")], "rejected": [*PROMPT, assistant("7")]},
+        {"chosen": json.dumps([*PROMPT, assistant("Blue")]), "rejected": json.dumps([*PROMPT, assistant("7")])},
+        {"messages": [*PROMPT, assistant("Blue")], "rejected_response": "7"},
+        {"conversations": SHARED[:-1], "chosen": SHARED[-1], "rejected": {"from": "gpt", "value": "7"}},
     ],
 )  # fmt: skip
 def test_comparison_forms_agree(row):
-    """One comparison reads the same from transcripts, from an explicit prompt and from conversations."""
-    assert parse_example(row, "here") == Example(tuple(PROMPT), "Blue", "7", "here")
+    """One comparison reads the same from transcripts, from an explicit prompt and from conversations, JSON or not."""
+    assert parse_example(row, "here") == Example(tuple(PROMPT), (assistant("Blue"),), (assistant("7"),), "here")
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        {"prompt": PROMPT, "completion": "Blue "},
-        {"prompt": PROMPT, "completion": [assistant("Blue")]},
+        {"prompt": PROMPT, "completion": "Blue"},
+        {"prompt": PROMPT, "completion": [assistant("Blue")], "label": True},
+        {"prompt": PROMPT, "completion": "Blue", "label": "True"},
         {"messages": [*PROMPT, assistant("Blue")]},
-        {"messages": [*PROMPT, assistant("Blue")], "prompt": "ignored beside messages"},
+        {"messages": json.dumps([*PROMPT, assistant("Blue")])},
+        {"messages": [*PROMPT[:1], PROMPT[1] | {"weight": 0}, *PROMPT[2:], assistant("Blue") | {"weight": 1}]},
+        {"conversations": SHARED},
+        {"conversation": [{"input": "Hi", "output": "Hello."}, {"input": "Name a colour", "output": "Blue"}]},
     ],
 )
 def test_demonstration_forms_agree(row):
-    """One demonstration reads the same from prompt and completion and from messages, and rejects nothing."""
-    assert parse_example(row, "here") == Example(tuple(PROMPT), "Blue", None, "here")
+    """One demonstration reads the same from prompt and completion and from lists of messages, and rejects nothing."""
+    assert parse_example(row, "here") == Example(tuple(PROMPT), (assistant("Blue"),), None, "here")
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"system": "Be brief.", "question": "Hi?", "response": "Yes"}, [SYSTEM, user("Hi?")]),
+        ({"system": "Be brief.", "messages": [user("Hi?"), assistant("Yes")]}, [SYSTEM, user("Hi?")]),
+        ({"system": "Be brief.", "messages": [SYSTEM, user("Hi?"), assistant("Yes")]}, [SYSTEM, user("Hi?")]),
+        ({"system_prompt": "", "prompt": "Hi?", "completion": "Yes"}, [user("Hi?")]),
+        ({"instruction": "Translate.", "input": "The cat.", "output": "Yes"}, [user("Translate.\n\nThe cat.")]),
+        ({"prompt": "Translate.", "input": "The cat.", "completion": "Yes"}, [user("Translate.\n\nThe cat.")]),
+        ({"instruction": "Sing.", "input": "", "output": "Yes"}, [user("Sing.")]),
+        ({"instruction": "Who?", "context": "Ann did.", "response": "Yes"}, [user("Who?\n\nAnn did.")]),
+    ],
+)
+def test_system_and_input_are_of_the_prompt(row, prompt):
+    """The column of a system turn, and that of what an instruction is about, are parts of the prompt."""
+    assert parse_example(row, "here") == Example(tuple(prompt), (assistant("Yes"),), None, "here")
+
+
+CALLS = [{"type": "function", "function": {"name": "sky"}}]
+CALL = {"role": "assistant", "content": "", "tool_calls": CALLS}
+RED = (assistant("Red."),)
+SKY = {"role": "tool", "content": "blue", "name": "sky", "tool_call_id": "1"}
+LOOKED = (CALL, SKY, assistant("It is blue."))
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen", "rejected"),
+    [
+        ({"messages": [user("Sky?"), *LOOKED]}, LOOKED, None),
+        ({"prompt": "Sky?", "completion": [*LOOKED]}, LOOKED, None),
+        ({"messages": [user("Sky?"), CALL | {"content": None, "tool_calls": json.dumps(CALLS)}]}, LOOKED[:1], None),
+        ({"chosen": [user("Sky?"), *LOOKED], "rejected": [user("Sky?"), *RED]}, LOOKED, RED),
+        ({"prompt": [user("Sky?")], "chosen": json.dumps(LOOKED), "rejected": "Red."}, LOOKED, RED),
+    ],
+)  # fmt: skip
+def test_a_reply_may_use_tools(row, chosen, rejected):
+    """The reply begins after the last turn of the user, and messages keep their fields."""
+    assert parse_example(row, "here") == Example((user("Sky?"),), chosen, rejected, "here")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Two and two?", "answer": "4"},
+        {"question": "Two and two?", "answer": "4"},
+        {"messages": [user("Two and two?")], "answer": "4"},
+        {
+            "prompt": "Two and two?",
+            "answer": "4",
+            "tools": None,
+            "n": 7,
+            "day": "2024-01-02",
+            "more": {"a": [None, 0.5]},
+        },
+    ],
+)
+def test_a_prompt_without_response_is_no_demonstration(row):
+    """A prompt alone stays one, and columns that no format defines keep their value and type."""
+    example = parse_example(row, "here")
+    asked = {"prompt", "question", "messages"}
+    columns = {name: value for name, value in row.items() if name not in asked}
+    assert example == Example((user("Two and two?"),), (), None, "here", columns)
+
+
+@pytest.mark.parametrize("text", [" Blue\n", "    return 1\n", "\tx", "Blue\u00a0", "[1]", '[{"a": 1}]', "[{'a': 1}]"])
+def test_text_is_kept_as_it_is(text):
+    """Blanks at the ends of a text, and lists that hold no messages, belong to it."""
+    example = parse_example({"prompt": f"{text}?", "chosen": text, "rejected": "No"}, "here")
+    assert (example.prompt, said(example)) == ((user(f"{text}?"),), (text, "No"))
+    transcripts = {"chosen": transcript(text, text), "rejected": transcript(text, "No")}
+    assert (parse_example(transcripts, "here").prompt[0], said(parse_example(transcripts, "here"))) == (
+        user(text),
+        (text, "No"),
+    )
 
 
 def test_text_prompt_is_one_user_turn():
@@ -110,7 +211,7 @@ def test_tldr_demonstration_has_the_prompt_of_the_comparisons():
     }
     prompt = "SUBREDDIT: bread TITLE: My loaf POST: It rose.\n\nThen it fell."
     demonstration = parse_example(row, "here")
-    assert demonstration == Example((user(prompt),), "Loaf rose and fell.", None, "here")
+    assert (demonstration.prompt, demonstration.chosen) == ((user(prompt),), (assistant(" Loaf rose and fell.\n"),))
     compared = parse_example({"prompt": prompt, "chosen": "Bread.", "rejected": "No."}, "there")
     assert compared.prompt_id == demonstration.prompt_id
 
@@ -121,7 +222,7 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (comparison(chosen="Same", rejected=" Same "), "identical, which says nothing"),
+        (comparison(chosen="Same", rejected="Same"), "identical, which says nothing"),
         (comparison(rejected=" "), "the rejected response is empty"),
         (comparison(chosen=""), "the chosen response is empty"),
         ({"chosen": YES, "rejected": f"{NO}\n\nHuman: Why?"}, "rejected transcript ends with a Human turn"),
@@ -135,19 +236,40 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"chosen": None, "rejected": NO}, "column chosen is null, not text"),
         ({"prompt": "Hi", "chosen": "Yes", "rejected": 3}, "column rejected is of type int, not text"),
         ({"prompt": None, "completion": "Yes"}, "column prompt is null, not text"),
-        ({"prompt": "\n\nHuman: Hi\n\nAssistant:", "completion": "Yes"}, "prompt is a Human/Assistant transcript"),
+        ({"prompt": "\n\nHuman: Hi\n\nAssistant:", "completion": "Yes"}, "prompt is a transcript of several turns"),
+        ({"prompt": "Hi\n<extra_id_1>Assistant\nHo", "completion": "Yes"}, "prompt is a transcript of several turns"),
         ({"prompt": [], "completion": "Yes"}, "column prompt is empty, not a list of messages"),
         ({"prompt": [user("Hi"), assistant("Ho")], "completion": "Yes"}, "does not end with a user turn"),
         ({"prompt": ["Hi"], "completion": "Yes"}, "message 1 of prompt is of type str, not an object"),
         ({"prompt": [user(None)], "completion": "Yes"}, "message 1 of prompt: column content is null"),
-        ({"prompt": [{"role": "tool", "content": "1"}], "completion": "Yes"}, "message 1 of prompt has the role"),
+        ({"prompt": [{"role": "narrator", "content": "1"}], "completion": "Yes"}, "message 1 of prompt: the role is"),
+        ({"prompt": [{"role": "tool", "content": "1"}], "completion": "Yes"}, "does not end with a user turn"),
+        ({"prompt": "[{'role': 'user', 'content': 'Hi'}]", "completion": "Yes"}, "messages as Python prints them"),
+        ({"prompt": "Hi", "completion": "Yes", "label": False}, "column label says that the response is"),
+        ({"prompt": "Hi", "completion": "Yes", "label": "False"}, "column label says that the response is"),
+        ({"messages": [user("Hi"), assistant("Yes")], "kto_tag": False}, "column kto_tag says that the response is"),
+        ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness rates the response"),
+        ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions holds several responses"),
+        ({"prompt": "Hi", "completion": "Yes", "weight": 0}, "column weight is 0, and only 1 is used"),
+        ({"messages": [user("Hi"), assistant("Yes") | {"weight": 0}]}, "message of the response has the weight 0"),
+        ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is of type list"),
+        ({"prompt": PROMPT, "input": "So", "completion": "Yes"}, "column input is no part of a prompt of"),
+        ({"system": "A", "messages": [SYSTEM, user("Hi"), assistant("Yes")]}, "column system is another than"),
+        ({"messages": [user("Hi"), SKY, assistant("Yes")]}, "messages begins with a message of the tool"),
+        ({"messages": [user("Hi"), CALL, SKY]}, "messages ends with a message of the tool"),
+        ({"messages": [user("Hi")], "rejected_response": "No"}, "so rejected_response has no chosen one"),
+        ({"prompt": "Hi", "completion": "Yes", "tools": "[{"}, "column tools is no JSON"),
+        ({"prompt": "Hi", "completion": "Yes", "image": b"\xff"}, "image holds what JSON cannot"),
+        ({"prompt": "Hi", "response_0": "A", "response_1": "B", "better_response_id": 0, "safer_response_id": 1},
+         "better_response_id and safer_response_id prefer different responses"),
+        ({"prompt": "Hi", "response_1": "A", "response_2": "B", "preference_strength": 0}, "prefers neither response"),
         ({"prompt": "Hi", "completion": "\ud800"}, "column completion holds half a surrogate pair"),
         ({"prompt": "Hi", "completion": " \n"}, "the response is empty"),
         ({"prompt": "Hi", "completion": [user("Ho"), assistant("Yes")]}, "that are not the end of prompt"),
-        ({"messages": [user("Hi")]}, "messages ends with a message of the user"),
         ({"messages": [assistant("Hi")]}, "does not end with a user turn"),
         ({"messages": "Hi"}, "column messages is of type str, not a list"),
-        ({"chosen": [user("Hi"), assistant("Yes")], "rejected": [user("Ho"), assistant("No")]}, "their last message"),
+        ({"chosen": [user("A"), assistant("Yes")], "rejected": [user("B"), assistant("No")]}, "differ before"),
+        ({"chosen": [user("Hi")], "rejected": [user("Hi"), assistant("No")]}, "chosen ends with a message of the user"),
         ({"query": "Summarise.", "reference_responses": "No."}, "query is not of the form SUBREDDIT"),
         ({"text": "Hi"}, r"the columns \['text'\] hold neither"),
     ],
@@ -174,8 +296,8 @@ def test_load_is_strict_unless_told():
 
 def test_a_misnamed_column_is_to_be_renamed():
     """Where one other column holds text, it may be the prompt of every row, so none is dropped for it."""
-    row = {"id": "a7", "question": "Name a colour", "chosen": "Blue", "rejected": "7"}
-    said = r"; the row has \['chosen', 'id', 'question', 'rejected'\]: rename question to prompt$"
+    row = {"id": "a7", "task": "Name a colour", "chosen": "Blue", "rejected": "7", "system": "Be brief."}
+    said = r"; the row has \['chosen', 'id', 'rejected', 'system', 'task'\]: rename task to prompt$"
     with pytest.raises(DataError, match=said):
         load_examples([("line 1", row)])
     with pytest.raises(DataError, match=f"all 1 are invalid, the first: line 1: .*{said}"):
@@ -183,7 +305,7 @@ def test_a_misnamed_column_is_to_be_renamed():
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
@@ -192,7 +314,11 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 TRANSCRIPTS = st.lists(st.sampled_from(["\n\nHuman:", "\n\nAssistant:", " Hi", "\n", ""]), max_size=8).map("".join)
-COLUMNS = ["prompt", "chosen", "rejected", "completion", "messages", "query", "reference_responses", "text"]
+COLUMNS = [
+    *("prompt", "chosen", "rejected", "completion", "messages", "query", "reference_responses", "text", "system"),
+    *("question", "input", "conversations", "label", "weight", "tools", "rejected_response", "history", "labels"),
+    *("human_ref_A", "human_ref_B", "response_0", "response_1", "better_response_id", "answers"),
+]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES | TRANSCRIPTS), max_size=4), st.booleans())
@@ -204,9 +330,10 @@ def test_arbitrary_rows_raise_only_our_errors(rows, skip_invalid):
         return
     assert len(examples) + len(skipped) == len(rows)
     for example in examples:
-        assert example.prompt[-1]["role"] == "user"
-        assert example.chosen.strip()
+        assert example.prompt[-1]["role"] in ("user", "tool")
+        assert example.chosen == () or example.chosen[-1]["role"] == "assistant"
         assert example.chosen != example.rejected
+        assert from_table(to_table([example])) == [example]
         assert re.fullmatch("[0-9a-f]{16}", example.group)
 
 
@@ -224,7 +351,7 @@ def test_a_huge_row_takes_no_time():
     turns = ["a"] * 200_001
     example = parse_example({side: transcript(*turns, side) for side in ("chosen", "rejected")}, "here")
     assert [turn["content"] for turn in example.prompt] == turns
-    assert (example.chosen, example.rejected) == ("chosen", "rejected")
+    assert said(example) == ("chosen", "rejected")
     post = "SUBREDDIT: r/a\n\nTITLE: b" + "\n\nPOST: c" * 300_000
     with pytest.raises(DataError, match=r"^here: query is not of the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:$"):
         parse_example({"query": post, "reference_responses": "d"}, "here")

@@ -3,11 +3,12 @@
 import csv
 import gzip
 import json
+import lzma
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rows import comparison, user, write_gzip
+from rows import assistant, comparison, user, write_gzip
 
 from infalign.core.errors import DataError
 from infalign.data import lines
@@ -18,6 +19,16 @@ from infalign.data.files import read_rows
 def write_jsonl(path, rows):
     """Write rows as lines of JSON."""
     path.write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def write_json(path, rows):
+    """Write rows as one JSON list."""
+    path.write_text(json.dumps(rows, indent=1))
+
+
+def write_xz(path, rows):
+    """Write rows as compressed lines of JSON."""
+    path.write_bytes(lzma.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
 
 
 def write_csv(path, rows):
@@ -35,7 +46,15 @@ def write_parquet(path, rows):
 
 @pytest.mark.parametrize(
     ("ending", "write"),
-    [(".jsonl", write_jsonl), (".jsonl.gz", write_gzip), (".csv", write_csv), (".parquet", write_parquet)],
+    [
+        (".jsonl", write_jsonl),
+        (".json", write_jsonl),
+        (".json", write_json),
+        (".jsonl.gz", write_gzip),
+        (".json.xz", write_xz),
+        (".csv", write_csv),
+        (".parquet", write_parquet),
+    ],
 )
 def test_every_format_gives_the_rows_back(tmp_path, ending, write):
     """Text with newlines, quotes and Unicode line separators comes back unchanged from every file format."""
@@ -72,9 +91,12 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.json", b"[]", r"the ending is none of \.jsonl, \.jsonl\.gz, \.parquet, \.csv"),
+        ("rows.txt", b"[]", r"the ending is none of \.jsonl, \.jsonl\.gz, .*\.parquet, \.csv"),
+        ("rows.json", b"[]", "holds no rows"),
+        ("rows.json", b'[{"a": 1},\n2]', "item 1: it is of type int, not an object"),
+        ("rows.json", b'[{"a": 1},\n{"a": ]', "not JSON"),
         ("rows.jsonl", b"", "holds no rows"),
-        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: the line is of type list, not an object"),
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: it is of type list, not an object"),
         ("rows.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "line 2: not UTF-8"),
         ("rows.jsonl", b"[" * 200_000, "line 1: not JSON"),
         ("rows.jsonl.gz", b'{"a": 1}\n', "cannot be read from its start"),
@@ -125,7 +147,7 @@ def test_parquet_text_of_any_type_is_text(tmp_path, text):
     message = pa.struct([("content", pa.string()), ("name", pa.string()), ("role", pa.string())])
     columns = {"prompt": pa.array([[user("Hi")]], pa.large_list(message)), "completion": pa.array(["Yes"]).cast(text)}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    assert load_examples(read_rows(tmp_path / "rows.parquet"))[0][0].chosen == "Yes"
+    assert load_examples(read_rows(tmp_path / "rows.parquet"))[0][0].chosen == (assistant("Yes"),)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_official_transcripts_reassemble():
                 if re.search(r"\n\n(Human|Assistant):((?!\n\n(Human|Assistant):).)*\n\n\1:", text, re.DOTALL):
                     merged += 1
                     continue
-                turns = [turn["content"] for turn in example.prompt] + [getattr(example, side)]
+                turns = [turn["content"] for turn in example.prompt] + [getattr(example, side)[0]["content"]]
                 exact += transcript(*turns) == text
     assert (exact, merged) == (16968, 38)
 

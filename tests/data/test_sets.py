@@ -105,7 +105,7 @@ def test_equal_rows_are_an_equal_file(tmp_path: Path, hub: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], r"hh-rlhf/helpful-base\[test\] holds no rows"),
+        ([], r"hh-rlhf/helpful-base/test.jsonl.gz holds no rows"),
         ([{"text": "a"}, {"text": "b"}], r"no run could use one of the 2 rows of .*hh-rlhf: .*columns \['text'\]"),
     ],
 )

@@ -1,10 +1,10 @@
-"""Rows of preferences and demonstrations in one form, recognised by their columns."""
+"""Rows of preferences, demonstrations and prompts in one form, recognised by their columns."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
@@ -12,14 +12,47 @@ from typing import Any
 import pyarrow as pa
 
 from infalign.core.errors import DataError
+from infalign.data.messages import (
+    MESSAGES as MESSAGES,
+)
+from infalign.data.messages import (
+    Conversation,
+    as_json,
+    describe_type,
+    digest,
+    from_cell,
+    messages_of_text,
+    read_conversation,
+    read_json,
+    read_messages,
+    read_text,
+    to_cell,
+    to_text,
+)
+from infalign.data.messages import (
+    Message as Message,
+)
+from infalign.data.messages import (
+    prompt_id as prompt_id,
+)
+from infalign.data.messages import (
+    reply as reply,
+)
 
-Message = dict[str, str]
-Conversation = tuple[Message, ...]
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 # An inline "Human:" is part of the text; only one after a blank line starts a turn.
 TURN = re.compile(r"\n\n(Human|Assistant):")
+FOREIGN_TURN = re.compile(r"\n\n(Human|Assistant):|.*?<extra_id_1>", re.DOTALL)  # of HH, and of HelpSteer
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TLDR_QUERY = re.compile(r"SUBREDDIT: r/(\S+)\n\nTITLE: (.*?)\n\nPOST: (.*)\n\nTL;DR:", re.DOTALL)
+
+PROMPTS = ("prompt", "instruction", "question", "query")
+SYSTEMS = ("system", "system_prompt")
+INPUTS = ("input", "context")  # what an instruction is about, in Alpaca and Dolly
+CONVERSATIONS = ("messages", "conversations", "conversation")
+RESPONSES = ("completion", "response", "output")
+LABELS = ("label", "kto_tag")  # whether a response alone is desirable
+RATINGS = ("helpfulness", "correctness", "overall_score")  # of a response alone
+SEVERAL = ("completions", "responses", "answers")  # rated responses to one prompt, in one row
 
 
 class MisnamedError(DataError):
@@ -28,12 +61,17 @@ class MisnamedError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt with a chosen and a rejected response, or with one demonstrated response (``rejected`` is None)."""
+    """A prompt with a chosen and a rejected reply, with one demonstrated reply, or alone.
+
+    ``rejected`` is None in a demonstration, and ``chosen`` is empty where the row has a prompt alone. ``columns`` has
+    every column that the row's format does not define, as it was read, and ``tools``, which chat templates show.
+    """
 
     prompt: Conversation
-    chosen: str
-    rejected: str | None
+    chosen: Conversation
+    rejected: Conversation | None
     where: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompt_id(self) -> str:
@@ -42,22 +80,98 @@ class Example:
 
     @property
     def group(self) -> str:
-        """Return the identity of the first user turn, which conversations with one start share."""
-        return _digest(next(turn["content"] for turn in self.prompt if turn["role"] == "user"))
+        """Return the identity of the first user turn, which conversations with one start share.
+
+        Turns that differ in their blanks or in their Unicode normalization are the same.
+        """
+        first = next(turn["content"] for turn in self.prompt if turn["role"] == "user")
+        return digest(" ".join(unicodedata.normalize("NFKC", first).split()))
 
 
-def prompt_id(prompt: Sequence[Message]) -> str:
-    """Return 16 hex digits that identify the roles and contents of ``prompt``, on every machine and run."""
-    return _digest([[turn["role"], turn["content"]] for turn in prompt])
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A format of two answers beside each other, and columns with a number that says which one is preferred."""
+
+    prompt: str
+    answers: tuple[str, str]
+    verdicts: tuple[str, ...]
+    preferred: Callable[[int], int | None]  # the number of the answer, None for neither
 
 
-def reply(response: str) -> Message:
-    """Return a response as a turn of the assistant."""
-    return {"role": "assistant", "content": response}
+def _by_sign(strength: int) -> int | None:
+    return None if strength == 0 else int(strength > 0)
 
 
-def _digest(value: object) -> str:
-    return blake2b(json.dumps(value, separators=(",", ":")).encode(), digest_size=8).hexdigest()
+PAIRS = (
+    Pair("history", ("human_ref_A", "human_ref_B"), ("labels",), {1: 0, 0: 1}.get),  # SHP
+    Pair("prompt", ("response_0", "response_1"), ("better_response_id", "safer_response_id"), {0: 0, 1: 1}.get),  # PKU
+    Pair("prompt", ("response_1", "response_2"), ("preference_strength",), _by_sign),  # HelpSteer2
+    Pair("context", ("response1", "response2"), ("overall_preference",), _by_sign),  # HelpSteer3
+)
+
+
+class _Row:
+    """The columns of a row, and which of them were read."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns, self.read = columns, set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def first(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in self.columns), None)
+
+    def value(self, name: str) -> Any:
+        if name not in self.columns:
+            raise DataError(f"column {name} is missing; the row has {sorted(self.columns)}")
+        self.read.add(name)
+        return self.columns[name]
+
+    def text(self, name: str) -> str:
+        return read_text(self.value(name), name)
+
+    def messages(self, name: str) -> Conversation:
+        value = self.value(name)
+        return (isinstance(value, str) and messages_of_text(value, name)) or read_messages(value, name)
+
+    def given(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return those of ``names`` that hold anything, and count the others as read."""
+        self.read.update(names)
+        return {name: value for name in names if (value := self.columns.get(name)) not in (None, "")}
+
+    def rest(self) -> dict[str, Any]:
+        return {name: value for name, value in self.columns.items() if name not in self.read}
+
+
+def to_table(examples: Iterable[Example]) -> pa.Table:
+    """Return examples as a table keeps them: replies are text, or JSON where a reply is more than one plain turn.
+
+    Columns are one JSON text, so that values keep their type, whatever other rows have.
+    """
+    examples = list(examples)
+    columns = {
+        "prompt": pa.array([to_cell(e.prompt) for e in examples], MESSAGES),
+        "chosen": pa.array([to_text(e.chosen) if e.chosen else None for e in examples], pa.string()),
+        "rejected": pa.array([to_text(e.rejected) if e.rejected else None for e in examples], pa.string()),
+        "where": pa.array([e.where for e in examples], pa.string()),
+        "columns": pa.array([as_json(e.columns) for e in examples], pa.string()),
+    }
+    return pa.table(columns)
+
+
+def from_table(table: pa.Table) -> list[Example]:
+    """Return the examples of `to_table`."""
+    return [
+        Example(
+            tuple(from_cell(row["prompt"])),
+            read_conversation(row["chosen"], "chosen", "assistant") if row["chosen"] is not None else (),
+            read_conversation(row["rejected"], "rejected", "assistant") if row["rejected"] is not None else None,
+            row["where"],
+            json.loads(row["columns"]),
+        )
+        for row in table.to_pylist()
+    ]
 
 
 def load_examples(
@@ -85,34 +199,39 @@ def load_examples(
 
 
 def parse_example(row: Mapping[str, Any], where: str) -> Example:
-    """Return the example that ``row`` holds, its form recognised by its columns.
+    """Return the example that ``row`` holds, its form recognised by its columns; the guide lists the forms.
 
-    Comparisons: ``chosen`` and ``rejected`` as Human/Assistant transcripts (Anthropic HH) or as conversations with a
-    common start, or as responses beside ``prompt``. Demonstrations: ``prompt`` and ``completion``, ``messages`` that
-    end with the assistant, or OpenAI's TL;DR (``query`` and ``reference_responses``). A text prompt is one user turn;
-    a response loses its surrounding whitespace. Other columns are ignored.
+    Text is kept as it is. Messages are lists of objects or JSON text of such a list, and the prompt of a conversation
+    ends with the last turn of the user, so that a reply may hold calls of tools and their results.
 
     Raises DataError, with ``where``, for an absent column, a value that is not text, an empty response or last user
-    turn, a prompt that does not end with the user, and a comparison whose two responses are equal.
+    turn, a prompt that does not end with the user or a tool, a comparison whose two replies are equal, a response that
+    is labelled undesirable or rated, and a weight that is not 1.
     """
+    fields = _Row(row)
     try:
-        prompt, chosen, rejected = _parse(row)
+        prompt, chosen, rejected = _parse(fields)
         _check_prompt(prompt)
-        if not chosen:
-            raise DataError("the chosen response is empty" if rejected is not None else "the response is empty")
-        if rejected == "":
-            raise DataError("the rejected response is empty")
-        if chosen == rejected:
-            raise DataError("the chosen and the rejected response are identical, which says nothing")
+        if chosen:
+            _check_use(fields, alone=rejected is None)
+            chosen = _check_reply(chosen, "response" if rejected is None else "chosen response")
+        if rejected is not None:
+            rejected = _check_reply(rejected, "rejected response")
+            if chosen == rejected:
+                raise DataError("the chosen and the rejected response are identical, which says nothing")
+        columns = fields.rest()
+        if isinstance(tools := columns.get("tools"), str):
+            columns["tools"] = read_json(tools, "tools")
+        as_json(columns)  # or it is refused here, where its place is known
     except DataError as error:
         raise type(error)(f"{where}: {error}") from None
-    return Example(prompt, chosen, rejected, where)
+    return Example(_without_weights(prompt), chosen, rejected, where, columns)
 
 
 def parse_prompt(row: Mapping[str, Any], where: str) -> Conversation:
     """Return the prompt that ``row`` holds as its column ``prompt``, text or messages; raises as `parse_example`."""
     try:
-        prompt = _prompt(row)
+        prompt = _prompt(_Row(row))
         _check_prompt(prompt)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
@@ -120,46 +239,142 @@ def parse_prompt(row: Mapping[str, Any], where: str) -> Conversation:
 
 
 def _check_prompt(prompt: Conversation) -> None:
-    if not prompt or prompt[-1]["role"] != "user":
+    if not prompt or prompt[-1]["role"] not in ("user", "tool") or not any(turn["role"] == "user" for turn in prompt):
         raise DataError("the prompt does not end with a user turn")
-    if not prompt[-1]["content"].strip():
+    if not prompt[-1]["content"].strip() and prompt[-1]["role"] == "user":
         raise DataError("the last turn of the prompt is empty")
 
 
-def _parse(row: Mapping[str, Any]) -> tuple[Conversation, str, str | None]:
+def _check_reply(replied: Conversation, what: str) -> Conversation:
+    """Return a reply without weights, which are all 1."""
+    said = replied[-1]
+    if not said["content"].strip() and "tool_calls" not in said:
+        raise DataError(f"the {what} is empty")
+    if weights := [turn["weight"] for turn in replied if turn.get("weight", 1) != 1]:
+        raise DataError(f"a message of the {what} has the weight {weights[0]!r}, and only 1 is used")
+    return _without_weights(replied)
+
+
+def _without_weights(turns: Conversation) -> Conversation:
+    return tuple({name: value for name, value in turn.items() if name != "weight"} for turn in turns)
+
+
+def _check_use(row: _Row, *, alone: bool) -> None:
+    """Raise DataError for a row whose weight is not 1, and for a response alone that is rated or undesirable."""
+    if (weight := row.columns.get("weight")) is not None and _number(weight) not in (None, 1):
+        raise DataError(f"column weight is {weight!r}, and only 1 is used")
+    if not alone:
+        return
+    for name in LABELS:
+        if str(row.columns.get(name)).strip().lower() in ("false", "0", "0.0", "-1"):
+            raise DataError(
+                f"column {name} says that the response is undesirable, and a response alone is used as a "
+                "demonstration; keep the desirable rows, or write pairs of chosen and rejected"
+            )
+        if str(row.columns.get(name)).strip().lower() in ("true", "1", "1.0"):
+            row.read.add(name)
+    for name in RATINGS:
+        if row.columns.get(name) is not None:
+            raise DataError(
+                f"column {name} rates the response, and a response alone is used as a demonstration; "
+                "write pairs of chosen and rejected"
+            )
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
+def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
     if "chosen" in row or "rejected" in row:
-        if "prompt" in row:
-            prompt = _prompt(row)
-            return prompt, _response(row, "chosen", prompt), _response(row, "rejected", prompt)
-        if isinstance(row.get("chosen"), list):
-            return _split_conversations(row)
-        chosen, rejected = _text(row, "chosen"), _text(row, "rejected")
-        for column, transcript in (("chosen", chosen), ("rejected", rejected)):
-            if not transcript.startswith("\n\nHuman:"):
-                raise _without_prompt(row, column)
-        return _split_transcripts(chosen, rejected)
-    if "completion" in row:
+        return _compared(row)
+    for pair in PAIRS:
+        if row.first(pair.answers) and row.first(pair.verdicts):
+            return _pair(row, pair)
+    conversation, response = row.first(CONVERSATIONS), row.first(RESPONSES)
+    if conversation and response != "completion":
+        prompt, chosen = _split(row.messages(conversation), conversation)
+        prompt = _with_system(row, prompt)
+    elif "reference_responses" in row:
+        return _tldr_prompt(row.text("query")), (reply(row.text("reference_responses")),), None
+    elif response and row.first(PROMPTS):
         prompt = _prompt(row)
-        return prompt, _response(row, "completion", prompt), None
-    if "messages" in row:
-        prompt, response = _split_last(row, "messages")
-        return prompt, response, None
-    if "reference_responses" in row:
-        return _tldr_prompt(_text(row, "query")), _text(row, "reference_responses").strip(), None
-    raise DataError(f"the columns {sorted(row)} hold neither chosen and rejected, nor completion, nor messages")
+        chosen = _reply(row, response, prompt)
+    elif row.first(PROMPTS):
+        if rated := [name for name in SEVERAL if isinstance(row.columns.get(name), list) and _holds_objects(row, name)]:
+            raise DataError(f"column {rated[0]} holds several responses; write pairs of prompt, chosen and rejected")
+        return _prompt(row), (), None
+    else:
+        raise DataError(
+            f"the columns {sorted(row.columns)} hold neither chosen and rejected, nor completion, nor messages"
+        )
+    rejected = _reply(row, "rejected_response", prompt) if row.given(("rejected_response",)) else None
+    if rejected is not None and not chosen:
+        raise DataError(f"{conversation} ends with a message of the user, so rejected_response has no chosen one")
+    return prompt, chosen, rejected
 
 
-def _without_prompt(row: Mapping[str, Any], column: str) -> DataError:
+def _holds_objects(row: _Row, name: str) -> bool:
+    return any(isinstance(value, dict) for value in row.columns[name])
+
+
+def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
+    if row.first(PROMPTS):
+        prompt = _prompt(row)
+        return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
+    chosen, rejected = row.value("chosen"), row.value("rejected")
+    if not isinstance(chosen, list | dict) and messages_of_text(row.text("chosen"), "chosen") is None:
+        for column in ("chosen", "rejected"):
+            if not row.text(column).startswith("\n\nHuman:"):
+                raise _without_prompt(row, column)
+        prompt, chosen, rejected = _split_transcripts(chosen, rejected)
+        return _with_system(row, prompt), chosen, rejected
+    if isinstance(chosen, dict):  # of a conversation beside it
+        prompt = _with_system(row, row.messages(row.first(CONVERSATIONS) or "conversations"))
+        return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
+    prompt, chosen = _split(row.messages("chosen"), "chosen")
+    other_prompt, rejected = _split(row.messages("rejected"), "rejected")
+    for column, said in (("chosen", chosen), ("rejected", rejected)):
+        if not said:
+            raise DataError(f"{column} ends with a message of the user, not of the assistant")
+    if prompt != other_prompt:
+        raise DataError("chosen and rejected differ before their replies")
+    return _with_system(row, prompt), chosen, rejected
+
+
+def _without_prompt(row: _Row, column: str) -> DataError:
     """Return the error of a comparison whose ``column`` is no transcript, with the column that the prompt may be in."""
-    said = f"there is no prompt, and {column} is no transcript that starts with a Human turn; the row has {sorted(row)}"
-    others = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
+    columns = row.columns
+    said = f"there is no prompt, and {column} is no transcript that starts with a Human turn"
+    said += f"; the row has {sorted(columns)}"
+    others = {name: value for name, value in columns.items() if name not in ("chosen", "rejected", *SYSTEMS)}
     asking = [name for name, value in others.items() if isinstance(value, str) and len(value.split()) > 1]
     if len(asking) == 1:
         return MisnamedError(f"{said}: rename {asking[0]} to prompt")
     return DataError(f"{said} and needs prompt, chosen and rejected")
 
 
-def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, str, str]:
+def _pair(row: _Row, pair: Pair) -> tuple[Conversation, Conversation, Conversation]:
+    verdicts = {}
+    for name in pair.verdicts:
+        if name in row:
+            number = _number(row.value(name))
+            preferred = pair.preferred(int(number)) if number is not None and number.is_integer() else None
+            if preferred is None:
+                raise DataError(f"column {name} is {row.columns[name]!r}, which prefers neither response")
+            verdicts[name] = preferred
+    if len({*verdicts.values()}) > 1:
+        raise DataError(f"the columns {' and '.join(verdicts)} prefer different responses")
+    prompt = _prompt(row, (pair.prompt,))
+    answers = [_reply(row, name, prompt) for name in pair.answers]
+    chosen = next(iter(verdicts.values()))
+    return prompt, answers[chosen], answers[1 - chosen]
+
+
+def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, Conversation, Conversation]:
     # Where one side's answer goes on in a second Assistant turn, only the shared start says where the answer starts.
     shared = cut = 0
     for asked, turn in pairwise(TURN.finditer(chosen)):
@@ -173,55 +388,79 @@ def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, str, s
     return _turns(chosen[:cut]), _final_turn(chosen[cut:], "chosen"), _final_turn(rejected[cut:], "rejected")
 
 
-def _final_turn(transcript: str, column: str) -> str:
+def _final_turn(transcript: str, column: str) -> Conversation:
     turns = _turns(transcript)
     if turns[-1]["role"] == "user":
         raise DataError(f"the {column} transcript ends with a Human turn")
     if len(turns) > 1:
         raise DataError("chosen and rejected differ before their last Human turn")
-    return turns[0]["content"]
+    return turns
 
 
 def _turns(transcript: str) -> Conversation:
-    _, *parts = TURN.split(transcript)
-    spoken = [(SPEAKERS[speaker], text.strip()) for speaker, text in zip(parts[::2], parts[1::2], strict=True)]
+    _, *parts = TURN.split(transcript)  # the blank after a colon is of the notation, others are of the text
+    spoken = [
+        (SPEAKERS[speaker], text.removeprefix(" ")) for speaker, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
     return tuple(
         {"role": role, "content": "\n\n".join(text for _, text in turn if text)}
         for role, turn in groupby(spoken, key=itemgetter(0))
     )
 
 
-def _split_conversations(row: Mapping[str, Any]) -> tuple[Conversation, str, str]:
-    prompt, chosen = _split_last(row, "chosen")
-    other_prompt, rejected = _split_last(row, "rejected")
-    if prompt != other_prompt:
-        raise DataError("chosen and rejected differ before their last message")
-    return prompt, chosen, rejected
+def _split(messages: Conversation, column: str) -> tuple[Conversation, Conversation]:
+    """Return a conversation up to the last turn of the user, and the reply to it."""
+    cut = max((number for number, turn in enumerate(messages, 1) if turn["role"] == "user"), default=0)
+    return messages[:cut], _replying(messages[cut:], column)
 
 
-def _split_last(row: Mapping[str, Any], column: str) -> tuple[Conversation, str]:
-    *prompt, last = _messages(row, column)
-    if last["role"] != "assistant":
-        raise DataError(f"{column} ends with a message of the {last['role']}, not of the assistant")
-    return tuple(prompt), last["content"].strip()
+def _replying(messages: Conversation, column: str) -> Conversation:
+    """Return messages, if they are a reply of the assistant, with its tools, or nothing."""
+    for turn in messages:
+        if turn["role"] not in ("assistant", "tool"):
+            raise DataError(f"{column} holds messages before its reply that are not the end of prompt")
+    for turn, does in ((messages[0], "begins"), (messages[-1], "ends")) if messages else ():
+        if turn["role"] != "assistant":
+            raise DataError(f"{column} {does} with a message of the {turn['role']}, not of the assistant")
+    return messages
 
 
-def _prompt(row: Mapping[str, Any]) -> Conversation:
-    if isinstance(row.get("prompt"), list):
-        return _messages(row, "prompt")
-    text = _text(row, "prompt")
-    if TURN.match(text):
-        raise DataError("prompt is a Human/Assistant transcript; give it as messages")
-    return ({"role": "user", "content": text},)
+def _prompt(row: _Row, names: Sequence[str] = PROMPTS) -> Conversation:
+    name = row.first(names) or names[0]
+    value = row.value(name)
+    prompt = read_conversation(value, name, "user")
+    if isinstance(value, str) and FOREIGN_TURN.match(value):
+        raise DataError(f"{name} is a transcript of several turns; give it as messages")
+    if name not in INPUTS and (name == "instruction" or "instruction" not in row):
+        for column, text in row.given(INPUTS).items():
+            if len(prompt) > 1:
+                raise DataError(f"column {column} is no part of a prompt of several messages; write it into them")
+            prompt = ({**prompt[0], "content": f"{prompt[0]['content']}\n\n{read_text(text, column)}"},)
+    for column, turns in row.given(("history",) if name != "history" else ()).items():
+        raise DataError(f"column {column} is {describe_type(turns)}, and is not used; give the prompt as messages")
+    return _with_system(row, prompt)
 
 
-def _response(row: Mapping[str, Any], column: str, prompt: Conversation) -> str:
-    if not isinstance(row.get(column), list):
-        return _text(row, column).strip()
-    repeated, response = _split_last(row, column)
-    if repeated and repeated != prompt[-len(repeated) :]:
-        raise DataError(f"{column} holds messages before its last that are not the end of prompt")
-    return response
+def _with_system(row: _Row, prompt: Conversation) -> Conversation:
+    for column, text in row.given(SYSTEMS).items():
+        turn = {"role": "system", "content": read_text(text, column)}
+        if prompt and prompt[0]["role"] in ("system", "developer"):
+            if prompt[0] != turn:
+                raise DataError(f"column {column} is another than the system turn of the messages; keep one of them")
+        else:
+            prompt = (turn, *prompt)
+    return prompt
+
+
+def _reply(row: _Row, column: str, prompt: Conversation) -> Conversation:
+    messages = read_conversation(row.value(column), column, "assistant")
+    repeated = next(
+        n for n in range(min(len(messages), len(prompt)), -1, -1) if messages[:n] == prompt[len(prompt) - n :]
+    )
+    replied = _replying(messages[repeated:], column)
+    if not replied:
+        raise DataError(f"{column} holds the prompt alone")
+    return replied
 
 
 def _tldr_prompt(query: str) -> Conversation:
@@ -230,47 +469,3 @@ def _tldr_prompt(query: str) -> Conversation:
         raise DataError("query is not of the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:")
     subreddit, title, body = post.groups()
     return ({"role": "user", "content": f"SUBREDDIT: {subreddit} TITLE: {title} POST: {body}"},)
-
-
-def _messages(row: Mapping[str, Any], column: str) -> Conversation:
-    values = _value(row, column)
-    if not isinstance(values, list) or not values:
-        raise DataError(
-            f"column {column} is {'empty' if values == [] else describe_type(values)}, not a list of messages"
-        )
-    messages = []
-    for number, value in enumerate(values, 1):
-        if not isinstance(value, dict):
-            raise DataError(
-                f"message {number} of {column} is {describe_type(value)}, not an object with role and content"
-            )
-        try:
-            role, content = _text(value, "role"), _text(value, "content")
-        except DataError as error:
-            raise DataError(f"message {number} of {column}: {error}") from None
-        if role not in ("system", "user", "assistant"):
-            raise DataError(f"message {number} of {column} has the role {role!r}, not system, user or assistant")
-        messages.append({"role": role, "content": content})
-    return tuple(messages)
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    value = _value(row, column)
-    if not isinstance(value, str):
-        raise DataError(f"column {column} is {describe_type(value)}, not text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"column {column} holds half a surrogate pair, which UTF-8 cannot store") from None
-    return value
-
-
-def _value(row: Mapping[str, Any], column: str) -> object:
-    if column not in row:
-        raise DataError(f"column {column} is missing; the row has {sorted(row)}")
-    return row[column]
-
-
-def describe_type(value: object) -> str:
-    """Return what a value of JSON is, in words."""
-    return "null" if value is None else f"of type {type(value).__name__}"

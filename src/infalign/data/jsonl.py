@@ -1,32 +1,42 @@
-"""JSON lines, plain or gzipped."""
+"""JSON lines, or one JSON list of rows; plain or compressed."""
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import DataError
-from infalign.data.examples import describe_type
-from infalign.data.expansion import check_expansion
+from infalign.data.expansion import COMPRESSED, check_expansion
 from infalign.data.lines import lines, reject_duplicate_keys
+from infalign.data.messages import describe_type
 
-ENDINGS = (".jsonl", ".jsonl.gz")
+ENDINGS = tuple(f"{name}{packed}" for name in (".jsonl", ".json") for packed in ("", *COMPRESSED))
 
 
 def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the object of each line that is not blank."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for where, line in lines(file, path):
+    """Yield the object of each line that is not blank, or of each item if the file is one list over several lines."""
+    listed: list[str] | None = None
+    with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
+        for number, (where, line) in enumerate(lines(file, path)):
             check_expansion(path, file.tell())
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line, object_pairs_hook=reject_duplicate_keys)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: not JSON ({error}); correct the line") from error
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"{where}: the line is {describe_type(row)}, not an object with columns; correct the line"
-                )
-            yield where, row
+            if number == 0 and ".json" in path.suffixes and line.lstrip().startswith("["):
+                listed = []
+            if listed is not None:
+                listed.append(line)
+            elif line.strip():
+                yield where, _checked(where, _decoded(where, line))
+    for number, row in enumerate(_decoded(str(path), "".join(listed)) if listed else ()):
+        yield f"{path} item {number}", _checked(f"{path} item {number}", row)
+
+
+def _decoded(where: str, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=reject_duplicate_keys)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error}); correct it") from error
+
+
+def _checked(where: str, row: object) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: it is {describe_type(row)}, not an object with columns; correct it")
+    return row

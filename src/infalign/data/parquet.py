@@ -23,7 +23,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         check_unique(file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=BATCH):
             for row in batch.to_pylist():
-                yield f"{path} row {number}", row
+                yield f"{path} row {number}", {name: without_nulls(value) for name, value in row.items()}
                 number += 1
 
 
@@ -32,3 +32,12 @@ def check_declared_size(path: Path) -> None:
     with suppress(pa.ArrowException, OSError), pq.ParquetFile(path) as file:
         groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
         check_expansion(path, sum(group.total_byte_size for group in groups))
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the null fields of its objects: a struct has every field that some row's object has."""
+    if isinstance(value, dict):
+        return {name: without_nulls(field) for name, field in value.items() if field is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return [without_nulls(item) for item in value]
+    return value

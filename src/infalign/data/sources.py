@@ -5,35 +5,52 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from infalign.core.settings import Count, Settings, shown
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
+from infalign.data.messages import reply
 from infalign.data.sets import SETS, find_part
+
+
+class Hub(Settings):
+    """A split of a data set of the hub, or of a folder in its layout."""
+
+    id: str = Field(description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
+    config: str | None = Field(None, description="one of its configurations (subsets), e.g. polite")
+    split: str = Field("train", description="one of its splits")
+    revision: str | None = Field(None, description="a commit, branch or tag of the hub")
+    data_dir: str | None = Field(None, description="a folder inside it, e.g. harmless-base")
+    data_files: str | list[str] | None = Field(
+        None, description="its files, as names or patterns, e.g. data/2024-*.jsonl"
+    )
 
 
 class Source(Settings):
     """Where rows come from: exactly one of a file, a public set, a dataset id or the built-in world."""
 
-    path: str | None = Field(None, description="a .jsonl, .jsonl.gz, .parquet or .csv file")
+    path: str | None = Field(None, description="a .jsonl, .json, .parquet or .csv file; JSON may be compressed")
     set: str | None = Field(
         None, description="hh-helpful, hh-harmless or tldr, as `infalign data get` fetches it to `data.folder`"
     )
-    hub: str | None = Field(None, description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
-    split: str = Field("train", description="the split of `hub`, or the part of `set`")
-    data_dir: str | None = Field(None, description="the folder inside `hub`, e.g. harmless-base")
+    hub: Hub | None = Field(None, description="a data set of the hub; `hub: NAME` means `hub: {id: NAME}`")
+    split: str = Field("train", description="the part of `set`")
     world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
     limit: Count | None = Field(None, description="read at most so many rows")
+
+    @field_validator("hub", mode="before")
+    @classmethod
+    def _read_id(cls, value: object) -> object:
+        return {"id": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
         if sum(origin is not None for origin in (self.path, self.set, self.hub, self.world)) != 1:
             raise ValueError("give exactly one of path, set, hub, world")
-        if self.split != "train" and self.hub is None and self.set is None:
-            raise ValueError("split is for a hub or a set; a file is read whole, so name the file of that split")
-        if self.data_dir is not None and self.hub is None:
-            raise ValueError("data_dir is for a hub; leave it out")
+        if self.split != "train" and self.set is None:
+            inside = "write `hub: {id: …, split: …}`" if self.hub else "a file is read whole, so name its file"
+            raise ValueError(f"split is for a set; {inside}")
         if self.limit is not None and self.world is not None:
             raise ValueError("limit is for rows that are read; world says how many there are")
         if self.set is not None and self.set not in SETS:
@@ -77,7 +94,7 @@ def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if source.hub is not None:
         from infalign.data.hub import hub_rows
 
-        return hub_rows(source.hub, split=source.split, data_dir=source.data_dir)
+        return hub_rows(source.hub.id, **source.hub.model_dump(exclude={"id"}))
     if source.set is not None:
         return read_rows(find_part(folder, source.set, source.split))
     return read_rows(Path(folder) / str(source.path))
@@ -87,10 +104,10 @@ def _world_examples(n: int, seed: int) -> list[Example]:
     from infalign import world
 
     demonstrations = [
-        Example(({"role": "user", "content": d.request},), d.reply, None, f"world dialogue {i}")
+        Example(({"role": "user", "content": d.request},), (reply(d.reply),), None, f"world dialogue {i}")
         for i, d in enumerate(world.dialogues(n, seed=seed))
     ]
     return demonstrations + [
-        Example(({"role": "user", "content": request},), chosen, rejected, f"world pair {i}")
+        Example(({"role": "user", "content": request},), (reply(chosen),), (reply(rejected),), f"world pair {i}")
         for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0))
     ]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from infalign.core.errors import ConfigError
-from infalign.data.examples import Example, _digest
+from infalign.data.examples import Example
+from infalign.data.messages import digest
 
 
 def split_by_group(
@@ -23,7 +24,7 @@ def split_by_group(
     bounds = list(accumulate(fractions.values()))[:-1]
     parts: dict[str, list[Example]] = {name: [] for name in names}
     for example in examples:
-        position = int(_digest([seed, example.group])[:12], 16) / 16**12  # uniform on [0, 1), exact in a float
+        position = int(digest([seed, example.group])[:12], 16) / 16**12  # uniform on [0, 1), exact in a float
         parts[names[bisect_right(bounds, position)]].append(example)
     return parts
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import listed, read_table, write_table
+from infalign.data.messages import prompts_of
 from infalign.method.shapings import parse_shaping, rank_transform
 from infalign.theory.law import training_beta
 
@@ -53,7 +54,8 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     path = run / "export" / framework / "train.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     adapter = import_module(f"infalign.integrations.{framework}")
-    columns = zip(*(listed(table, name) for name in ("prompt", "prompt_id", "reference_rewards")), strict=True)
+    names, rewards = listed(table, "prompt_id"), listed(table, "reference_rewards")
+    columns = zip(prompts_of(table), names, rewards, strict=True)
     write_table(path, pa.Table.from_pylist([adapter.row(*row) for row in columns]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     launch = Launch(this.reference, str(path), training_beta(ranks, kl=kl), *lengths)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -152,6 +152,31 @@ def _reply_text(tokenizer: Any, turn: _Turn) -> str:
     if THOUGHT.search(turn.asked.text):
         text = re.sub(r"^\s*<think>\s*", "", text)
     return str(_broken(text, _guard(tokenizer).structure))
+
+
+def find_refused(
+    tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools]
+) -> list[DataError | str | None]:
+    """Return why the chat template refuses conversations, or which of their fields it does not read; else None."""
+    template = json.dumps([tokenizer.chat_template, "reasoning_content"])  # which is written as a thought without it
+    found = _read(tokenizer, conversations, tools, prompted=False)
+    return [
+        one if isinstance(one, DataError) else next(_unread(template, talk, shown), None)
+        for one, talk, shown in zip(found, conversations, tools, strict=True)
+    ]
+
+
+def _unread(template: str, conversation: Messages, tools: Tools) -> Iterator[str]:
+    fields = {name: None for turn in conversation for name in turn if turn["role"] != "tool"}
+    for name in (*fields, *(["tools"] if tools else [])):
+        if name not in ("role", "content") and name not in template:
+            yield f"the chat template does not read {name}; drop it, or use a template that does"
+
+
+def spells_control(tokenizer: Any, conversation: Messages) -> bool:
+    """Return whether a text that is not the assistant's spells a control token of the chat template."""
+    control = _guard(tokenizer).control
+    return any(control.search(turn["content"]) for turn in conversation if turn["role"] != "assistant")
 
 
 def decode(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:

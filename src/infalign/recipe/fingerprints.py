@@ -71,8 +71,8 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             source["path"] = _content(file, digests) | {"name": f"{name} {source['split']}"}
         elif source["path"] is not None:
             source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}
-        elif source["hub"] is not None and Path(source["hub"]).is_dir():
-            source["hub"] = _folder_content(Path(source["hub"]), digests) | {"name": source["hub"]}
+        elif source["hub"] is not None and Path(source["hub"]["id"]).is_dir():
+            source["hub"] |= _folder_content(Path(source["hub"]["id"]), digests)
     named_models = recipe.named_models
     for name in ("policy", "reward", "judge", "gold", "rank_model"):
         model, named = settings[name] or {}, named_models.get(name)

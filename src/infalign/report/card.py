@@ -48,7 +48,7 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     data = ModelCardData(
         model_name=name,
         base_model=base_of(recipe),
-        datasets=[source.hub for source in recipe.data.sources if source.hub and not Path(source.hub).exists()] or None,
+        datasets=[s.hub.id for s in recipe.data.sources if s.hub and not Path(s.hub.id).exists()] or None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["infalign", "rlhf", results["procedure"]],

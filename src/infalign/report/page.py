@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from infalign.core.display import amount, gain, number, ratio, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
+from infalign.data.messages import prompts_of
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
@@ -180,7 +181,7 @@ def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]
     base_PM = evaluated.column("reference", "reward")
     table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
-    shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in table["prompt"].to_pylist()]
+    shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in prompts_of(table)]
     models, rng = ("reference", *policies), np.random.default_rng(0)
     orders = [rng.permutation(len(models)) for _ in shown]
     for m, name in enumerate(models):

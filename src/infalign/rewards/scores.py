@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING, SoFar
 from infalign.core.storage import listed, read_table, write_table
-from infalign.data.examples import MESSAGES, Message, prompt_id
+from infalign.data.messages import MESSAGES, Message, prompt_id, prompts_of, to_cell
 from infalign.method.calibration import Array
 from infalign.rewards.base import Batch, RewardFunction, score, score_each
 
@@ -102,7 +102,7 @@ def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float]) -> 
     prompts, responses = batch
     columns = {
         "prompt_id": pa.array(_prompt_ids(prompts), pa.string()),
-        "prompt": pa.array(prompts, MESSAGES),
+        "prompt": pa.array(map(to_cell, prompts), MESSAGES),
         "response": pa.array(responses, pa.string()),
         "reward": pa.array(rewards, pa.float64()),
     }
@@ -150,7 +150,8 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
     shard = next((shard for shard in shards if _made_by(read_table(shard, [])) == reward.made_by), None)
     if shard is None:
         return
-    prompts, texts, before = _columns(read_table(shard).slice(0, CHECKED_AGAIN), "prompt", "response", "reward")
+    first = read_table(shard).slice(0, CHECKED_AGAIN)
+    prompts, (texts, before) = prompts_of(first), _columns(first, "response", "reward")
     now = score(reward.function, prompts, texts, name=reward.name)
     gaps = np.abs(now - before)
     if gaps.max() > ROUNDING * np.abs(before).max():

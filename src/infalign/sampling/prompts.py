@@ -11,7 +11,7 @@ import pyarrow as pa
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.sequences import Lazy, in_blocks, token_lists
 from infalign.core.storage import listed, read_table
-from infalign.data.examples import Message
+from infalign.data.messages import Message, prompts_of
 from infalign.models.settings import Compute
 from infalign.sampling.engine import EngineSettings, OpenEngine, Prompt, Sampling
 from infalign.sampling.rollouts import count_drawn, draw
@@ -43,7 +43,7 @@ class PromptTable:
         """Return the prompts."""
         table = read_table(self.path)
         table = table.take(np.arange(self.start, min(self.first, table.num_rows), self.step))
-        conversations = in_blocks(table.num_rows, 64, lambda start: listed(table.slice(start, 64), "prompt"))
+        conversations = in_blocks(table.num_rows, 64, lambda start: prompts_of(table.slice(start, 64)))
         return Prompts(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
 
 

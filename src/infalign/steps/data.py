@@ -9,10 +9,17 @@ import pyarrow as pa
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import remove, write_table, write_text, writing
-from infalign.data.examples import MESSAGES, Example
+from infalign.data.examples import Example, to_table
+from infalign.data.messages import to_text
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import drop_groups, split_by_group
-from infalign.models.conversations import check_response_end, conversation_ids, load_tokenizer
+from infalign.models.conversations import (
+    check_response_end,
+    find_refused,
+    load_tokenizer,
+    prompt_ids_or_errors,
+    spells_control,
+)
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
@@ -20,8 +27,6 @@ from infalign.recipe.layout import Layout
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512
-PROMPTS = pa.schema({"prompt_id": pa.string(), "prompt": MESSAGES, "token_ids": pa.list_(pa.int32())})
-EXAMPLES = pa.schema({"prompt": MESSAGES, "chosen": pa.string(), "rejected": pa.string(), "where": pa.string()})
 MIN_PROMPTS = 4  # in each split
 MAX_TRAINING_CHARACTERS = 10_000  # per text that trains a tokenizer, whose cost is quadratic in a word's length
 
@@ -68,7 +73,7 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
     # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
     ordered = sorted((e for e in test if e.rejected is not None), key=lambda e: e.group + e.prompt_id)
     tables = {
-        "demonstrations": [e for e in train if e.rejected is None] or train,
+        "demonstrations": [e for e in train if e.rejected is None and e.chosen] or [e for e in train if e.chosen],
         "reward_pairs": [e for e in parts["reward"] if e.rejected is not None],
         "judge_pairs": [e for e in parts["judge"] if e.rejected is not None],
         "test_pairs": list({e.group: e for e in ordered}.values())[:HELD_OUT_PAIRS],
@@ -81,9 +86,10 @@ def prepare_data(
 ) -> Summary:
     """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
 
-    Duplicate rows count twice, and ``repeated`` is their number; ``contradictory`` is that of the rows whose pair is
-    also there the other way round; rollouts are drawn once per distinct prompt.
-    Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is written before all data is checked.
+    Rows that the chat template refuses are invalid. Duplicate rows count twice, and ``repeated`` is their number;
+    ``contradictory`` is that of the rows whose pair is also there the other way round. Rollouts are drawn once per
+    distinct prompt, which has the columns of its first row. Prompts over ``max_prompt_tokens`` are left out and
+    counted. Nothing is written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
     test, skipped_test = read_examples(data, data.test, seed=seed)
@@ -91,11 +97,17 @@ def prepare_data(
     found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
 
     tokenizer = _tokenizer(policy, found.train)
-    prompts = {name: _distinct_prompts(rows, tokenizer, data.max_prompt_tokens) for name, rows in found.asking.items()}
+    asked = _ask(tokenizer, [*examples, *test])
+    if refused := _refused(tokenizer, asked, [*examples, *test], skip_invalid=data.skip_invalid):
+        skipped += refused.values()
+        examples, test = ([e for e in rows if e.where not in refused] for rows in (examples, test))
+        found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
+    most = data.max_prompt_tokens
+    prompts = {name: _distinct_prompts(rows, asked, most) for name, rows in found.asking.items()}
     for name, (short, _) in prompts.items():
         if len(short) < MIN_PROMPTS:
             raise DataError(
-                f"{len(short)} {name} prompts of at most {data.max_prompt_tokens} tokens are left, and a run "
+                f"{len(short)} {name} prompts of at most {most} tokens are left, and a run "
                 f"takes {MIN_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
             )
 
@@ -105,17 +117,20 @@ def prepare_data(
     with writing(layout.tokenizer):
         tokenizer.save_pretrained(layout.tokenizer)
     for name, (short, _) in prompts.items():
-        write_table(layout.prompts(name), pa.Table.from_pylist(short, PROMPTS))
+        write_table(layout.prompts(name), short)
     for name, rows in found.tables.items():
-        columns = [{column: getattr(e, column) for column in EXAMPLES.names} for e in rows]
-        write_table(layout.data / f"{name}.parquet", pa.Table.from_pylist(columns, EXAMPLES))
+        write_table(layout.data / f"{name}.parquet", to_table(rows))
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
-    pairs = {(e.prompt_id, e.chosen, e.rejected) for e in examples}
+    pairs = [(e.prompt_id, to_text(e.chosen), to_text(e.rejected or ())) for e in examples]
+    distinct = set(pairs)
     return {
         "examples": len(examples),
         "skipped": len(skipped),
-        "repeated": len(examples) - len(pairs),
-        "contradictory": sum((e.prompt_id, e.rejected, e.chosen) in pairs for e in examples),
+        "prompts_alone": sum(not e.chosen for e in examples),
+        "kept_columns": sorted({name for e in examples for name in e.columns}),
+        "control_tokens": sum(spells_control(tokenizer, e.prompt) for e in examples),
+        "repeated": len(pairs) - len(distinct),
+        "contradictory": sum((prompt, rejected, chosen) in distinct for prompt, chosen, rejected in pairs),
         "dropped_shared_start": found.overlapping,
         **{name: len(rows) for name, rows in found.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
@@ -128,23 +143,40 @@ def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
     if policy.scratch is not None:
         from infalign.models.scratch import train_tokenizer
 
-        texts = (text for e in train for text in (*(turn["content"] for turn in e.prompt), e.chosen, e.rejected or ""))
+        texts = (turn["content"] for e in train for turn in (*e.prompt, *e.chosen, *(e.rejected or ())))
         return train_tokenizer((text[:MAX_TRAINING_CHARACTERS] for text in texts), policy.scratch)
     tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template)
     check_response_end(tokenizer, str(policy.model))
     return tokenizer
 
 
-def _distinct_prompts(examples: list[Example], tokenizer: Any, max_tokens: int) -> tuple[list[dict[str, Any]], int]:
+def _ask(tokenizer: Any, examples: list[Example]) -> dict[str, list[int] | DataError]:
+    """Return the token ids of each distinct prompt, by its id, or why the chat template refuses it."""
+    distinct = {e.prompt_id: e for e in reversed(examples)}
+    prompts, tools = zip(*((e.prompt, e.columns.get("tools")) for e in distinct.values()), strict=True)
+    return dict(zip(distinct, prompt_ids_or_errors(tokenizer, prompts, tools), strict=True))
+
+
+def _refused(
+    tokenizer: Any, asked: Mapping[str, list[int] | DataError], examples: list[Example], *, skip_invalid: bool
+) -> dict[str, str]:
+    """Return why the chat template refuses rows, by their place. Raises DataError for the first unless they may be."""
+    found: dict[str, object] = {e.where: error for e in examples if isinstance(error := asked[e.prompt_id], DataError)}
+    talks = [(e, e.prompt + said) for e in examples for said in (e.chosen, e.rejected or ()) if e.where not in found]
+    talks = [(e, talk) for e, talk in talks if "tools" in e.columns or any(len(turn) > 2 for turn in talk)]
+    refusals = find_refused(tokenizer, [talk for _, talk in talks], [e.columns.get("tools") for e, _ in talks])
+    found |= {e.where: refusal for (e, _), refusal in zip(talks, refusals, strict=True) if refusal is not None}
+    if found and not skip_invalid:
+        where, why = next(iter(found.items()))
+        raise DataError(f"{where}: {why}; drop the row or pass --skip-invalid")
+    return {where: f"{where}: {why}" for where, why in found.items()}
+
+
+def _distinct_prompts(examples: list[Example], asked: Mapping[str, Any], max_tokens: int) -> tuple[pa.Table, int]:
     """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
-    prompts = {e.prompt_id: [dict(turn) for turn in e.prompt] for e in examples}
-    rows = [
-        {
-            "prompt_id": identity,
-            "prompt": prompt,
-            "token_ids": conversation_ids(tokenizer, prompt, add_generation_prompt=True),
-        }
-        for identity, prompt in sorted(prompts.items())
-    ]
-    short = [row for row in rows if len(row["token_ids"]) <= max_tokens]
-    return short, len(rows) - len(short)
+    prompts = {e.prompt_id: e for e in reversed(examples)}
+    short = [identity for identity in sorted(prompts) if len(asked[identity]) <= max_tokens]
+    table = to_table(prompts[identity] for identity in short).select(["prompt", "columns"])
+    table = table.add_column(0, "prompt_id", pa.array(short, pa.string()))
+    ids = pa.array([asked[identity] for identity in short], pa.list_(pa.int32()))
+    return table.append_column("token_ids", ids), len(prompts) - len(short)

@@ -90,7 +90,7 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts]:
         read[where] = []
         for i, source in enumerate(sources):
             if source.hub is not None:
-                on_hub.append(f"{where}.{i}: {source.hub}, split {source.split}, of the hub")
+                on_hub.append(f"{where}.{i}: {source.hub.id}, split {source.hub.split}, of the hub")
                 continue
             some = read_sample(run, source)
             read[where].append(some)

@@ -15,6 +15,7 @@ import numpy as np
 
 from infalign.core.http import run_within
 from infalign.data.examples import Example
+from infalign.data.messages import spoken
 from infalign.data.sets import SETS
 from infalign.data.sources import Source, read_examples
 from infalign.models.adapters import adapter_base
@@ -69,7 +70,7 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
         return sum(TURN_TOKENS + tokens(turn["content"]) for turn in example.prompt)
 
     prompts = [length for e in _some(examples) if (length := asked(e)) <= most]
-    chosen = [1 + tokens(e.chosen) for e in _some(examples)]
+    chosen = [1 + tokens(spoken(e.chosen)) for e in _some(examples)]
     lengths = fmean(prompts or [most]), fmean(chosen), fmean(min(length, longest) for length in chosen)
     rows = dict[str, int]()
     if whole:
@@ -96,7 +97,7 @@ def _token_counter(run: Run, examples: Sequence[Example]) -> Callable[[str], int
     if policy.scratch is not None:
         from infalign.models.scratch import train_bpe
 
-        texts = (text for e in _some(examples) for text in (e.prompt[-1]["content"], e.chosen, e.rejected or ""))
+        texts = (t["content"] for e in _some(examples) for t in (e.prompt[-1], *e.chosen, *(e.rejected or ())))
         tokenizer = train_bpe(texts, policy.scratch.vocabulary)
     elif policy.model is not None and file.is_file():
         from tokenizers import Tokenizer

@@ -13,6 +13,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
+from infalign.data.messages import from_cell
 from infalign.method.procedures import rewinds
 from infalign.method.shapings import Ranked, rank_transform
 from infalign.method.transforms import Identity
@@ -207,7 +208,7 @@ def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target
     problem = Problem(
         inputs.reference,
         load_tokenizer(layout.tokenizer, padding_side="left"),
-        prompts.to_pylist(),
+        [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
         reward,
         beta,
         inputs.procedure,

@@ -1,0 +1,184 @@
+"""Messages and conversations: how rows spell them, how tables keep them, and what identifies a prompt."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.core.errors import DataError
+from infalign.core.storage import listed
+
+Message = dict[str, Any]  # role, content and what else its owner gave: name, tool_calls, reasoning_content, …
+Conversation = tuple[Message, ...]
+# ``more`` is a JSON object of a message's other fields, which have a type of their own in every row.
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("more", pa.string())]))
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}  # of ShareGPT
+ROLES = ("system", "developer", "user", "assistant", "tool")
+OBJECTS = re.compile(r"\s*\[\s*\{")
+LITERAL = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")  # what Python prints of messages
+
+
+def reply(response: str) -> Message:
+    """Return a response as a turn of the assistant."""
+    return {"role": "assistant", "content": response}
+
+
+def spoken(conversation: Iterable[Message]) -> str:
+    """Return what the assistant says in a reply: its turns, with a blank line between."""
+    return "\n\n".join(turn["content"] for turn in conversation if turn["role"] == "assistant" and turn["content"])
+
+
+def prompt_id(prompt: Sequence[Message]) -> str:
+    """Return 16 hex digits that identify the messages of ``prompt``, on every machine and run."""
+    return digest([[turn["role"], turn["content"], *([more] if (more := _more(turn)) else [])] for turn in prompt])
+
+
+def digest(value: object) -> str:
+    """Return 16 hex digits that identify a value of JSON."""
+    return blake2b(json.dumps(value, separators=(",", ":")).encode(), digest_size=8).hexdigest()
+
+
+def _more(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+
+
+def to_cell(conversation: Iterable[Message]) -> list[Message]:
+    """Return a conversation as a table keeps it, in a column of the type `MESSAGES`."""
+    return [
+        {"role": turn["role"], "content": turn["content"], "more": as_json(more) if (more := _more(turn)) else None}
+        for turn in conversation
+    ]
+
+
+def from_cell(cell: Iterable[Message]) -> list[Message]:
+    """Return the conversation of `to_cell`."""
+    return [{"role": turn["role"], "content": turn["content"], **json.loads(turn.get("more") or "{}")} for turn in cell]
+
+
+def prompts_of(table: pa.Table) -> list[list[Message]]:
+    """Return the conversations in the column ``prompt`` of a table."""
+    return [from_cell(cell) for cell in listed(table, "prompt")]
+
+
+def to_text(replied: Conversation) -> str:
+    """Return a reply as the text cell from which `read_conversation` reads it: plain text if it is one plain turn."""
+    if not replied:
+        return ""
+    if len(replied) == 1 and not _more(replied[0]) and not OBJECTS.match(replied[0]["content"]):
+        return str(replied[0]["content"])
+    return json.dumps(replied)
+
+
+def read_conversation(value: object, column: str, role: str) -> Conversation:
+    """Return the messages of a cell: a list of messages, JSON text of such a list, or the text of one turn of ``role``.
+
+    Raises DataError for anything else, and for messages that are written in Python's notation.
+    """
+    if isinstance(value, list | dict):
+        return read_messages([value] if isinstance(value, dict) else value, column)
+    text = read_text(value, column)
+    return messages_of_text(text, column) or ({"role": role, "content": text},)
+
+
+def messages_of_text(text: str, column: str) -> Conversation | None:
+    """Return the messages that a text spells as JSON, or None for any other text."""
+    if OBJECTS.match(text) is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        if LITERAL.match(text):
+            raise DataError(f"column {column} holds messages as Python prints them; write them as JSON") from None
+        return None
+    said = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+    if all(isinstance(turn, dict) and any(names <= turn.keys() for names in said) for turn in found):
+        return read_messages(found, column)
+    return None
+
+
+def read_messages(values: object, column: str) -> Conversation:
+    """Return the messages of a list, with ``role`` and ``content`` or with ShareGPT's ``from`` and ``value``.
+
+    A field that is null or an empty list is absent. Raises DataError for what is no message.
+    """
+    if not isinstance(values, list) or not values:
+        raise DataError(
+            f"column {column} is {'empty' if values == [] else describe_type(values)}, not a list of messages"
+        )
+    messages: list[Message] = []
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, dict):
+            raise DataError(
+                f"message {number} of {column} is {describe_type(value)}, not an object with role and content"
+            )
+        try:
+            messages += _read_turns(value)
+        except DataError as error:
+            raise DataError(f"message {number} of {column}: {error}") from None
+    return tuple(messages)
+
+
+def _read_turns(value: Mapping[str, Any]) -> list[Message]:
+    """Return the turn that an object of a list of messages is, or the two of Capybara's ``input`` and ``output``."""
+    if value.keys() == {"input", "output"}:
+        return [
+            {"role": role, "content": read_text(value[name], name)}
+            for role, name in (("user", "input"), ("assistant", "output"))
+        ]
+    names = ("from", "value") if "from" in value and "role" not in value else ("role", "content")
+    role, said = read_text(value.get(names[0]), names[0]), value.get(names[1])
+    role = SPEAKERS.get(role, role)
+    if role not in ROLES:
+        raise DataError(f"the role is {role!r}, not {', '.join(ROLES[:-1])} or {ROLES[-1]}")
+    more = {name: field for name, field in value.items() if name not in names and field not in (None, [])}
+    if isinstance(calls := more.get("tool_calls"), str):
+        more["tool_calls"] = read_json(calls, "tool_calls")
+    if said is None and "tool_calls" in more:
+        said = ""
+    return [{"role": role, "content": read_text(said, names[1]), **json.loads(as_json(more))}]
+
+
+def read_json(text: str, column: str) -> Any:
+    """Return the value that a cell of JSON text holds. Raises DataError for what is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"column {column} is no JSON ({error})") from None
+
+
+def as_json(fields: Mapping[str, Any]) -> str:
+    """Return fields as JSON, with dates and decimal numbers as text. Raises DataError for one that it cannot hold."""
+    spelled = []
+    for name, value in fields.items():
+        try:
+            spelled.append(f"{json.dumps(name)}: {json.dumps(value, default=_spell)}")
+        except (TypeError, ValueError, RecursionError):
+            raise DataError(f"{name} holds what JSON cannot; give it as text or leave it out") from None
+    return f"{{{', '.join(spelled)}}}"
+
+
+def _spell(value: object) -> str:
+    if isinstance(value, date | time | Decimal):
+        return str(value)
+    raise TypeError
+
+
+def read_text(value: object, column: str) -> str:
+    """Return a value that is text which UTF-8 can store. Raises DataError for any other."""
+    if not isinstance(value, str):
+        raise DataError(f"column {column} is {describe_type(value)}, not text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"column {column} holds half a surrogate pair, which UTF-8 cannot store") from None
+    return value
+
+
+def describe_type(value: object) -> str:
+    """Return what a value of JSON is, in words."""
+    return "null" if value is None else f"of type {type(value).__name__}"

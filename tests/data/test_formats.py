@@ -1,0 +1,154 @@
+"""Files in the formats of public data sets: rows, roles and columns come out right, or are refused by name."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rows import assistant, transcript, user
+
+from infalign.core.errors import DataError
+from infalign.data.examples import Example, load_examples
+from infalign.data.files import read_rows
+
+
+def talk(i):
+    """Return a conversation of three turns."""
+    return [user(f"Hi {i}"), assistant("Hello."), user(f"Name a thing with {i} legs.")]
+
+
+def asked(i):
+    """Return a question, as text."""
+    return f"Name a thing with {i} legs."
+
+
+def parts(i):
+    """Return columns that are kept, of several types."""
+    return {"id": f"00{i}", "score": i / 2, "turns": i, "day": "2024-01-02", "empty": "NA", "tags": ["a", str(i)]}
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+GOOD, BAD = "  A table.\n", "No idea."
+PAIR = (assistant(GOOD),), (assistant(BAD),)
+DEMO = (assistant(GOOD),), None
+ALONE = (), None
+
+
+def pku(i):
+    """Return a row of PKU-SafeRLHF whose two verdicts agree."""
+    answers = {"response_0": GOOD, "response_1": BAD} if i % 2 else {"response_0": BAD, "response_1": GOOD}
+    verdicts = {"better_response_id": 1 - i % 2, "safer_response_id": 1 - i % 2}
+    return {"prompt": asked(i), **answers, "is_response_0_safe": i > 5, **verdicts}
+
+
+def shp(i):
+    """Return a row of SHP."""
+    answers = {"human_ref_A": GOOD, "human_ref_B": BAD} if i % 2 else {"human_ref_A": BAD, "human_ref_B": GOOD}
+    return {"post_id": f"p{i}", "history": asked(i), "score_A": 7, "score_B": 3, **answers, "labels": i % 2}
+
+
+def helpsteer2(i):
+    """Return a row of HelpSteer2's preferences."""
+    answers = {"response_1": GOOD, "response_2": BAD} if i % 2 else {"response_1": BAD, "response_2": GOOD}
+    strength = {"preference_strength": -2 if i % 2 else 3, "preference_statement": "One is better."}
+    return {"split": "train", "prompt": asked(i), **answers, **strength}
+
+
+def helpsteer3(i):
+    """Return a row of HelpSteer3's preferences."""
+    answers = {"response1": GOOD, "response2": BAD} if i % 2 else {"response1": BAD, "response2": GOOD}
+    individual = [{"score": -1, "reasoning": "So."}]
+    verdict = {"overall_preference": -1 if i % 2 else 2, "individual_preference": individual}
+    return {"domain": "general", "language": "english", "context": talk(i), **answers, **verdict}
+
+
+FORMATS = {
+    "HH": (
+        lambda i: {"chosen": transcript("Hi", "Ho", asked(i), GOOD), "rejected": transcript("Hi", "Ho", asked(i), BAD)},
+        lambda i: ([user("Hi"), assistant("Ho"), user(asked(i))], *PAIR), ()),
+    "UltraFeedback, binarized": (
+        lambda i: {"prompt": asked(i), "prompt_id": "a", "messages": [user(asked(i)), assistant(GOOD)],
+                   "score_chosen": 8.5, "chosen": [user(asked(i)), assistant(GOOD)],
+                   "rejected": [user(asked(i)), assistant(BAD)]},
+        lambda i: ([user(asked(i))], *PAIR), ("prompt_id", "messages", "score_chosen")),
+    "UltraFeedback, of TRL": (
+        lambda i: {"chosen": [user(asked(i)), assistant(GOOD)], "rejected": [user(asked(i)), assistant(BAD)],
+                   "score_chosen": 8.5},
+        lambda i: ([user(asked(i))], *PAIR), ("score_chosen",)),
+    "HelpSteer2": (helpsteer2, lambda i: ([user(asked(i))], *PAIR), ("split", "preference_statement")),
+    "HelpSteer3": (helpsteer3, lambda i: (talk(i), *PAIR), ("domain", "language", "individual_preference")),
+    "SHP": (shp, lambda i: ([user(asked(i))], *PAIR), ("post_id", "score_A", "score_B")),
+    "PKU-SafeRLHF": (pku, lambda i: ([user(asked(i))], *PAIR), ("is_response_0_safe",)),
+    "Capybara": (
+        lambda i: {"source": "a", "conversation": [{"input": f"Hi {i}", "output": "Hello."},
+                                                   {"input": asked(i), "output": GOOD}]},
+        lambda i: (talk(i), *DEMO), ("source",)),
+    "Capybara, of TRL": (
+        lambda i: {"source": "a", "messages": [*talk(i), assistant(GOOD)], "num_turns": 2},
+        lambda i: (talk(i), *DEMO), ("source", "num_turns")),
+    "GSM8K": (
+        lambda i: {"question": asked(i), "answer": f"So\n#### {i}"}, lambda i: ([user(asked(i))], *ALONE), ("answer",)),
+    "Tulu 3, demonstrations": (
+        lambda i: {"id": f"a{i}", "messages": [*talk(i), assistant(GOOD)], "source": "b"},
+        lambda i: (talk(i), *DEMO), ("id", "source")),
+    "Tulu 3, preferences": (
+        lambda i: {"id": f"a{i}", "prompt": asked(i), "chosen": [user(asked(i)), assistant(GOOD)], "chosen_model": "m",
+                   "rejected": [user(asked(i)), assistant(BAD)], "rejected_model": "n"},
+        lambda i: ([user(asked(i))], *PAIR), ("id", "chosen_model", "rejected_model")),
+    "Tulu 3, verifiable": (
+        lambda i: {"messages": [user(asked(i))], "ground_truth": str(i), "dataset": "gsm8k"},
+        lambda i: ([user(asked(i))], *ALONE), ("ground_truth", "dataset")),
+    "KTO-mix, desirable": (
+        lambda i: {"prompt": talk(i), "completion": [assistant(GOOD)], "label": True}, lambda i: (talk(i), *DEMO), ()),
+    "Alpaca": (
+        lambda i: {"instruction": "Name a thing.", "input": f"{i} legs" if i % 2 else "", "output": GOOD, "text": "A"},
+        lambda i: ([user(f"Name a thing.\n\n{i} legs" if i % 2 else "Name a thing.")], *DEMO), ("text",)),
+    "ShareGPT": (
+        lambda i: {"conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": asked(i)},
+                                     {"from": "gpt", "value": GOOD}]},
+        lambda i: ([SYSTEM, user(asked(i))], *DEMO), ()),
+    "Orca's pairs": (
+        lambda i: {"system": "Be brief." if i % 2 else "", "question": asked(i), "chosen": GOOD, "rejected": BAD},
+        lambda i: ([*([SYSTEM] if i % 2 else []), user(asked(i))], *PAIR), ()),
+}  # fmt: skip
+
+
+def written(path, rows):
+    """Write rows to a file of JSON lines or Parquet, and return it."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_read_as_documented(tmp_path, name, ending):
+    """Prompts, replies and roles of ten rows are those that the format means, and other columns are kept."""
+    row, expected, kept = FORMATS[name]
+    rows = [row(i) | parts(i) | {name: row(i)[name] for name in kept} for i in range(10)]
+    examples, _ = load_examples(read_rows(written(tmp_path / f"rows.{ending}", rows)))
+    for i, example in enumerate(examples):
+        prompt, chosen, rejected = expected(i)
+        columns = {name: rows[i][name] for name in (*kept, *parts(i)) if name in rows[i]}
+        assert example == Example(tuple(prompt), chosen, rejected, example.where, columns)
+
+
+RATED = [{"response": GOOD, "rank": 1.0}]
+VERDICTS = {"better_response_id": 0, "safer_response_id": 1}
+REFUSED = {
+    "UltraFeedback": ({"source": "a", "instruction": "Hi", "completions": RATED}, "completions"),
+    "Nectar": ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": RATED, "turns": 1}, "answers"),
+    "HelpSteer": ({"prompt": "Hi", "response": GOOD, "helpfulness": 3, "coherence": 4}, "helpfulness"),
+    "KTO-mix": ({"prompt": talk(1), "completion": [assistant(BAD)], "label": False}, "label"),
+    "OASST": ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "parent_id"),
+    "PKU-SafeRLHF": ({"prompt": "Hi", "response_0": GOOD, "response_1": BAD} | VERDICTS, "safer_response_id"),
+}
+
+
+@pytest.mark.parametrize(("row", "column"), REFUSED.values(), ids=REFUSED)
+def test_a_format_that_is_no_example_is_refused_by_name(tmp_path, row, column):
+    """Rated answers, an undesirable one, and a tree of messages are refused by their column."""
+    with pytest.raises(DataError, match=rf"line 1: .*\b{column}\b"):
+        load_examples(read_rows(written(tmp_path / "rows.jsonl", [row] * 10)))
