@@ -46,7 +46,7 @@ def reading(lab: Lab, name: str, content: bytes) -> str:
 DIRTY = [
     {"prompt": "Hi", "chosen": "Yes"},
     {"prompt": "Hi", "chosen": "Yes", "rejected": None},
-    {"prompt": "Hi", "chosen": "Yes", "rejected": " Yes"},
+    {"prompt": "Hi", "chosen": "Yes", "rejected": "Yes"},
     {"prompt": "Hi", "chosen": " ", "rejected": "No"},
     {"prompt": "Hi", "chosen": "Yes", "rejected": "\ud800"},
     {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": "Yes", "rejected": "No"},

@@ -181,7 +181,7 @@ def _data(data: str) -> str:
   sources: [{{path: {_quoted(data)}}}]   # from the folder where infalign runs
   # test: [{{path: FILE}}]   {held_out}"""
     return f"""\
-  sources: [{{hub: {data}, split: train}}]
+  sources: [{{hub: {{id: {data}, split: train}}}}]
   # test: [{{hub: ID, split: test}}]   {held_out}"""
 
 
