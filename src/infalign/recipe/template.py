@@ -182,7 +182,7 @@ def _data(data: str) -> str:
   # test: [{{path: FILE}}]   {held_out}"""
     return f"""\
   sources: [{{hub: {{id: {data}, split: train}}}}]
-  # test: [{{hub: ID, split: test}}]   {held_out}"""
+  # test: [{{hub: {{id: ID, split: test}}}}]   {held_out}"""
 
 
 def _has_template(policy: str) -> bool:

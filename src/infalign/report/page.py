@@ -238,7 +238,10 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         share_cut = sum(summary["cut_off"] * summary["responses"] for summary in rollouts) / total
         cut_off = {"training rollouts": f"{share_cut:.1%} of {total:,}"} | cut_off
     return {
-        "Rows of the data stage": {k.replace("_", " "): f"{v:,}" for k, v in summaries.get("data", {}).items()},
+        "Rows of the data stage": {
+            name.replace("_", " "): f"{found:,}" if isinstance(found, int) else ", ".join(found) or "none"
+            for name, found in summaries.get("data", {}).items()
+        },
         "Sampling": {
             "temperature": "1, nothing truncated",
             "engine": rollout.engine.kind,

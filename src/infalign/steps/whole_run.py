@@ -86,7 +86,10 @@ def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Pa
         write_recipe(recipe, root)
         do_units(found, wanted, until=until, console=console)
     made = records(root)
-    if skipped := made["data"]["summary"]["skipped"]:
+    read = made["data"]["summary"]
+    if columns := read.get("kept_columns"):
+        say(console, f"columns that are kept as they are: {', '.join(columns)}")
+    if skipped := read["skipped"]:
         listed = found.layout.data / "skipped.txt"
         say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
     if until == "report":
