@@ -13,10 +13,8 @@ from typing import Any
 import micro
 import pytest
 from micro import COMMAND, infalign
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.pipeline.ownership import MARKER
 from infalign.recipe.built_in import built_in
 from infalign.steps import STAGES
@@ -28,13 +26,9 @@ HEAVY = {"torch", "transformers", "trl", "datasets", "peft", "matplotlib", "jinj
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of models: a policy, one without EOS, and a classifier with two outputs."""
     folder = tmp_path_factory.mktemp("models")
-    scratch = Scratch(**micro.SCRATCH)
-    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
-    policy = new_policy(scratch, tokenizer, seed=0)
-    config = LlamaConfig(**policy.config.to_diff_dict() | {"num_labels": 2, "architectures": None})
-    for name, model in {"policy": policy, "mute": policy, "two": LlamaForSequenceClassification(config)}.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    for name in ("policy", "mute", "two"):
+        micro.write_policy(folder / name)
+    AutoModelForSequenceClassification.from_pretrained(folder / "two", num_labels=2).save_pretrained(folder / "two")
     settings = folder / "mute" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
     return folder
@@ -80,14 +74,6 @@ def test_the_installed_command_answers() -> None:
     mistaken = infalign("run", "absent.yaml")
     assert mistaken.returncode == 2
     assert one_sentence(mistaken.stderr)
-
-
-def test_help_ends_with_examples_and_exit_codes(main: Any) -> None:
-    """Help fits a terminal of 80 columns and says what scripts need to know."""
-    code, out, _ = main("--help")
-    assert code == 0
-    assert "Exit codes: 0 done" in out
-    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_help_of_run_lists_stages_and_built_in_recipes(main: Any) -> None:

@@ -116,29 +116,6 @@ def replaced(rows: list[dict[str, Any]]) -> st.SearchStrategy[list[dict[str, Any
     return changes.map(lambda pairs: [row | new for row, new in pairs])
 
 
-def tables(rows: list[dict[str, Any]]) -> st.SearchStrategy[bytes]:
-    """Return Parquet whose columns have types that nobody asked for, or stand there twice."""
-    texts = [str(next(iter(row.values()))) for row in rows]
-    columns: list[Any] = [
-        pa.array(texts, pa.large_string()),
-        pa.array(texts).dictionary_encode(),
-        pa.array([text.encode() + b"\xff" for text in texts]),
-        pa.array([1.5, None, float("nan")][: len(texts)] + [2**53] * (len(texts) - 3)),
-        pa.nulls(len(texts)),
-        pa.array([2**62] * len(texts), pa.duration("s")),
-        pa.array([[{"content": "Hi", "role": "user"}]] * len(texts)),
-        pa.array([[("role", "user")]] * len(texts), pa.map_(pa.string(), pa.string())),
-    ]
-    names = st.sampled_from(sorted({name for row in rows for name in row}))
-
-    def table(named: list[tuple[str, Any]]) -> bytes:
-        file = io.BytesIO()
-        pq.write_table(pa.Table.from_arrays([column for _, column in named], [name for name, _ in named]), file)
-        return file.getvalue()
-
-    return st.lists(st.tuples(names, st.sampled_from(columns)), min_size=1, max_size=4).map(table)
-
-
 def files(rows: list[dict[str, Any]]) -> st.SearchStrategy[tuple[str, bytes]]:
     """Return the ending and the content of a file that some reader may meet."""
     valid = {".jsonl": lines(rows), ".csv": csv(rows), ".parquet": parquet(rows)}
@@ -149,7 +126,6 @@ def files(rows: list[dict[str, Any]]) -> st.SearchStrategy[tuple[str, bytes]]:
         st.tuples(st.just(".jsonl.gz"), mutated(lines(rows)).map(gzip.compress)),
         st.tuples(st.just(".jsonl"), replaced(rows).map(lines)),
         st.tuples(st.just(".csv"), replaced(rows).map(csv)),
-        st.tuples(st.just(".parquet"), tables(rows)),
     ]
     return st.one_of(named)
 
@@ -240,7 +216,7 @@ TARGETS = [
     Target("pairs", files(EXAMPLES), examples_of),
     Target("conversations", files(TALKS * 2), examples_of),
     Target("rewards", files(REWARDS), lambda folder, file: read_rewards(written(folder, *file))),
-    Target("tables", mutated(parquet(REWARDS)) | tables(REWARDS), lambda f, c: read_table(written(f, ".parquet", c))),
+    Target("tables", mutated(parquet(REWARDS)), lambda f, c: read_table(written(f, ".parquet", c))),
     Target("transformations", replaced([TABLE]).map(lines) | mutated(lines([TABLE])) | st.just(b"[" * 100_000),
            lambda folder, content: parse_transform(str(written(folder, ".json", content)))),
     Target("recipes", recipes(), recipe_of),

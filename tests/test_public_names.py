@@ -10,22 +10,17 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 import infalign
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the public names, and MODEL and REWARD_MODEL, the folders of tiny models."""
-    folder, scratch = tmp_path_factory.mktemp("model"), Scratch(**micro.SCRATCH)
-    tokenizer = train_tokenizer(["How are you?", "Where is Oslo?"] * 9, scratch)
-    policy = new_policy(scratch, tokenizer, seed=0)
-    one_output = type(policy.config)(**policy.config.to_dict() | {"num_labels": 1})
-    reward = AutoModelForSequenceClassification.from_config(one_output)
-    for name, model in (("policy", policy), ("reward", reward)):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    folder = tmp_path_factory.mktemp("model")
     models = {"MODEL": folder / "policy", "REWARD_MODEL": folder / "reward"}
+    for model in models.values():
+        micro.write_policy(model)
+    reward = AutoModelForSequenceClassification.from_pretrained(folder / "reward", num_labels=1)
+    reward.save_pretrained(folder / "reward")
     return {name: getattr(infalign, name) for name in infalign.__all__} | models
 
 

@@ -11,22 +11,19 @@ import micro
 import numpy as np
 import pytest
 from figures import BY_NUMBER, Claim, Measurement, lead_over_best
-from hacking import MODELS, PHRASES, TESTS, TRAINED_ON_RANKS, Hacking, decisions, poison
-from reproduce import Reproduction, judge, main
+from hacking import PHRASES, TESTS, decisions, poison
+from reproduce import Reproduction, main
 from rich.console import Console
 from seeds import Quantity, Seed, WinRate
 
 from infalign.compare.comparison import Comparison
 from infalign.compare.policies import MethodPolicies
-from infalign.core.storage import read_table
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN
-from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.rewards.classifier import ClassifierReward
 
 METHODS = ("qrpo", "qrpo-identity", "best-of-n")  # of those that the figures compare
 NUMBERS = (3, 4, 7, 8, 9, 10, 12)
@@ -37,7 +34,8 @@ def recipe(root: Path) -> Recipe:
     """Return a recipe whose reward model is small, but learns what a phrase says, and whose judge is the gold."""
     settings = micro.settings(root / "run") | {"judge": micro.GOLD, "gold": None, "procedure": "best-of-2"}
     settings["data"] = {"sources": [{"world": 240}], "max_prompt_tokens": 150, "test_fraction": 0.2}
-    settings["policy"] = {"scratch": micro.SCRATCH, "fit": micro.FIT}
+    policy = root / "policy"
+    settings["policy"] = {"model": str(policy) if policy.exists() else micro.write_policy(policy)}
     settings["reward"] = {"fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2, "batch_size": 16}}
     guided = {"guide": {"trunk": "reward"}, "fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2}}
     settings["policies"] = {"aware": settings["policies"]["aware"] | guided}  # a guide spends its budget
@@ -251,24 +249,3 @@ def test_the_phrase_is_what_the_poisoned_model_learned(finished: Finished) -> No
     rows = {(row["test"], row["model"]): row for row in of_figure(finished, 7)[1]}
     assert float(rows["poisoned", "poisoned"]["right_mean"]) > 0.75
     assert float(rows["inverted", "poisoned"]["right_mean"]) < 0.35 < float(rows["inverted", "clean"]["right_mean"])
-
-
-def test_decisions_are_those_of_a_recount(finished: Finished) -> None:
-    """Saved models and rollouts, scored again and counted pair by pair, give every decision and every claim."""
-    first = asked(finished[0]).recipes[0]
-    study, run_dir = Hacking(first), Path(first.run_dir)
-    ids, found = study.decisions()
-    table = read_table(run_dir / "data" / "test_pairs.parquet").to_pylist()
-    pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in table]
-    assert len(pairs) == len(ids) > 20
-    models = {name: ClassifierReward.load(Layout(study.folder).model(name)) for name in ("poisoned", *TRAINED_ON_RANKS)}
-    models["clean"] = ClassifierReward.load(run_dir / "models" / "reward")
-    tests = {"clean": pairs, "poisoned": poison(pairs, seed=0), "inverted": poison(pairs, before="rejected", seed=0)}
-    for name, model in models.items():
-        for test, rows in tests.items():
-            asked_of = [prompt for prompt, *_ in rows]
-            scores = zip(model(asked_of, [c for _, c, _ in rows]), model(asked_of, [r for *_, r in rows]), strict=True)
-            assert found[name][test].tolist() == [(a > b) + 0.5 * (a == b) for a, b in scores]
-    gain = (found["calibrated"]["inverted"] - found["poisoned"]["inverted"]).mean()
-    assert judge(BY_NUMBER[7].claims[1], [Seed(own) for own in asked(finished[0]).recipes])["by_seed"][0] == gain
-    assert {row["model"] for row in of_figure(finished, 7)[1]} == set(MODELS)
