@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -141,34 +142,19 @@ def test_a_rank_exactly_at_the_threshold_passes(quantile: float) -> None:
 GOOD = {"name": "t", "v": [0.0, 0.5, 1.0], "phi": [0.0, -1.0, -2.0], "slope": [-2.0, -2.0, -2.0]}
 
 
-BAD_TABLES = [
-    *("", "not JSON", "[]", "null"),
-    *(json.dumps({key: GOOD[key] for key in GOOD if key != missing}) for missing in GOOD),
+CHANGES: list[dict[str, Any]] = [
+    *({"v": v} for v in ([0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 2.0, 1.0], [0.1, 0.5, 1.0], [0.0, 0.5, 0.9])),
+    *({"v": few, "phi": few, "slope": few} for few in ([], [0.0])),
+    *({"phi": [0.0, value, 1.0]} for value in (float("nan"), float("inf"), 1.5e308)),
     *(
-        json.dumps(GOOD | changed)
-        for changed in (
-            {"v": [0.0, 1.0]},
-            {"slope": []},
-            {"v": [0.0, 0.0, 1.0]},
-            {"v": [0.0, 2.0, 1.0]},
-            {"v": [0.1, 0.5, 1.0]},
-            {"v": [0.0, 0.5, 0.9]},
-            {"v": [0.0], "phi": [0.0], "slope": [0.0]},
-            {"v": [], "phi": [], "slope": []},
-            {"phi": [0.0, float("nan"), 1.0]},
-            {"phi": [0.0, float("inf"), 1.0]},
-            {"phi": [-1.5e308, 0.0, 1.5e308]},
-            {"slope": [0.0, -1e300, 0.0]},
-            {"phi": [1.0, 1.0, 1.0]},
-            {"phi": "012"},
-            {"phi": ["a", "b", "c"]},
-            {"phi": [[0.0], [1.0], [2.0]]},
-            {"phi": [None, 0.0, 1.0]},
-            {"phi": {"0": 1}},
-        )
+        {"phi": phi}
+        for phi in ([1.0, 1.0, 1.0], "012", ["a", "b", "c"], [[0.0], [1.0], [2.0]], [None, 0.0, 1.0], {"0": 1})
     ),
-    json.dumps(GOOD).replace("-1.0", "-1e999"),
+    *({"slope": slope} for slope in ([], [0.0, -1e300, 0.0])),
 ]
+BAD_TABLES = ["", "not JSON", "[]", "null", json.dumps(GOOD).replace("-1.0", "-1e999")]
+BAD_TABLES += [json.dumps({key: GOOD[key] for key in GOOD if key != missing}) for missing in GOOD]
+BAD_TABLES += [json.dumps(GOOD | change) for change in CHANGES]
 
 
 def test_what_is_no_table_is_refused_with_its_file(tmp_path: Path) -> None:

@@ -141,11 +141,9 @@ class Contest:
             return np.append(latest.cdf, latest.below)
 
         try:
-            moved = settle(step, np.append(policy.cdf, policy.below))
-        except ConfigError as error:  # the Φ of a trial step cannot spend the budget
+            settle(step, np.append(policy.cdf, policy.below))
+        except ConfigError as error:  # also one of a trial step, whose Φ cannot spend the budget
             raise self.not_found(kl) from error
-        if moved > NEARLY_SETTLED:
-            raise self.not_found(kl)
         return latest
 
     def not_found(self, kl: float) -> ConfigError:
@@ -154,27 +152,30 @@ class Contest:
 
     def _tilted(self, panels: Panels, phi: Array, kl: float, guess: float | None) -> Policy:
         """Return the policy ∝ e^{Φ/β} that spends ``kl`` nats, with β near a ``guess``."""
-        range_of_phi = float(np.ptp(phi))
-        start = 0.0 if guess is None else float(np.log(range_of_phi / guess))
-        log_tilt, log_density = tilt_to_kl(phi / range_of_phi, panels.weight, kl, start)
+        beta, log_density = tilt_to_kl(phi, panels.weight, kl, guess)
         density = np.exp(log_density)
         below = float(np.sum((panels.weight * density)[self._fails(panels)]))
         cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
-        return Policy(panels, log_density, cdf, below, range_of_phi * float(np.exp(-log_tilt)))
+        return Policy(panels, log_density, cdf, below, beta)
 
 
-def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float) -> tuple[float, Array]:
-    """Return log 1/β and the log density of the law ∝ e^{Φ/β} that spends ``kl`` nats.
+def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None) -> tuple[float, Array]:
+    """Return β and the log density of the law ∝ e^{Φ/β} that spends ``kl`` nats.
 
-    ``phi`` has a range of 1, the ``weight`` of its values sums to 1, and ``guess`` is near log 1/β. Raises ConfigError
-    if no β spends so much.
+    The ``weight`` of the values of ``phi`` sums to 1, and ``guess`` is a β nearby. Raises ConfigError if no β spends so
+    much.
     """
+    range_of_phi = float(np.ptp(phi))
+    if not range_of_phi > 0:
+        raise ConfigError(f"nothing is worth more than another, so a KL of {kl:g} nats buys nothing")
+    phi = phi / range_of_phi
+    start = 0.0 if guess is None else float(np.log(range_of_phi / guess))
 
     def excess(log_tilt: float) -> float:
         log_density = normalized(phi * np.exp(log_tilt), weight)
         return float(np.log(max(float(np.sum(weight * information(log_density))), 1e-300) / kl))
 
-    inside, step = float(np.clip(guess, -MAX_LOG_TILT, MAX_LOG_TILT)), FIRST_STEP
+    inside, step = float(np.clip(start, *LOG_TILTS)), FIRST_STEP
     sign = -np.sign(found := excess(inside))
     outside = inside
     while found and np.sign(found := excess(outside := float(np.clip(inside + sign * step, *LOG_TILTS)))) == -sign:
@@ -182,11 +183,11 @@ def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float) -> tuple[floa
             raise ConfigError(f"a KL of {kl:g} nats is out of reach; the largest is {kl * np.exp(found):.4g}")
         inside, step = outside, 4.0 * step
     root = inside if inside == outside else float(brentq(excess, inside, outside, xtol=1e-14, rtol=1e-15))
-    return root, normalized(phi * np.exp(root), weight)
+    return range_of_phi * float(np.exp(-root)), normalized(phi * np.exp(root), weight)
 
 
-def settle(step: Callable[[Array], Array], state: Array) -> float:
-    """Iterate ``step`` to a fixed point by Anderson's acceleration; return the largest change in its last call."""
+def settle(step: Callable[[Array], Array], state: Array) -> None:
+    """Iterate ``step`` to a fixed point by Anderson's acceleration. Raises ConfigError if it does not settle."""
     states: list[Array] = []
     changes: list[Array] = []
     moves: list[float] = []
@@ -200,4 +201,5 @@ def settle(step: Callable[[Array], Array], state: Array) -> float:
         if len(states) > 1:
             bend, way = np.diff(changes, axis=0).T, np.diff(states, axis=0).T
             state = state - (way + SHARE * bend) @ np.linalg.lstsq(bend, change, rcond=1e-14)[0]
-    return moves[-1]
+    if moves[-1] > NEARLY_SETTLED:
+        raise ConfigError("no policy was found at this KL; give another budget")

@@ -14,7 +14,7 @@ from scipy.special import xlogy
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Distortion, RewindAndRepeat, Served, Standard, rewinds
-from infalign.theory.contest import NEARLY_SETTLED, TILTS, settle, tilt_to_kl
+from infalign.theory.contest import TILTS, settle, tilt_to_kl
 
 ROUNDING = 1e-9  # the largest error of a sum of probabilities
 
@@ -190,30 +190,20 @@ def best_at_kl(
 def _fixed_point(
     reference: Array, value: Callable[[Array], float], gradient: Callable[[Array], Array], start: Array, kl: float
 ) -> FiniteOptimum:
-    beta, log_ratio = _tilted(start, reference, kl)
+    beta, log_ratio = tilt_to_kl(start, reference, kl)
 
     def step(policy: Array) -> Array:
         nonlocal beta, log_ratio
         policy = np.maximum(policy, 0.0)  # a trial step may leave the simplex
-        beta, log_ratio = _tilted(gradient(policy / policy.sum()), reference, kl)
+        beta, log_ratio = tilt_to_kl(gradient(policy / policy.sum()), reference, kl, beta)
         return np.asarray(reference * np.exp(log_ratio))
 
-    if settle(step, reference * np.exp(log_ratio)) > NEARLY_SETTLED:
-        raise ConfigError(f"no optimum was found at {kl:g} nats; give another KL budget")
+    settle(step, reference * np.exp(log_ratio))
     policy = reference * np.exp(log_ratio)
     policy /= policy.sum()
     misfit = log_ratio - gradient(policy) / beta
     misfit -= policy @ misfit
     return FiniteOptimum(policy, beta, kl, value(policy), float(np.abs(misfit).max()))
-
-
-def _tilted(phi: Array, reference: Array, kl: float) -> tuple[float, Array]:
-    """Return β and log π/π_ref of the policy ∝ π_ref·e^{Φ/β} that spends ``kl`` nats."""
-    spread = float(np.ptp(phi))
-    if not spread > 0:
-        raise ConfigError(f"no response is worth more than another, so a KL of {kl:g} nats buys nothing")
-    log_tilt, log_ratio = tilt_to_kl(phi / spread, reference, kl, 0.0)
-    return spread * float(np.exp(-log_tilt)), log_ratio
 
 
 def _rises_of_rewind(procedure: RewindAndRepeat, last: int, p: Array, steps: Array) -> Array:
