@@ -52,7 +52,8 @@ def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
 
 def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     """From data to report; a student is a plain model with its teacher's budget and transformation in all results."""
-    settings = micro.settings(tmp_path / "run")
+    settings = micro.settings(tmp_path / "run") | {"judge": micro.GOLD, "report_to": []}
+    del settings["gold"]
     plain, fit = settings["policies"]["plain"], settings["policies"]["aware"]["fit"]
     small, top = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}, {"top_tokens": 40}
     guides = {
