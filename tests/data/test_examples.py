@@ -229,8 +229,7 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"chosen": YES + transcript("Why?", "So"), "rejected": NO + transcript("Why?", "So")}, "their last Human"),
         ({"chosen": YES, "rejected": transcript("Ho", "No")}, "share no prompt"),
         ({"chosen": "Yes", "rejected": "No"}, "there is no prompt, and chosen is no transcript"),
-        ({"chosen": "Yes", "rejected": "No", "id": "a"}, r"\['chosen', 'id', 'rejected'\] and needs prompt, chosen"),
-        ({"chosen": "Yes", "rejected": "No", "a": "Is it?", "b": "It is."}, "and needs prompt, chosen and rejected"),
+        ({"chosen": "Yes", "rejected": "No", "a": "Is it?"}, r"\['a', 'chosen', 'rejected'\]: if another"),
         ({"chosen": transcript("", "Yes"), "rejected": transcript("", "No")}, "last turn of the prompt is empty"),
         ({"chosen": YES}, r"column rejected is missing; the row has \['chosen'\]"),
         ({"chosen": None, "rejected": NO}, "column chosen is null, not text"),
@@ -248,21 +247,20 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"prompt": "Hi", "completion": "Yes", "label": False}, "column label says that the response is"),
         ({"prompt": "Hi", "completion": "Yes", "label": "False"}, "column label says that the response is"),
         ({"messages": [user("Hi"), assistant("Yes")], "kto_tag": False}, "column kto_tag says that the response is"),
-        ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness rates the response"),
-        ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions holds several responses"),
+        ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness is not used"),
+        ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions is not used"),
         ({"prompt": "Hi", "completion": "Yes", "weight": 0}, "column weight is 0, and only 1 is used"),
         ({"messages": [user("Hi"), assistant("Yes") | {"weight": 0}]}, "message of the response has the weight 0"),
-        ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is of type list"),
+        ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is not used"),
         ({"prompt": PROMPT, "input": "So", "completion": "Yes"}, "column input is no part of a prompt of"),
         ({"system": "A", "messages": [SYSTEM, user("Hi"), assistant("Yes")]}, "column system is another than"),
         ({"messages": [user("Hi"), SKY, assistant("Yes")]}, "messages begins with a message of the tool"),
         ({"messages": [user("Hi"), CALL, SKY]}, "messages ends with a message of the tool"),
-        ({"messages": [user("Hi")], "rejected_response": "No"}, "so rejected_response has no chosen one"),
+        ({"messages": [user("Hi")], "rejected_response": "No"}, "the chosen response is empty"),
         ({"prompt": "Hi", "completion": "Yes", "tools": "[{"}, "column tools is no JSON"),
-        ({"prompt": "Hi", "completion": "Yes", "image": b"\xff"}, "image holds what JSON cannot"),
         ({"prompt": "Hi", "response_0": "A", "response_1": "B", "better_response_id": 0, "safer_response_id": 1},
-         "better_response_id and safer_response_id prefer different responses"),
-        ({"prompt": "Hi", "response_1": "A", "response_2": "B", "preference_strength": 0}, "prefers neither response"),
+         "better_response_id 0 and safer_response_id 1 prefer no one"),
+        ({"prompt": "Hi", "response_1": "A", "response_2": "B", "preference_strength": 0}, "strength 0 prefer no one"),
         ({"prompt": "Hi", "completion": "\ud800"}, "column completion holds half a surrogate pair"),
         ({"prompt": "Hi", "completion": " \n"}, "the response is empty"),
         ({"prompt": "Hi", "completion": [user("Ho"), assistant("Yes")]}, "that are not the end of prompt"),
@@ -292,16 +290,6 @@ def test_load_is_strict_unless_told():
         load_examples(rows[1:2], skip_invalid=True)
     with pytest.raises(DataError, match="there are none"):
         load_examples([])
-
-
-def test_a_misnamed_column_is_to_be_renamed():
-    """Where one other column holds text, it may be the prompt of every row, so none is dropped for it."""
-    row = {"id": "a7", "task": "Name a colour", "chosen": "Blue", "rejected": "7", "system": "Be brief."}
-    said = r"; the row has \['chosen', 'id', 'rejected', 'system', 'task'\]: rename task to prompt$"
-    with pytest.raises(DataError, match=said):
-        load_examples([("line 1", row)])
-    with pytest.raises(DataError, match=f"all 1 are invalid, the first: line 1: .*{said}"):
-        load_examples([("line 1", row)], skip_invalid=True)
 
 
 VALUES = st.recursive(

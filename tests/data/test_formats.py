@@ -139,7 +139,7 @@ RATED = [{"response": GOOD, "rank": 1.0}]
 VERDICTS = {"better_response_id": 0, "safer_response_id": 1}
 REFUSED = {
     "UltraFeedback": ({"source": "a", "instruction": "Hi", "completions": RATED}, "completions"),
-    "Nectar": ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": RATED, "turns": 1}, "answers"),
+    "Nectar": ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": RATED, "turns": 1}, "prompt"),
     "HelpSteer": ({"prompt": "Hi", "response": GOOD, "helpfulness": 3, "coherence": 4}, "helpfulness"),
     "KTO-mix": ({"prompt": talk(1), "completion": [assistant(BAD)], "label": False}, "label"),
     "OASST": ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "parent_id"),

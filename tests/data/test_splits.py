@@ -32,6 +32,18 @@ def test_a_group_stays_in_its_part():
     assert split_by_group(examples, fractions, seed=1) != whole
 
 
+@pytest.mark.parametrize(
+    "other", ["  Say\u00a0caf\u00e9,\n  twice. \n", "Say cafe\u0301, twice.", "Say  ca\ufb01, twice."]
+)
+def test_prompts_that_look_alike_are_one_group(other):
+    """Blanks and Unicode normalization make other prompts, which stay as they are, and no other group."""
+    same = other.replace("ca\ufb01", "caf\u00e9")  # a ligature is another word
+    one, two = examples_of("Say caf\u00e9, twice.", same)
+    assert one.group == two.group
+    assert one.prompt_id != two.prompt_id
+    assert two.prompt[0]["content"] == same
+
+
 def test_a_part_may_be_empty():
     """A fraction of zero gives an empty part, and a fraction of one gives everything."""
     examples = examples_of(*[f"Question {n}" for n in range(100)])

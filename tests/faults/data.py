@@ -74,6 +74,11 @@ DIRTY = [
             lines([*ROWS, DIRTY[0]]),
             f"rows.jsonl line {len(ROWS) + 1}: column rejected is missing",
         ),
+        "an undesirable response": (
+            "rows.jsonl",
+            lines([*ROWS, {"prompt": "Hi", "completion": "Yes", "label": False}]),
+            f"rows.jsonl line {len(ROWS) + 1}: column label says that the response is undesirable",
+        ),
         "bytes for text": (
             "rows.parquet",
             parquet([{**row, "chosen": row["chosen"].encode()} for row in ROWS]),

@@ -3,7 +3,7 @@
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -13,31 +13,23 @@ import pyarrow as pa
 
 from infalign.core.errors import DataError
 from infalign.data.messages import (
-    MESSAGES as MESSAGES,
-)
-from infalign.data.messages import (
+    MESSAGES,
     Conversation,
-    as_json,
-    describe_type,
+    Message,
     digest,
     from_cell,
     messages_of_text,
+    prompt_id,
     read_conversation,
     read_json,
     read_messages,
     read_text,
+    reply,
     to_cell,
     to_text,
 )
-from infalign.data.messages import (
-    Message as Message,
-)
-from infalign.data.messages import (
-    prompt_id as prompt_id,
-)
-from infalign.data.messages import (
-    reply as reply,
-)
+
+__all__ = ["MESSAGES", "Example", "Message", "load_examples", "parse_example", "parse_prompt", "prompt_id", "reply"]
 
 # An inline "Human:" is part of the text; only one after a blank line starts a turn.
 TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -51,12 +43,15 @@ INPUTS = ("input", "context")  # what an instruction is about, in Alpaca and Dol
 CONVERSATIONS = ("messages", "conversations", "conversation")
 RESPONSES = ("completion", "response", "output")
 LABELS = ("label", "kto_tag")  # whether a response alone is desirable
-RATINGS = ("helpfulness", "correctness", "overall_score")  # of a response alone
-SEVERAL = ("completions", "responses", "answers")  # rated responses to one prompt, in one row
-
-
-class MisnamedError(DataError):
-    """A row whose prompt seems to be in a column of another name, as it then is in every row."""
+UNUSED = ("helpfulness", "completions", "history")  # ratings, several answers, and turns in a form of their own
+BY_NUMBER = {"0": 0, "1": 1}
+BY_SIGN = {str(strength): int(strength > 0) for strength in (-3, -2, -1, 1, 2, 3)}
+PAIRS = (  # the prompt, two answers, the columns that prefer one of them, and which one by their values
+    ("history", ("human_ref_B", "human_ref_A"), ("labels",), BY_NUMBER),  # SHP
+    ("prompt", ("response_0", "response_1"), ("better_response_id", "safer_response_id"), BY_NUMBER),  # PKU-SafeRLHF
+    ("prompt", ("response_1", "response_2"), ("preference_strength",), BY_SIGN),  # HelpSteer2
+    ("context", ("response1", "response2"), ("overall_preference",), BY_SIGN),  # HelpSteer3
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +83,6 @@ class Example:
         return digest(" ".join(unicodedata.normalize("NFKC", first).split()))
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A format of two answers beside each other, and columns with a number that says which one is preferred."""
-
-    prompt: str
-    answers: tuple[str, str]
-    verdicts: tuple[str, ...]
-    preferred: Callable[[int], int | None]  # the number of the answer, None for neither
-
-
-def _by_sign(strength: int) -> int | None:
-    return None if strength == 0 else int(strength > 0)
-
-
-PAIRS = (
-    Pair("history", ("human_ref_A", "human_ref_B"), ("labels",), {1: 0, 0: 1}.get),  # SHP
-    Pair("prompt", ("response_0", "response_1"), ("better_response_id", "safer_response_id"), {0: 0, 1: 1}.get),  # PKU
-    Pair("prompt", ("response_1", "response_2"), ("preference_strength",), _by_sign),  # HelpSteer2
-    Pair("context", ("response1", "response2"), ("overall_preference",), _by_sign),  # HelpSteer3
-)
-
-
 class _Row:
     """The columns of a row, and which of them were read."""
 
@@ -138,10 +111,7 @@ class _Row:
     def given(self, names: Sequence[str]) -> dict[str, Any]:
         """Return those of ``names`` that hold anything, and count the others as read."""
         self.read.update(names)
-        return {name: value for name in names if (value := self.columns.get(name)) not in (None, "")}
-
-    def rest(self) -> dict[str, Any]:
-        return {name: value for name, value in self.columns.items() if name not in self.read}
+        return {name: value for name in names if (value := self.columns.get(name)) not in (None, "", [])}
 
 
 def to_table(examples: Iterable[Example]) -> pa.Table:
@@ -155,7 +125,7 @@ def to_table(examples: Iterable[Example]) -> pa.Table:
         "chosen": pa.array([to_text(e.chosen) if e.chosen else None for e in examples], pa.string()),
         "rejected": pa.array([to_text(e.rejected) if e.rejected else None for e in examples], pa.string()),
         "where": pa.array([e.where for e in examples], pa.string()),
-        "columns": pa.array([as_json(e.columns) for e in examples], pa.string()),
+        "columns": pa.array([json.dumps(e.columns, default=str) for e in examples], pa.string()),
     }
     return pa.table(columns)
 
@@ -189,8 +159,7 @@ def load_examples(
             examples.append(parse_example(row, where))
         except DataError as error:
             if not skip_invalid:
-                cure = "" if isinstance(error, MisnamedError) else "; drop the row or pass --skip-invalid"
-                raise DataError(f"{error}{cure}") from error
+                raise DataError(f"{error}; drop the row or pass --skip-invalid") from error
             skipped.append(str(error))
     if not examples:
         reason = f"all {len(skipped)} are invalid, the first: {skipped[0]}" if skipped else "there are none"
@@ -212,19 +181,18 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
     try:
         prompt, chosen, rejected = _parse(fields)
         _check_prompt(prompt)
-        if chosen:
-            _check_use(fields, alone=rejected is None)
+        if chosen or rejected:
             chosen = _check_reply(chosen, "response" if rejected is None else "chosen response")
+            _check_use(fields, alone=rejected is None)
         if rejected is not None:
             rejected = _check_reply(rejected, "rejected response")
             if chosen == rejected:
                 raise DataError("the chosen and the rejected response are identical, which says nothing")
-        columns = fields.rest()
+        columns = {name: value for name, value in row.items() if name not in fields.read}
         if isinstance(tools := columns.get("tools"), str):
             columns["tools"] = read_json(tools, "tools")
-        as_json(columns)  # or it is refused here, where its place is known
     except DataError as error:
-        raise type(error)(f"{where}: {error}") from None
+        raise DataError(f"{where}: {error}") from None
     return Example(_without_weights(prompt), chosen, rejected, where, columns)
 
 
@@ -247,8 +215,7 @@ def _check_prompt(prompt: Conversation) -> None:
 
 def _check_reply(replied: Conversation, what: str) -> Conversation:
     """Return a reply without weights, which are all 1."""
-    said = replied[-1]
-    if not said["content"].strip() and "tool_calls" not in said:
+    if not replied or not (replied[-1]["content"].strip() or "tool_calls" in replied[-1]):
         raise DataError(f"the {what} is empty")
     if weights := [turn["weight"] for turn in replied if turn.get("weight", 1) != 1]:
         raise DataError(f"a message of the {what} has the weight {weights[0]!r}, and only 1 is used")
@@ -260,65 +227,48 @@ def _without_weights(turns: Conversation) -> Conversation:
 
 
 def _check_use(row: _Row, *, alone: bool) -> None:
-    """Raise DataError for a row whose weight is not 1, and for a response alone that is rated or undesirable."""
-    if (weight := row.columns.get("weight")) is not None and _number(weight) not in (None, 1):
-        raise DataError(f"column weight is {weight!r}, and only 1 is used")
-    if not alone:
-        return
-    for name in LABELS:
-        if str(row.columns.get(name)).strip().lower() in ("false", "0", "0.0", "-1"):
+    """Raise DataError for a row whose weight is not 1, and for a response alone that is undesirable."""
+    if row.columns.get("weight") not in (None, 1, "1"):
+        raise DataError(f"column weight is {row.columns['weight']!r}, and only 1 is used")
+    for name in LABELS if alone else ():
+        label = str(row.columns.get(name)).lower()
+        if label in ("false", "0", "0.0"):
             raise DataError(
                 f"column {name} says that the response is undesirable, and a response alone is used as a "
                 "demonstration; keep the desirable rows, or write pairs of chosen and rejected"
             )
-        if str(row.columns.get(name)).strip().lower() in ("true", "1", "1.0"):
-            row.read.add(name)
-    for name in RATINGS:
-        if row.columns.get(name) is not None:
-            raise DataError(
-                f"column {name} rates the response, and a response alone is used as a demonstration; "
-                "write pairs of chosen and rejected"
-            )
-
-
-def _number(value: object) -> float | None:
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
+        row.read.update([name] if label in ("true", "1", "1.0") else [])
 
 
 def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
     if "chosen" in row or "rejected" in row:
         return _compared(row)
-    for pair in PAIRS:
-        if row.first(pair.answers) and row.first(pair.verdicts):
-            return _pair(row, pair)
+    for asked, answers, verdicts, meaning in PAIRS:
+        if row.first(answers) and (preferring := [name for name in verdicts if name in row]):
+            values = {name: row.value(name) for name in preferring}
+            found = {meaning.get(str(value).removesuffix(".0")) for value in values.values()}
+            chosen_one = found.pop()
+            if found or chosen_one is None:
+                raise DataError(f"{' and '.join(f'{name} {value!r}' for name, value in values.items())} prefer no one")
+            prompt = _prompt(row, (asked,))
+            first, second = (_reply(row, name, prompt) for name in answers)
+            return (prompt, second, first) if chosen_one else (prompt, first, second)
+    if unused := row.given(UNUSED):
+        raise DataError(f"column {next(iter(unused))} is not used; write messages, or prompt, chosen and rejected")
     conversation, response = row.first(CONVERSATIONS), row.first(RESPONSES)
     if conversation and response != "completion":
         prompt, chosen = _split(row.messages(conversation), conversation)
         prompt = _with_system(row, prompt)
     elif "reference_responses" in row:
         return _tldr_prompt(row.text("query")), (reply(row.text("reference_responses")),), None
-    elif response and row.first(PROMPTS):
-        prompt = _prompt(row)
-        chosen = _reply(row, response, prompt)
     elif row.first(PROMPTS):
-        if rated := [name for name in SEVERAL if isinstance(row.columns.get(name), list) and _holds_objects(row, name)]:
-            raise DataError(f"column {rated[0]} holds several responses; write pairs of prompt, chosen and rejected")
-        return _prompt(row), (), None
+        prompt = _prompt(row)
+        chosen = _reply(row, response, prompt) if response else ()
     else:
         raise DataError(
             f"the columns {sorted(row.columns)} hold neither chosen and rejected, nor completion, nor messages"
         )
-    rejected = _reply(row, "rejected_response", prompt) if row.given(("rejected_response",)) else None
-    if rejected is not None and not chosen:
-        raise DataError(f"{conversation} ends with a message of the user, so rejected_response has no chosen one")
-    return prompt, chosen, rejected
-
-
-def _holds_objects(row: _Row, name: str) -> bool:
-    return any(isinstance(value, dict) for value in row.columns[name])
+    return prompt, chosen, _reply(row, "rejected_response", prompt) if row.given(("rejected_response",)) else None
 
 
 def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
@@ -329,7 +279,10 @@ def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
     if not isinstance(chosen, list | dict) and messages_of_text(row.text("chosen"), "chosen") is None:
         for column in ("chosen", "rejected"):
             if not row.text(column).startswith("\n\nHuman:"):
-                raise _without_prompt(row, column)
+                raise DataError(
+                    f"there is no prompt, and {column} is no transcript that starts with a Human turn; the row has "
+                    f"{sorted(row.columns)}: if another column is the prompt, rename it to prompt"
+                )
         prompt, chosen, rejected = _split_transcripts(chosen, rejected)
         return _with_system(row, prompt), chosen, rejected
     if isinstance(chosen, dict):  # of a conversation beside it
@@ -343,35 +296,6 @@ def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
     if prompt != other_prompt:
         raise DataError("chosen and rejected differ before their replies")
     return _with_system(row, prompt), chosen, rejected
-
-
-def _without_prompt(row: _Row, column: str) -> DataError:
-    """Return the error of a comparison whose ``column`` is no transcript, with the column that the prompt may be in."""
-    columns = row.columns
-    said = f"there is no prompt, and {column} is no transcript that starts with a Human turn"
-    said += f"; the row has {sorted(columns)}"
-    others = {name: value for name, value in columns.items() if name not in ("chosen", "rejected", *SYSTEMS)}
-    asking = [name for name, value in others.items() if isinstance(value, str) and len(value.split()) > 1]
-    if len(asking) == 1:
-        return MisnamedError(f"{said}: rename {asking[0]} to prompt")
-    return DataError(f"{said} and needs prompt, chosen and rejected")
-
-
-def _pair(row: _Row, pair: Pair) -> tuple[Conversation, Conversation, Conversation]:
-    verdicts = {}
-    for name in pair.verdicts:
-        if name in row:
-            number = _number(row.value(name))
-            preferred = pair.preferred(int(number)) if number is not None and number.is_integer() else None
-            if preferred is None:
-                raise DataError(f"column {name} is {row.columns[name]!r}, which prefers neither response")
-            verdicts[name] = preferred
-    if len({*verdicts.values()}) > 1:
-        raise DataError(f"the columns {' and '.join(verdicts)} prefer different responses")
-    prompt = _prompt(row, (pair.prompt,))
-    answers = [_reply(row, name, prompt) for name in pair.answers]
-    chosen = next(iter(verdicts.values()))
-    return prompt, answers[chosen], answers[1 - chosen]
 
 
 def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, Conversation, Conversation]:
@@ -436,8 +360,6 @@ def _prompt(row: _Row, names: Sequence[str] = PROMPTS) -> Conversation:
             if len(prompt) > 1:
                 raise DataError(f"column {column} is no part of a prompt of several messages; write it into them")
             prompt = ({**prompt[0], "content": f"{prompt[0]['content']}\n\n{read_text(text, column)}"},)
-    for column, turns in row.given(("history",) if name != "history" else ()).items():
-        raise DataError(f"column {column} is {describe_type(turns)}, and is not used; give the prompt as messages")
     return _with_system(row, prompt)
 
 

@@ -3,8 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, time
-from decimal import Decimal
 from hashlib import blake2b
 from typing import Any
 
@@ -50,7 +48,7 @@ def _more(message: Message) -> Message:
 def to_cell(conversation: Iterable[Message]) -> list[Message]:
     """Return a conversation as a table keeps it, in a column of the type `MESSAGES`."""
     return [
-        {"role": turn["role"], "content": turn["content"], "more": as_json(more) if (more := _more(turn)) else None}
+        {"role": turn["role"], "content": turn["content"], "more": json.dumps(more) if (more := _more(turn)) else None}
         for turn in conversation
     ]
 
@@ -140,7 +138,7 @@ def _read_turns(value: Mapping[str, Any]) -> list[Message]:
         more["tool_calls"] = read_json(calls, "tool_calls")
     if said is None and "tool_calls" in more:
         said = ""
-    return [{"role": role, "content": read_text(said, names[1]), **json.loads(as_json(more))}]
+    return [{"role": role, "content": read_text(said, names[1]), **json.loads(json.dumps(more, default=str))}]
 
 
 def read_json(text: str, column: str) -> Any:
@@ -149,23 +147,6 @@ def read_json(text: str, column: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"column {column} is no JSON ({error})") from None
-
-
-def as_json(fields: Mapping[str, Any]) -> str:
-    """Return fields as JSON, with dates and decimal numbers as text. Raises DataError for one that it cannot hold."""
-    spelled = []
-    for name, value in fields.items():
-        try:
-            spelled.append(f"{json.dumps(name)}: {json.dumps(value, default=_spell)}")
-        except (TypeError, ValueError, RecursionError):
-            raise DataError(f"{name} holds what JSON cannot; give it as text or leave it out") from None
-    return f"{{{', '.join(spelled)}}}"
-
-
-def _spell(value: object) -> str:
-    if isinstance(value, date | time | Decimal):
-        return str(value)
-    raise TypeError
 
 
 def read_text(value: object, column: str) -> str:

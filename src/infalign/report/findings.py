@@ -101,6 +101,11 @@ def _worthless(summary: Summary) -> Iterator[str]:
 def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
     if fewer := fewer_prompts(recipe, summary):
         yield fewer
+    if spelled := summary.get("control_tokens", 0):
+        yield (
+            f"{counted(spelled, 'row')} with control tokens of the chat template in the prompt, where they are read as "
+            "text; if they stand for turns, give the prompts as messages"
+        )
     for name, long in summary.items():
         kept = name.removesuffix("_too_long")
         if name != kept and long > summary.get(kept, long):
