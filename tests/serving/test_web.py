@@ -18,7 +18,7 @@ from clients import asked
 from infalign.core.errors import ConfigError
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.sampling.engine import Prompt, Sampling
+from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
 from infalign.serving.draws import RemoteDraws
 from infalign.serving.web import TOKEN_VARIABLE, token_for
@@ -132,9 +132,9 @@ def test_draws_that_nobody_waits_for_end_their_request() -> None:
         gone = asyncio.Event()
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        draws = RemoteDraws(partial(ServerEngine, url, "policy", tokenizer), at_once=2)
+        draws = RemoteDraws(partial(ServerEngine, url, "policy", Vocabulary(tokenizer)), at_once=2)
         asked = asyncio.create_task(draws.draw(Prompt("p", [1, 2]), range(2), Sampling(4)))
-        await connected
+        await asyncio.wait_for(connected, 20)
         assert draws.in_progress == 2
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
