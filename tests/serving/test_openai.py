@@ -8,15 +8,19 @@ import httpx2
 import micro
 import openai
 import pytest
+import torch
 from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving
 from faults.server import RolloutServer
 from openai import OpenAI
 
 from infalign.method.procedures import parse_procedure
 from infalign.models.pretrained import load_policy
+from infalign.sampling.engine import Sampling
 from infalign.serving.answers import Answer
 from infalign.serving.app import Desk
 from infalign.serving.policy import open_policy
+
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def library(run: Path, text: str, procedure: str, *, seed: int, choice: int = 0) -> Answer:
@@ -26,7 +30,7 @@ def library(run: Path, text: str, procedure: str, *, seed: int, choice: int = 0)
         served = policy(run)
         async with served.working():
             one = served.asked(
-                [{"role": "user", "content": text}], parse_procedure(procedure), seed=seed, choice=choice
+                [{"role": "user", "content": text}], parse_procedure(procedure), Sampling(12, seed), choice=choice
             )
             return await served.answer(one)
 
@@ -124,11 +128,53 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse(client: OpenAI) -> None:
     """Clients send defaults; parts of text are joined."""
     plain = client.chat.completions.create(**asked(seed=1))
     defaults = {"temperature": 1.0, "top_p": 1, "frequency_penalty": 0, "stop": None, "user": "me", "logprobs": False}
+    defaults |= {"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": True}
     parts = [{"type": "text", "text": part} for part in (PROMPT[:4], PROMPT[4:])]
     found = client.chat.completions.create(
         **asked(seed=1, **defaults) | {"messages": [{"role": "user", "content": parts}]}
     )
     assert found.choices == plain.choices
+
+
+def test_a_developer_is_a_system(client: OpenAI) -> None:
+    """The role that OpenAI gave a new name."""
+    turns = [{"role": role, "content": "Be short."} for role in ("developer", "system")]
+    user = {"role": "user", "content": PROMPT}
+    new, old = (client.chat.completions.create(**asked(seed=1) | {"messages": [turn, user]}) for turn in turns)
+    assert new.choices == old.choices
+
+
+def test_temperature_0_has_the_likeliest_token_at_each_place(client: OpenAI, trained_run: Path) -> None:
+    """By transformers' greedy decoding; with any procedure all draws are alike."""
+    model, tokenizer = load_policy(trained_run / "models" / "aware")
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}], add_generation_prompt=True)["input_ids"]
+    with torch.no_grad():
+        for _ in range(12):
+            if ids[-1] == tokenizer.eos_token_id:
+                break
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    found = client.chat.completions.create(**asked(temperature=0, model="aware:best-of-2"))
+    assert found.choices[0].message.content
+    assert tokenizer.decode(ids, skip_special_tokens=True).endswith(found.choices[0].message.content)
+
+
+@pytest.mark.parametrize("model", ["aware:standard", "aware:best-of-4"])
+def test_a_stop_ends_the_text_before_it(client: OpenAI, model: str) -> None:
+    """Also in a stream, which never shows the beginning of one; the reward is that of what is left."""
+    whole = client.chat.completions.create(**asked(seed=5, model=model)).choices[0].message.content
+    stop = ["not to be found", whole[3:6]]
+    request = asked(seed=5, model="aware:standard", stop=stop)
+    plain = client.chat.completions.create(**asked(seed=5, model="aware:standard")).choices[0].message.content
+    (choice,) = client.chat.completions.create(**request).choices
+    assert choice.message.content == plain.partition(whole[3:6])[0]
+    assert choice.finish_reason == "stop" or whole[3:6] not in plain
+    pieces = client.chat.completions.create(**request, stream=True)
+    assert "".join(piece.choices[0].delta.content for piece in pieces) == choice.message.content
+    (best,) = client.chat.completions.create(**asked(seed=5, model=model, stop=stop)).choices
+    assert whole[3:6] not in best.message.content
+    if best.infalign["rewards"]:
+        reward = micro.brightness([], [best.message.content])[0]
+        assert best.infalign["rewards"][best.infalign["served"]] == pytest.approx(reward)
 
 
 def test_the_server_says_what_it_has(client: OpenAI, url: str) -> None:

@@ -27,15 +27,21 @@ if TYPE_CHECKING:
 
 
 CDF_BLOCK = 64
+GREEDY = 1e9  # times the logits: only the likeliest token has a chance
 UNDEFINED_POLICY = "the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How long responses may be, and the seed of their random streams. Raises `ConfigError` for a length below 1."""
+    """How long responses may be, and the seed of their random streams. Raises `ConfigError` for a length below 1.
+
+    A ``greedy`` response has the likeliest token at each place. One of ``stop`` ends a response before it.
+    """
 
     max_new_tokens: int
     seed: int = 0
+    greedy: bool = False
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -158,17 +164,23 @@ def stream_key(sampling: Sampling, prompt_id: str, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
-def pick_tokens(logits: Tensor, uniforms: Tensor, absent: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+def pick_tokens(
+    logits: Tensor, uniforms: Tensor, absent: Sequence[int] = (), greedy: Sequence[bool] = ()
+) -> tuple[Tensor, Tensor]:
     """Return a token and its log-probability for each row of ``logits`` (rows × V), by inverse CDF at ``uniforms``.
 
-    Tokens that are ``absent`` have probability 0, and the others share theirs.
+    Tokens that are ``absent`` have probability 0, and the others share theirs. Rows that are ``greedy``, one value per
+    row or none, have the likeliest token.
     """
     import torch
     from torch.nn.functional import pad
 
-    probabilities = torch.softmax(logits.float(), dim=-1)
+    logits = logits.float()
     if absent:
-        probabilities[:, absent] = 0.0
+        logits = logits.index_fill(-1, torch.tensor(absent, device=logits.device), -torch.inf)
+    if any(greedy):
+        logits = torch.where(torch.tensor(greedy, device=logits.device)[:, None], GREEDY * logits, logits)
+    probabilities = torch.softmax(logits, dim=-1)
     # Two levels, a block of tokens and then a token: one cumulative sum over the vocabulary is slow and less precise.
     padding = -probabilities.shape[-1] % CDF_BLOCK
     padded = pad(probabilities, (0, padding)) if padding else probabilities

@@ -167,7 +167,7 @@ class ServerEngine:
                 "n": len(missing),
                 "seed": stream_key(sampling, prompt.prompt_id, missing[0]) % SEEDS,
                 "max_tokens": sampling.max_new_tokens,
-                "temperature": 1.0,
+                "temperature": 0.0 if sampling.greedy else 1.0,
                 "top_p": 1.0,
                 "top_k": -1,  # disables top-k; SGLang refuses 0
                 "min_p": 0.0,
@@ -194,7 +194,7 @@ class ServerEngine:
         ids = [response.token_ids for response in responses]
         equal = len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4
         sure = (len(ids) - 1) * responses[0].logprob > MIN_LOG_PROBABILITY  # False for NaN
-        if equal and not sure:
+        if equal and not sure and not sampling.greedy:
             raise ConfigError(
                 f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature 1; make it "
                 "sample, for vLLM with --generation-config vllm"

@@ -48,6 +48,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     logprob: float = 0.0
     ended: bool = False
+    greedy: bool = False
 
 
 class SharedPrefixBatch:
@@ -77,8 +78,11 @@ class SharedPrefixBatch:
             rows = list(group)
             prompt, longest = rows[0][0], max((sampling for *_, sampling in rows), key=lambda one: one.max_new_tokens)
             check_prompt(prompt.token_ids, prompt.prompt_id, self.model, longest)
-            streams = [token_uniforms(sampling, prompt.prompt_id, [index])[0] for _, index, sampling in rows]
-            begun.append((prompt.token_ids, [Row(len(prompt.token_ids), stream.tolist()) for stream in streams]))
+            tokens, streams = len(prompt.token_ids), list[Row]()
+            for _, index, sampling in rows:
+                (uniforms,) = token_uniforms(sampling, prompt.prompt_id, [index])
+                streams.append(Row(tokens, uniforms.tolist(), greedy=sampling.greedy))
+            begun.append((prompt.token_ids, streams))
         self._begin(begun)
         return [row for _, rows in begun for row in rows]
 
@@ -99,7 +103,7 @@ class SharedPrefixBatch:
         uniforms = [0.0 if row.ended else row.uniforms[len(row.token_ids)] for row in self.rows]
         with torch.no_grad():
             at = torch.tensor(uniforms, dtype=torch.float64, device=self._logits.device)
-            tokens, logprobs = pick_tokens(self._logits, at, self.vocabulary.absent)
+            tokens, logprobs = pick_tokens(self._logits, at, self.vocabulary.absent, [row.greedy for row in self.rows])
             ended = []
             for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
                 if row.ended:

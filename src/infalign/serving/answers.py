@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -145,16 +145,15 @@ class ServedPolicy:
     base: BaseRewards
     others: Sequence[str] = ()
 
-    def asked(
-        self, conversation: list[Message], procedure: Served, *, seed: int, choice: int = 0, length: int | None = None
-    ) -> Asked:
-        """Return what is asked, with a random stream of its own for each choice; a ``length`` can only be shorter.
+    def asked(self, conversation: list[Message], procedure: Served, sampling: Sampling, *, choice: int = 0) -> Asked:
+        """Return what is asked, with a random stream of its own for each choice; its length can only be shorter.
 
         Raises DataError for a conversation that the policy cannot answer.
         """
         ids = conversation_ids(self.tokenizer, conversation, add_generation_prompt=True)
-        stream = int.from_bytes(blake2b(f"serve {seed} {choice}".encode(), digest_size=4).digest(), "little")
-        sampling = Sampling(min(length or self.max_new_tokens, self.max_new_tokens), seed=stream)
+        stream = int.from_bytes(blake2b(f"serve {sampling.seed} {choice}".encode(), digest_size=4).digest(), "little")
+        length = min(sampling.max_new_tokens, self.max_new_tokens)
+        sampling = replace(sampling, max_new_tokens=length, seed=stream)
         asked = Asked(conversation, Prompt(prompt_id(conversation), ids), procedure, sampling)
         self.draws.check(asked.prompt, sampling)
         return asked
@@ -210,10 +209,22 @@ class ServedPolicy:
     async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:
         if first + number > MAX_DRAWS:
             raise RefusedError(f"{asked.procedure.name} asks for {first + number:,} draws; {MAX_DRAWS:,} are the most")
-        return await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling, on_tokens)
+        drawn = await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling, on_tokens)
+        return [_ended(response, asked.sampling.stop) for response in drawn]
 
     async def _score(self, asked: Asked, draws: list[Response]) -> list[float]:
         return await self.scores.done([(asked.conversation, response.text) for response in draws])
+
+
+def _ended(response: Response, stop: Sequence[str]) -> Response:
+    """Return a response that ends before the first of the texts ``stop``; it was drawn to its end."""
+    text = before_stop(response.text, stop)
+    return response if text == response.text else response._replace(text=text, finish="stop")
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """Return what comes before the first of the texts ``stop``."""
+    return text[: min([place for one in stop if (place := text.find(one)) >= 0], default=len(text))]
 
 
 async def answer_each(
@@ -229,11 +240,11 @@ async def answer_each(
     A conversation that comes again gets another choice. Raises DataError for one that cannot be answered, before
     anything is drawn.
     """
-    choices: Counter[str] = Counter()
+    choices, sampling = Counter[str](), Sampling(policy.max_new_tokens, seed=seed)
     asked = []
     for conversation in conversations:
         identity = prompt_id(conversation)
-        asked.append(policy.asked(conversation, policy.procedure, seed=seed, choice=choices[identity]))
+        asked.append(policy.asked(conversation, policy.procedure, sampling, choice=choices[identity]))
         choices[identity] += 1
     at_once = asyncio.Semaphore(ANSWERS_AT_ONCE)
 

@@ -24,7 +24,8 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
 from infalign.data.examples import parse_prompt
 from infalign.method.procedures import Served, parse_procedure
-from infalign.serving.answers import Answer, Asked, ServedPolicy
+from infalign.sampling.engine import Sampling
+from infalign.serving.answers import Answer, Asked, ServedPolicy, before_stop
 from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
 
@@ -96,7 +97,9 @@ class Desk:
 
             def more(token_ids: Sequence[int]) -> None:
                 text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True)
-                if text != said and not text.endswith("\N{REPLACEMENT CHARACTER}"):  # a character that lacks bytes
+                text = _held_back(text, one.sampling.stop)
+                whole = not text.endswith("\N{REPLACEMENT CHARACTER}")  # of a character that lacks bytes
+                if whole and len(text) > len(said):
                     say(text)
 
             try:
@@ -136,10 +139,11 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         if body.seed is not None and not seeded:
             raise ApiError(400, "draws of an engine at a URL cannot be asked for again; leave seed out", param="seed")
         seed = secrets.randbelow(2**32) if body.seed is None else body.seed
-        length = min(filter(None, (body.max_tokens, body.max_completion_tokens)), default=None)
+        length = min(filter(None, (body.max_tokens, body.max_completion_tokens)), default=policy.max_new_tokens)
+        sampling = Sampling(length, seed, greedy=body.temperature == 0.0, stop=body.stop)
         try:
             prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages")]
-            asked = [policy.asked(prompt, procedure, seed=seed, choice=i, length=length) for i in range(body.n or 1)]
+            asked = [policy.asked(prompt, procedure, sampling, choice=i) for i in range(body.n or 1)]
         except DataError as error:
             raise ApiError(400, str(error), param="messages") from error
         model, tokens = f"{policy.name}:{procedure.name}", len(asked[0].prompt.token_ids)
@@ -186,6 +190,13 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         Route("/metrics", checked(metrics)),
     ]
     return Starlette(routes=routes, exception_handlers={404: _unknown}, lifespan=lambda _: policy.working())
+
+
+def _held_back(text: str, stop: Sequence[str]) -> str:
+    """Return what of a text that goes on will be served: nothing after a stop, nor the beginning of one at its end."""
+    text = before_stop(text, stop)
+    begun = [n for one in stop for n in range(1, len(one)) if text.endswith(one[:n])]
+    return text[: len(text) - max(begun, default=0)]
 
 
 async def _unknown(request: Request, _: Exception) -> Response:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from infalign.core.errors import InfalignError, PartialError
@@ -20,10 +20,12 @@ from infalign.serving.answers import Answer, RefusedError
 from infalign.serving.web import TooLargeError
 
 LOGGER = logging.getLogger(__name__)
-IGNORED_FIELDS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+IGNORED_FIELDS = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("tools", "parallel_tool_calls"),  # `parse_body` refuses tools that may be called
+}
 # Values of further fields that ask for nothing: the policy is served as it was trained.
 NEUTRAL_VALUES: dict[str, Any] = {
-    "temperature": 1,
     "top_p": 1,
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -31,8 +33,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "logprobs": False,
     "modalities": ["text"],
     "response_format": {"type": "text"},
-    "stop": [],
-    "tools": [],
+    "tool_choice": "none",
 }
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=1)]
@@ -52,10 +53,23 @@ def _join_parts(content: Any) -> Any:
     return "".join(texts)
 
 
+def _as_tuple(stop: Any) -> Any:
+    """Return one text, several or none as a tuple."""
+    return tuple([stop] if isinstance(stop, str) else stop or ())
+
+
+def _checked_temperature(temperature: float) -> float:
+    if temperature not in (0.0, 1.0):
+        raise ValueError(
+            "the policy was trained and measured at 1, and 0 asks for the likeliest tokens; leave it out or set it to 1"
+        )
+    return temperature
+
+
 class _Turn(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str
+    role: Annotated[str, BeforeValidator(lambda role: "system" if role == "developer" else role)]
     content: Annotated[str, BeforeValidator(_join_parts)]
 
 
@@ -70,6 +84,10 @@ class Body(BaseModel):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     seed: Seed | None = None
+    temperature: Annotated[float, AfterValidator(_checked_temperature)] | None = None
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple), Field(max_length=4)
+    ] = ()
     stream: bool | None = None
     stream_options: _Options | None = None
 
@@ -105,7 +123,10 @@ def parse_body(content: bytes) -> Body:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ApiError(400, f"{place or 'the body'}: {first['msg']}", param=place or None) from error
-    for name, value in (body.model_extra or {}).items():
+    extra = body.model_extra or {}
+    if extra.get("tools") and extra.get("tool_choice") != "none":
+        raise ApiError(400, 'the policy calls no tools; leave tools out or set tool_choice to "none"', param="tools")
+    for name, value in extra.items():
         neutral = NEUTRAL_VALUES.get(name)
         if value not in (None, neutral) and name not in IGNORED_FIELDS:
             other = "" if neutral is None else f" or set it to {json.dumps(neutral)}"
