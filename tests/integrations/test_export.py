@@ -17,7 +17,7 @@ def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -
     code, out, err = main("export", calibrated_run, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
     assert code == 0, err
     path = calibrated_run / "export" / "trl" / "train.parquet"
-    columns = ["prompt", "prompt_id", "reference_rewards"]
+    columns = ["prompt", "prompt_id", "reference_rewards", "columns"]
     calibrated = pq.read_table(calibrated_run / "calibrated.parquet", columns=columns)
     assert pq.read_table(path).to_pylist() == calibrated.to_pylist()
     where, environment, command = out.splitlines()

@@ -25,7 +25,7 @@ from infalign.data.messages import (
     read_messages,
     read_text,
     reply,
-    to_cell,
+    to_column,
     to_text,
 )
 
@@ -121,7 +121,7 @@ def to_table(examples: Iterable[Example]) -> pa.Table:
     """
     examples = list(examples)
     columns = {
-        "prompt": pa.array([to_cell(e.prompt) for e in examples], MESSAGES),
+        "prompt": to_column(e.prompt for e in examples),
         "chosen": pa.array([to_text(e.chosen) if e.chosen else None for e in examples], pa.string()),
         "rejected": pa.array([to_text(e.rejected) if e.rejected else None for e in examples], pa.string()),
         "where": pa.array([e.where for e in examples], pa.string()),

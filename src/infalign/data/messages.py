@@ -13,8 +13,9 @@ from infalign.core.storage import listed
 
 Message = dict[str, Any]  # role, content and what else its owner gave: name, tool_calls, reasoning_content, …
 Conversation = tuple[Message, ...]
-# ``more`` is a JSON object of a message's other fields, which have a type of their own in every row.
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("more", pa.string())]))
+TURN = [("role", pa.string()), ("content", pa.string())]
+MESSAGES = pa.list_(pa.struct(TURN))
+MESSAGES_WITH_MORE = pa.list_(pa.struct([*TURN, ("more", pa.string())]))  # other fields, which have any type, as JSON
 SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}  # of ShareGPT
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OBJECTS = re.compile(r"\s*\[\s*\{")
@@ -45,17 +46,19 @@ def _more(message: Message) -> Message:
     return {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
 
 
-def to_cell(conversation: Iterable[Message]) -> list[Message]:
-    """Return a conversation as a table keeps it, in a column of the type `MESSAGES`."""
-    return [
-        {"role": turn["role"], "content": turn["content"], "more": json.dumps(more) if (more := _more(turn)) else None}
-        for turn in conversation
-    ]
+def to_column(conversations: Iterable[Iterable[Message]]) -> pa.Array[Any]:
+    """Return conversations as a column of a table, with ``more`` where a message has other fields than its text."""
+    cells = [[{**turn, "more": json.dumps(_more(turn))} for turn in conversation] for conversation in conversations]
+    plain = all(turn["more"] == "{}" for cell in cells for turn in cell)
+    return pa.array(cells, MESSAGES if plain else MESSAGES_WITH_MORE)
 
 
 def from_cell(cell: Iterable[Message]) -> list[Message]:
-    """Return the conversation of `to_cell`."""
-    return [{"role": turn["role"], "content": turn["content"], **json.loads(turn.get("more") or "{}")} for turn in cell]
+    """Return a conversation of `to_column`, as any list of messages."""
+    return [
+        {name: value for name, value in turn.items() if name != "more"} | json.loads(turn.get("more") or "{}")
+        for turn in cell
+    ]
 
 
 def prompts_of(table: pa.Table) -> list[list[Message]]:

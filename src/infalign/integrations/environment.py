@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import Message, prompt_id
+from infalign.data.messages import Message, from_cell, prompt_id
 from infalign.method.procedures import is_extreme, parse_procedure
 from infalign.method.reward import CalibratedReward, Score
 from infalign.method.shapings import Shaping, parse_shaping
@@ -143,7 +143,9 @@ def conversation(prompt: Any, identity: str | None) -> list[Message]:
             f"the prompt is no conversation, it begins {str(prompt)[:60]!r}; its reward is for messages with role and "
             "content, not for text that a chat template has rendered: give the column `prompt` of calibrated.parquet"
         )
-    messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in turns]
+    messages = [
+        turn | {"role": str(turn["role"]), "content": str(turn["content"])} for turn in from_cell(map(dict, turns))
+    ]
     if identity is not None and prompt_id(messages) != identity:
         raise DataError(
             f"the prompt is not the one of its reference_rewards ({identity}) any more, it begins "

@@ -50,13 +50,13 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
             f"save the tokenizer of {this.layout.tokenizer}, and start the run from that"
         )
     this.provenance.check(this.layout)
-    table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards"])
+    table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards", "columns"])
     path = run / "export" / framework / "train.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     adapter = import_module(f"infalign.integrations.{framework}")
-    names, rewards = listed(table, "prompt_id"), listed(table, "reference_rewards")
-    columns = zip(prompts_of(table), names, rewards, strict=True)
-    write_table(path, pa.Table.from_pylist([adapter.row(*row) for row in columns]))
+    columns = (listed(table, name) for name in ("prompt_id", "reference_rewards", "columns"))
+    rows = zip(prompts_of(table), *columns, strict=True)
+    write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": kept} for *row, kept in rows]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     launch = Launch(this.reference, str(path), training_beta(ranks, kl=kl), *lengths)
     words: list[str] = adapter.command(launch)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING, SoFar
 from infalign.core.storage import listed, read_table, write_table
-from infalign.data.messages import MESSAGES, Message, prompt_id, prompts_of, to_cell
+from infalign.data.messages import Message, prompt_id, prompts_of, to_column
 from infalign.method.calibration import Array
 from infalign.rewards.base import Batch, RewardFunction, score, score_each
 
@@ -41,6 +41,7 @@ def score_to(
     prompts: Sequence[list[Message]],
     responses: Sequence[str],
     *,
+    columns: Sequence[str] | None = None,
     shard_responses: int = 512,
     on_progress: Callable[[int, int], None],
 ) -> Array:
@@ -51,7 +52,8 @@ def score_to(
     ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically; a reward that
     works on many batches at once is given several shards. Shards with another ``made_by`` are removed. Calls
     ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score` does, with rows counted from the
-    start of the shard. Responses are held in memory for a few shards only.
+    start of the shard. ``columns``, the other columns of each row as JSON, are stored beside its reward. Responses are
+    held in memory for a few shards only.
     """
     directory.mkdir(parents=True, exist_ok=True)
     prompt_R, key_R = _keys(prompts, responses)
@@ -71,19 +73,19 @@ def score_to(
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
     done, total = len(key_D) - len(missing), len(key_D)
     on_progress(done, total)
-    under_way = dict[int, tuple[NDArray[np.intp], Batch]]()  # what each shard scores, by its number
+    under_way = dict[int, tuple[NDArray[np.intp], Batch, list[str] | None]]()  # what each shard scores, by its number
 
     def batches() -> Iterator[Batch]:
         for number, part in enumerate(_filled(prompt_R[row_D[missing]], shard_responses)):
             rows = row_D[missing[part]].tolist()
             batch = [prompts[row] for row in rows], [responses[row] for row in rows]
-            under_way[number] = missing[part], batch
+            under_way[number] = missing[part], batch, [columns[row] for row in rows] if columns else None
             yield batch
 
     with closing(score_each(reward.function, batches(), name=reward.name)) as scored:
         for number, values in scored:
-            wanted, batch = under_way.pop(number)
-            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, batch, values)
+            wanted, batch, kept = under_way.pop(number)
+            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, batch, values, kept)
             rewards_D[wanted] = values
             done += len(values)
             on_progress(done, total)
@@ -98,15 +100,15 @@ def score_shard(path: Path, reward: NamedReward, prompts: Sequence[list[Message]
     _write(path, reward.made_by, batch, rewards)
 
 
-def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float]) -> None:
+def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float], columns: list[str] | None = None) -> None:
     prompts, responses = batch
-    columns = {
+    table = {
         "prompt_id": pa.array(_prompt_ids(prompts), pa.string()),
-        "prompt": pa.array(map(to_cell, prompts), MESSAGES),
+        "prompt": to_column(prompts),
         "response": pa.array(responses, pa.string()),
         "reward": pa.array(rewards, pa.float64()),
-    }
-    write_table(path, pa.table(columns, metadata={MADE_BY: made_by.encode()}))
+    } | ({} if columns is None else {"columns": pa.array(columns, pa.string())})
+    write_table(path, pa.table(table, metadata={MADE_BY: made_by.encode()}))
 
 
 def _filled(prompt_M: NDArray[np.intp], responses: int) -> Iterator[slice]:

@@ -63,12 +63,18 @@ class Scorer:
         folder: Path,
         on_progress: OnProgress,
         reward: RewardFunction | None = None,
+        columns: Sequence[str] | None = None,
     ) -> Array:
         """Return the rewards of responses by ``reward``, by default loaded; those stored in ``folder`` are kept."""
         said = f"scores by {self.name}"
         named = self.named(reward or self.load())
         return score_to(
-            folder, named, prompts, responses, on_progress=lambda done, total: on_progress(done, total, said)
+            folder,
+            named,
+            prompts,
+            responses,
+            columns=columns,
+            on_progress=lambda done, total: on_progress(done, total, said),
         )
 
     @property

@@ -62,10 +62,14 @@ class Response(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A prompt as the model sees it; ``prompt_id`` names it in every table and keys its random streams."""
+    """A prompt as the model sees it; ``prompt_id`` names it in every table and keys its random streams.
+
+    ``columns`` are the other columns of its row, as JSON, which are stored with its responses.
+    """
 
     prompt_id: str
     token_ids: Sequence[int]
+    columns: str = "{}"
 
 
 Draw = tuple[Prompt, int]

@@ -19,15 +19,19 @@ from infalign.sampling.rollouts import count_drawn, draw
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts in the order of their table: id, conversation, tokens; the last two are decoded on access."""
+    """Prompts in the order of their table: id, conversation, tokens, and the other columns of their rows, as JSON.
+
+    Conversations and tokens are decoded on access.
+    """
 
     prompt_ids: list[str]
     conversations: Sequence[list[Message]]
     token_ids: Sequence[list[int]]
+    columns: list[str]
 
     def asked(self) -> Lazy[Prompt]:
         """Return the prompts in the form that engines take."""
-        return Lazy(len(self.prompt_ids), lambda i: Prompt(self.prompt_ids[i], self.token_ids[i]))
+        return Lazy(len(self.prompt_ids), lambda i: Prompt(self.prompt_ids[i], self.token_ids[i], self.columns[i]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class PromptTable:
         table = read_table(self.path)
         table = table.take(np.arange(self.start, min(self.first, table.num_rows), self.step))
         conversations = in_blocks(table.num_rows, 64, lambda start: prompts_of(table.slice(start, 64)))
-        return Prompts(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]))
+        columns = listed(table, "columns") if "columns" in table.column_names else ["{}"] * table.num_rows
+        return Prompts(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]), columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "text": pa.string(),
     "finish": pa.string(),
     "logprob": pa.float64(),
+    "columns": pa.string(),  # of the prompt's row, as JSON
 }
 SCHEMA = pa.schema(COLUMNS)
 
@@ -94,7 +95,8 @@ def shard_path(directory: Path, number: int) -> Path:
 
 def _rows(asked: Asked, responses: Sequence[Response]) -> list[dict[str, Any]]:
     numbered = zip(asked[1], responses, strict=True)
-    return [{"prompt_id": asked[0].prompt_id, "index": index, **response._asdict()} for index, response in numbered]
+    prompt = {"prompt_id": asked[0].prompt_id, "columns": asked[0].columns}
+    return [prompt | {"index": index, **response._asdict()} for index, response in numbered]
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

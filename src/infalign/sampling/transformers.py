@@ -47,7 +47,7 @@ class TransformersEngine(Engine):
         import torch
         from transformers import GenerationConfig
 
-        (prompt_id, prompt_ids), indices = draws[0][0], [index for _, index in draws]
+        (prompt_id, prompt_ids, _), indices = draws[0][0], [index for _, index in draws]
         check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
         uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(self.model.device)
         inputs = torch.tensor([list(prompt_ids)] * len(indices), device=self.model.device)

@@ -10,7 +10,7 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import write_table
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.sources import Scorer
-from infalign.sampling.prompts import rollout_keys
+from infalign.sampling.prompts import repeated, rollout_keys
 from infalign.steps.costs import reading
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, cut_off, scored_so_far
@@ -41,6 +41,8 @@ def score_rollouts(scorer: Scorer, samples: Samples, table: Path, *, on_progress
     """Score one part of the rollouts with the reward."""
     prompts, drawn = samples.read()
     asked, folder = samples.conversations(prompts), table.with_suffix("")
-    rewards = scorer.score(asked, drawn.values("text"), folder, on_progress)
-    write_table(table, rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards)))
+    columns = repeated(prompts.columns, samples.each)
+    rewards = scorer.score(asked, drawn.values("text"), folder, on_progress, columns=columns)
+    scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
+    write_table(table, scores.append_column("columns", pa.array(columns, pa.string())))
     return {"responses": len(drawn), "cut_off": cut_off(drawn)}

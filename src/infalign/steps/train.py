@@ -201,10 +201,10 @@ def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target
     layout = inputs.layout
     if policy.predicts_ranks:
         reward: Any = ClassifierReward.load(layout.model("rank"), device=target.compute.torch_device())
-        prompts = read_table(layout.prompts("train"), columns=["prompt"])
+        prompts = read_table(layout.prompts("train"), columns=["prompt", "columns"])
     else:
         reward = inputs.provenance.reward.load()
-        prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards"])
+        prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
     problem = Problem(
         inputs.reference,
         load_tokenizer(layout.tokenizer, padding_side="left"),
