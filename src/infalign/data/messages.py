@@ -46,7 +46,7 @@ def _more(message: Message) -> Message:
     return {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
 
 
-def to_column(conversations: Iterable[Iterable[Message]]) -> pa.Array[Any]:
+def to_column(conversations: Iterable[Iterable[Message]]) -> "pa.Array[Any]":
     """Return conversations as a column of a table, with ``more`` where a message has other fields than its text."""
     cells = [[{**turn, "more": json.dumps(_more(turn))} for turn in conversation] for conversation in conversations]
     plain = all(turn["more"] == "{}" for cell in cells for turn in cell)

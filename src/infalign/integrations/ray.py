@@ -122,11 +122,11 @@ class Actor:
             asked = prompts.asked()[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
             draw_shard(self.engine, asked, self.run.recipe.rollout.k, drawn)
         if not scored.exists():
-            table = read_table(drawn, ["prompt_id", "text"])
+            table = read_table(drawn, ["prompt_id", "text", "columns"])
             # The run may have numbered its shards otherwise.
             conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
             conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
-            score_shard(scored, self.reward, conversations, listed(table, "text"))
+            score_shard(scored, self.reward, conversations, listed(table, "text"), listed(table, "columns"))
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:

@@ -73,13 +73,15 @@ def score_to(
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
     done, total = len(key_D) - len(missing), len(key_D)
     on_progress(done, total)
-    under_way = dict[int, tuple[NDArray[np.intp], Batch, list[str] | None]]()  # what each shard scores, by its number
+    under_way = dict[
+        int, tuple[NDArray[np.intp], Batch, Sequence[str] | None]
+    ]()  # what each shard scores, by its number
 
     def batches() -> Iterator[Batch]:
         for number, part in enumerate(_filled(prompt_R[row_D[missing]], shard_responses)):
             rows = row_D[missing[part]].tolist()
             batch = [prompts[row] for row in rows], [responses[row] for row in rows]
-            under_way[number] = missing[part], batch, [columns[row] for row in rows] if columns else None
+            under_way[number] = missing[part], batch, columns and [columns[row] for row in rows]
             yield batch
 
     with closing(score_each(reward.function, batches(), name=reward.name)) as scored:
@@ -92,15 +94,23 @@ def score_to(
     return rewards_D[distinct_R]
 
 
-def score_shard(path: Path, reward: NamedReward, prompts: Sequence[list[Message]], responses: Sequence[str]) -> None:
+def score_shard(
+    path: Path,
+    reward: NamedReward,
+    prompts: Sequence[list[Message]],
+    responses: Sequence[str],
+    columns: Sequence[str] | None = None,
+) -> None:
     """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
-    rows = {(prompt_id(prompt), text): prompt for prompt, text in zip(prompts, responses, strict=True)}
-    batch = list(rows.values()), [text for _, text in rows]
+    distinct = {
+        (prompt_id(prompt), text): row for row, (prompt, text) in enumerate(zip(prompts, responses, strict=True))
+    }
+    batch = [prompts[row] for row in distinct.values()], [text for _, text in distinct]
     ((_, rewards),) = score_each(reward.function, [batch], name=reward.name)
-    _write(path, reward.made_by, batch, rewards)
+    _write(path, reward.made_by, batch, rewards, columns and [columns[row] for row in distinct.values()])
 
 
-def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float], columns: list[str] | None = None) -> None:
+def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float], columns: Sequence[str] | None) -> None:
     prompts, responses = batch
     table = {
         "prompt_id": pa.array(_prompt_ids(prompts), pa.string()),
