@@ -95,8 +95,10 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts]:
             some = read_sample(run, source)
             read[where].append(some)
             pairs = round(some.weight * sum(example.rejected is not None for example in some.examples))
-            others, skipped = round(some.weight * len(some.examples)) - pairs, round(some.weight * some.skipped)
+            alone = round(some.weight * sum(not example.chosen for example in some.examples))
+            others, skipped = round(some.weight * len(some.examples)) - pairs - alone, round(some.weight * some.skipped)
             counts = f"{counted(pairs, 'preference pair')}, {counted(others, 'demonstration')}"
+            counts += f", {counted(alone, 'prompt')} alone" if alone else ""
             counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
             counts += f" (by its first {SAMPLED_ROWS:,} rows)" if some.weight > 1 and source.set is not None else ""
             of_set = f"{source.set}, {source.split}" if source.set is not None else None

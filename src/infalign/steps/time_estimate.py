@@ -70,7 +70,7 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
         return sum(TURN_TOKENS + tokens(turn["content"]) for turn in example.prompt)
 
     prompts = [length for e in _some(examples) if (length := asked(e)) <= most]
-    chosen = [1 + tokens(spoken(e.chosen)) for e in _some(examples)]
+    chosen = [1 + tokens(spoken(e.chosen)) for e in _some(examples) if e.chosen] or [longest]
     lengths = fmean(prompts or [most]), fmean(chosen), fmean(min(length, longest) for length in chosen)
     rows = dict[str, int]()
     if whole:
