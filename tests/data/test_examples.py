@@ -108,7 +108,6 @@ def test_comparison_forms_agree(row):
         {"messages": json.dumps([*PROMPT, assistant("Blue")])},
         {"messages": [*PROMPT[:1], PROMPT[1] | {"weight": 0}, *PROMPT[2:], assistant("Blue") | {"weight": 1}]},
         {"conversations": SHARED},
-        {"conversation": [{"input": "Hi", "output": "Hello."}, {"input": "Name a colour", "output": "Blue"}]},
     ],
 )
 def test_demonstration_forms_agree(row):
@@ -267,7 +266,7 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"messages": [assistant("Hi")]}, "does not end with a user turn"),
         ({"messages": "Hi"}, "column messages is of type str, not a list"),
         ({"chosen": [user("A"), assistant("Yes")], "rejected": [user("B"), assistant("No")]}, "differ before"),
-        ({"chosen": [user("Hi")], "rejected": [user("Hi"), assistant("No")]}, "chosen ends with a message of the user"),
+        ({"chosen": [user("Hi")], "rejected": [user("Hi"), assistant("No")]}, "or end with a message of the user"),
         ({"query": "Summarise.", "reference_responses": "No."}, "query is not of the form SUBREDDIT"),
         ({"text": "Hi"}, r"the columns \['text'\] hold neither"),
     ],

@@ -272,11 +272,17 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
 
 
 def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
-    if row.first(PROMPTS):
-        prompt = _prompt(row)
-        return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
     chosen, rejected = row.value("chosen"), row.value("rejected")
-    if not isinstance(chosen, list | dict) and messages_of_text(row.text("chosen"), "chosen") is None:
+    if row.first(PROMPTS) or isinstance(chosen, dict):
+        prompt = _prompt(row, PROMPTS if row.first(PROMPTS) else CONVERSATIONS)
+        return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
+    if isinstance(chosen, list) or messages_of_text(row.text("chosen"), "chosen"):
+        (prompt, chosen), (other_prompt, rejected) = (
+            _split(row.messages(name), name) for name in ("chosen", "rejected")
+        )
+        if prompt != other_prompt or not (chosen and rejected):
+            raise DataError("chosen and rejected differ before their replies, or end with a message of the user")
+    else:
         for column in ("chosen", "rejected"):
             if not row.text(column).startswith("\n\nHuman:"):
                 raise DataError(
@@ -284,17 +290,6 @@ def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
                     f"{sorted(row.columns)}: if another column is the prompt, rename it to prompt"
                 )
         prompt, chosen, rejected = _split_transcripts(chosen, rejected)
-        return _with_system(row, prompt), chosen, rejected
-    if isinstance(chosen, dict):  # of a conversation beside it
-        prompt = _with_system(row, row.messages(row.first(CONVERSATIONS) or "conversations"))
-        return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
-    prompt, chosen = _split(row.messages("chosen"), "chosen")
-    other_prompt, rejected = _split(row.messages("rejected"), "rejected")
-    for column, said in (("chosen", chosen), ("rejected", rejected)):
-        if not said:
-            raise DataError(f"{column} ends with a message of the user, not of the assistant")
-    if prompt != other_prompt:
-        raise DataError("chosen and rejected differ before their replies")
     return _with_system(row, prompt), chosen, rejected
 
 
@@ -376,13 +371,9 @@ def _with_system(row: _Row, prompt: Conversation) -> Conversation:
 
 def _reply(row: _Row, column: str, prompt: Conversation) -> Conversation:
     messages = read_conversation(row.value(column), column, "assistant")
-    repeated = next(
-        n for n in range(min(len(messages), len(prompt)), -1, -1) if messages[:n] == prompt[len(prompt) - n :]
-    )
-    replied = _replying(messages[repeated:], column)
-    if not replied:
-        raise DataError(f"{column} holds the prompt alone")
-    return replied
+    lengths = range(min(len(messages) - 1, len(prompt)), -1, -1)
+    repeated = next(length for length in lengths if messages[:length] == prompt[len(prompt) - length :])
+    return _replying(messages[repeated:], column)
 
 
 def _tldr_prompt(query: str) -> Conversation:

@@ -118,19 +118,13 @@ def read_messages(values: object, column: str) -> Conversation:
                 f"message {number} of {column} is {describe_type(value)}, not an object with role and content"
             )
         try:
-            messages += _read_turns(value)
+            messages.append(_read_turn(value))
         except DataError as error:
             raise DataError(f"message {number} of {column}: {error}") from None
     return tuple(messages)
 
 
-def _read_turns(value: Mapping[str, Any]) -> list[Message]:
-    """Return the turn that an object of a list of messages is, or the two of Capybara's ``input`` and ``output``."""
-    if value.keys() == {"input", "output"}:
-        return [
-            {"role": role, "content": read_text(value[name], name)}
-            for role, name in (("user", "input"), ("assistant", "output"))
-        ]
+def _read_turn(value: Mapping[str, Any]) -> Message:
     names = ("from", "value") if "from" in value and "role" not in value else ("role", "content")
     role, said = read_text(value.get(names[0]), names[0]), value.get(names[1])
     role = SPEAKERS.get(role, role)
@@ -141,7 +135,7 @@ def _read_turns(value: Mapping[str, Any]) -> list[Message]:
         more["tool_calls"] = read_json(calls, "tool_calls")
     if said is None and "tool_calls" in more:
         said = ""
-    return [{"role": role, "content": read_text(said, names[1]), **json.loads(json.dumps(more, default=str))}]
+    return {"role": role, "content": read_text(said, names[1]), **json.loads(json.dumps(more, default=str))}
 
 
 def read_json(text: str, column: str) -> Any:
