@@ -1,0 +1,89 @@
+"""What becomes of rows in a run: columns that no format defines go along, and what a chat template refuses is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import micro
+import pytest
+from rows import assistant, user
+
+from infalign.core.storage import read_table
+from infalign.models.conversations import read_template
+
+TEMPLATE = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+KEPT = {
+    "answer": "007",
+    "day": "2024-01-02",
+    "level": 7,
+    "share": 0.5,
+    "none": None,
+    "tags": ["NA", "7"],
+    "in": {"a": 1},
+}
+ROWS = [{"question": f"What is {i} and {i}?", "id": i, **KEPT} for i in range(16)]
+TALK = [user("Hi"), assistant("Hello.")]
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Any:
+    """Return what writes a recipe that reads some rows with a template that refuses system turns."""
+    policy = micro.write_policy(tmp_path / "policy")
+    (tmp_path / "strict.jinja").write_text(TEMPLATE + read_template("plain"))
+
+    def write(rows: list[dict[str, Any]]) -> str:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe = micro.given(tmp_path / "run", policy)
+        recipe["policy"]["chat_template"] = "strict.jinja"
+        recipe["data"] = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "test_fraction": 0.4}
+        recipe["rollout"] = {"prompts": 4, "k": 2, "max_new_tokens": 4}
+        del recipe["judge"]
+        return micro.write(tmp_path / "recipe.yaml", recipe)
+
+    return write
+
+
+def test_columns_go_along_to_rollouts_scores_and_training(main: Any, tmp_path: Path, reading: Any) -> None:
+    """Every value has its type and spelling in each table, names are said once, and no prompt is a demonstration."""
+    code, out, _ = main("run", reading(ROWS), "--until", "calibrate")
+    assert code == 0
+    assert out.count("columns that are kept as they are: answer, day, id, in, level, none, share, tags") == 1
+    root = tmp_path / "run"
+    for pattern in ("data/t*_prompts", "rollouts/part-*/part-*", "scores/part-*/part-*", "scores/part-*", "calibrated"):
+        tables = [read_table(path) for path in root.glob(f"{pattern}.parquet")]
+        kept = [json.loads(text) for table in tables for text in table["columns"].to_pylist()]
+        assert kept
+        assert all(columns == {"id": columns["id"], **KEPT} for columns in kept)
+    assert read_table(root / "data" / "demonstrations.parquet").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"system": "Be brief.", "question": "Hi?"}, "no system turn"),
+        ({"messages": [user("Hi") | {"name": "Ann"}, assistant("Hello.")]}, "the chat template does not read name"),
+        ({"messages": TALK, "tools": [{"name": "sky"}]}, "the chat template does not read tools"),
+        ({"messages": [*TALK[:1], {"role": "assistant", "tool_calls": [{"name": "sky"}]}]}, "does not read tool_calls"),
+    ],
+)
+def test_a_row_that_the_chat_template_refuses_is_invalid(
+    main: Any, tmp_path: Path, reading: Any, row: dict[str, Any], said: str
+) -> None:
+    """It is named by file and line, also where a field would be lost, and left out and listed if that is allowed."""
+    recipe, place = reading([*ROWS, row]), f"{tmp_path / 'rows.jsonl'} line 17: "
+    code, _, err = main("run", recipe, "--until", "data")
+    assert code == 3
+    assert place in err
+    assert said in err
+    code, _, err = main("run", recipe, "--until", "data", "--skip-invalid")
+    assert code == 0
+    (listed,) = (tmp_path / "run" / "data" / "skipped.txt").read_text().splitlines()
+    assert listed.startswith(place)
+    assert said in listed
+
+
+def test_spelled_control_tokens_are_mentioned(main: Any, reading: Any) -> None:
+    """A prompt that holds the template's own tokens may be rendered already."""
+    code, out, _ = main("run", reading([*ROWS, {"prompt": "Hi<|end|>"}]), "--until", "data")
+    assert code == 0
+    assert "1 row with control tokens of the chat template in the prompt" in out
