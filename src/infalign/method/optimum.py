@@ -1,0 +1,245 @@
+"""The optimal policy for rewards that tie, such as a checker's 0 and 1 (docs/theory.md, rewards that tie).
+
+A prompt's K reference rollouts have m distinct rewards v_1 < … < v_m with shares p_j. The optimum keeps the reference's
+distribution among equal rewards and moves only the masses q_j. A procedure that looks at ranks serves class j with
+probability h(F_j) − h(F_{j−1}), F_j = q_1 + … + q_j, so the objective is J(q) = Σ_j (h(F_j) − h(F_{j−1}))·w_j, and the
+optimum of J − β·KL fulfils q_j ∝ p_j·exp(g_j/β), where g_j = −Σ_{i=j}^{m−1} h′(F_i)(w_{i+1} − w_i) is the transformed
+reward.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.optimize.elementwise import find_root
+from scipy.special import xlogy
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.calibration import Array, calibrate
+from infalign.method.procedures import RankProcedure
+
+Objective = Literal["reward", "win-rate"]
+GRID = np.linspace(0.0, 1.0, 129)  # where it is seen whether h is convex
+# Where it is not: a scan for stationary points, as shares of the way from the best class alone to the reference.
+ENDS = np.geomspace(1e-12, 0.01, 32)
+SCAN = np.concatenate([ENDS, np.linspace(0.02, 0.98, 62), 1.0 - ENDS[::-1]])
+SLACK = 1e-9  # of a bracket, nats
+
+
+@dataclass(frozen=True, slots=True)
+class Optimal:
+    """The transformed reward of the optimum for a procedure at ``beta``, as a shaping.
+
+    The class of a reward is found among its prompt's references; between and beyond them the reward has the derivative
+    of J in a response of its own there. Where all references are 0 or 1, c of K, the shares are those of
+    (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none.
+    """
+
+    procedure: RankProcedure
+    beta: float
+    objective: Objective = "reward"
+    scale = 1.0
+
+    @property
+    def name(self) -> str:
+        """``optimal:best-of-8``."""
+        return f"optimal:{self.procedure.name}"
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
+        calibrate(rewards, reference_rewards_K)  # raises for what is not finite, too few or not sorted
+        laws = _Laws.of(np.asarray(reference_rewards_K, float)[None], self.procedure, self.objective, smoothed=True)
+        return laws.at(np.asarray(rewards, float), 0, laws.solve(self.beta))
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The optimal policy on stored rewards: per prompt a law over its K rollouts, at one β for all prompts.
+
+    ``kl`` is its mean KL to the reference in nats, ``value`` the mean of J: for 0/1 rewards and Best-of-N pass@N.
+    """
+
+    beta: float
+    kl: float
+    value: float
+    laws_PK: Array
+    shaped_PK: Array
+    shaping: Optimal
+
+
+def optimum(
+    rewards_PK: ArrayLike,
+    procedure: RankProcedure,
+    *,
+    kl: float | None = None,
+    beta: float | None = None,
+    objective: Objective | None = None,
+    smoothed: bool = False,
+) -> Optimum:
+    """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
+
+    Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
+    is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
+    optima (β of the win rate is half as large) and the first is the default. ``smoothed`` takes (c + ½)/(K + 1) for the
+    share of c successes, as training does. Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is
+    the largest below it. Raises ConfigError for a budget that cannot be spent, with the largest, and for graded rewards
+    without an objective; DataError for rewards that are not finite.
+
+    >>> o = optimum([[0, 0, 0, 0, 1]], BestOfN(4), beta=0.5)
+    >>> round(o.laws_PK[0, -1], 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
+    (0.463074, 0.174683)
+    """
+    rewards = np.asarray(rewards_PK, float)
+    if rewards.ndim != 2 or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
+        raise DataError(f"rewards are a finite prompts × rollouts array with 2 rollouts or more, found {rewards.shape}")
+    if objective is None:
+        if np.unique(rewards).size > 2:
+            raise ConfigError("rewards have more than two values, so the objective must be named: reward or win-rate")
+        objective = "reward"
+    if (kl is None) == (beta is None):
+        raise ConfigError("give exactly one of kl and beta")
+    laws = _Laws.of(np.sort(rewards, axis=1), procedure, objective, smoothed=smoothed)
+    found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
+    solved = laws.solve(found_beta)
+    rows = list(zip(rewards, laws.of_prompt, strict=True))
+    shaped_PK = np.stack([laws.at(row, law, solved) for row, law in rows])
+    laws_PK = np.stack([laws.shared(row, solved.q[law], law) for row, law in rows])
+    shaping = Optimal(procedure, found_beta, objective)
+    mean_kl, value = (float(per_law[laws.of_prompt].mean()) for per_law in (solved.kl, solved.value))
+    return Optimum(found_beta, mean_kl, value, laws_PK, shaped_PK, shaping)
+
+
+class _Solved(NamedTuple):
+    """The optimum of each law: the masses q (L, m) of its classes, KL (L,), J (L,), and g (L, m)."""
+
+    q: Array
+    kl: Array
+    value: Array
+    g: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Laws:
+    """Distinct laws of rewards: the shares ``p`` of m classes in ascending order, and their ``values`` and ``w``.
+
+    A law with fewer classes has some of p = 0 in front, with the value of its first one.
+    """
+
+    p: Array  # (L, m)
+    values: Array  # (L, m)
+    w: Array  # (L, m)
+    of_prompt: NDArray[np.intp]  # (P,)
+    procedure: RankProcedure
+    objective: Objective
+
+    @classmethod
+    def of(cls, sorted_PK: Array, procedure: RankProcedure, objective: Objective, *, smoothed: bool) -> "_Laws":
+        """Return the laws of prompts with sorted rewards."""
+        rows, of_prompt = np.unique(sorted_PK, axis=0, return_inverse=True)
+        classes = [_classes(row, smoothed=smoothed) for row in rows]
+        width = max(len(shares) for _, shares in classes)
+        values = np.stack([np.pad(each, (width - len(each), 0), mode="edge") for each, _ in classes])
+        p = np.stack([np.pad(each, (width - len(each), 0)) for _, each in classes])
+        w = values
+        if objective == "win-rate":
+            up_to = procedure.distortion(np.minimum(p.cumsum(axis=1), 1.0))
+            w = (up_to + np.pad(up_to, ((0, 0), (1, 0)))[:, :-1]) / 2.0
+            w = np.where(p > 0, w, np.take_along_axis(w, (p > 0).argmax(axis=1)[:, None], axis=1))
+        return cls(p, values, w, of_prompt.ravel(), procedure, objective)
+
+    def solve(self, beta: float) -> _Solved:
+        """Return the optimum of every law at ``beta``."""
+        best = np.log(self.p[:, -1])
+        if (np.diff(self.procedure.density(GRID)) >= 0).all():  # h is convex, so J is concave
+            law, low, high = np.arange(len(self.p)), best - SLACK, np.full(len(self.p), SLACK)
+        else:
+            law, low, high = self._brackets(beta, best)
+        log_z = find_root(partial(self._rest, beta=beta), (low, high), args=(law,), tolerances={"xatol": 1e-15}).x
+        q, g = self._masses(log_z, law, beta)
+        q /= q.sum(axis=1, keepdims=True)
+        kl = xlogy(q, q / np.where(self.p[law] > 0, self.p[law], 1.0)).sum(axis=1)
+        served = np.diff(self.procedure.distortion(np.pad(np.minimum(q.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))), axis=1)
+        value = (served * self.w[law]).sum(axis=1)
+        order = np.lexsort((value - beta * kl, law))
+        chosen = order[np.append(law[order][1:] != law[order][:-1], True)]  # of each law the best, which is its last
+        return _Solved(q[chosen], kl[chosen], value[chosen], g[chosen])
+
+    def beta_at(self, kl: float) -> float:
+        """Return the β of the largest mean KL up to ``kl``; raises ConfigError for a budget that cannot be spent."""
+        largest = float(-np.log(self.p[:, -1])[self.of_prompt].mean())
+        if not 0 < kl < largest:
+            raise ConfigError(
+                f"a KL of {kl:g} nats cannot be spent on these rewards; the budget is positive and below "
+                f"{largest:.4g}, the mean of −log of the share of a prompt's best reward"
+            )
+
+        def excess(log_beta: float) -> float:
+            return float(self.solve(float(np.exp(log_beta))).kl[self.of_prompt].mean()) - kl
+
+        high = low = float(np.log(np.ptp(self.w, axis=1).max() or 1.0))
+        while excess(high) > 0:
+            high += 1.0
+        while excess(low) < 0:
+            low -= 1.0
+        log_beta = float(brentq(excess, low, high, xtol=1e-13))
+        while excess(log_beta) > 1e-9:  # a jump of the KL: no β spends it
+            log_beta += 1e-12
+        return float(np.exp(log_beta))
+
+    def at(self, rewards: Array, law: int, solved: _Solved) -> Array:
+        """Return the derivative of J in a response with each of ``rewards``, by the optimum of one law."""
+        first = int((self.p[law] > 0).argmax())
+        values, w, g = self.values[law, first:], self.w[law, first:], solved.g[law, first:]
+        below = np.append(0.0, np.minimum(solved.q[law, first:].cumsum(), 1.0))  # F_0 = 0, F_1, …, F_m = 1
+        below[-1] = 1.0
+        place = np.searchsorted(values, rewards)  # of the first class that is not below
+        known = np.append(values, np.nan)[place] == rewards
+        if self.objective == "reward":
+            worth = rewards
+        else:
+            worth = self.procedure.distortion(np.append(0.0, np.minimum(self.p[law, first:].cumsum(), 1.0)))[place]
+        above = np.append(g, 0.0)[place] - self.procedure.density(below[place]) * (np.append(w, w[-1])[place] - worth)
+        return np.where(known, np.append(g, 0.0)[place], above)
+
+    def shared(self, rewards_K: Array, q: Array, law: int) -> Array:
+        """Return the probability of each response, which shares that of its class with those of equal reward."""
+        mass = q[np.searchsorted(self.values[law], rewards_K, side="right") - 1]
+        return np.asarray(mass / (rewards_K[:, None] == rewards_K).sum(axis=1))
+
+    def _masses(self, log_z: Array, law: NDArray[np.intp], beta: float) -> tuple[Array, Array]:
+        """Return q and g of laws whose normalizer is known, both (…, m), from the best class down."""
+        p, rises = self.p[law].T.copy(), np.diff(self.w[law]).T.copy()
+        q, g = np.empty_like(p), np.zeros_like(p)
+        left, scaled = np.ones(len(law)), np.exp(-log_z)
+        for j in reversed(range(len(p))):
+            q[j] = p[j] * np.exp(g[j] / beta) * scaled
+            left = left - q[j]
+            if j:
+                g[j - 1] = g[j] - self.procedure.density(np.minimum(np.maximum(left, 0.0), 1.0)) * rises[j - 1]
+        return q.T, g.T
+
+    def _rest(self, log_z: Array, law: NDArray[np.intp], beta: float) -> Array:
+        """Return 1 − Σ q, which is 0 for a stationary point."""
+        rest = 1.0 - self._masses(log_z.ravel(), law.ravel(), beta)[0].sum(axis=1)
+        return np.asarray(rest.reshape(log_z.shape))
+
+    def _brackets(self, beta: float, best: Array) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return laws and brackets of all stationary points that a scan finds."""
+        inner = best[:, None] * (1.0 - SCAN)
+        log_z = np.concatenate([best[:, None] - SLACK, inner, np.full((len(best), 1), SLACK)], axis=1)
+        every = np.broadcast_to(np.arange(len(best))[:, None], log_z.shape)
+        positive = self._rest(log_z, every, beta) > 0
+        law, point = np.nonzero(positive[:, 1:] != positive[:, :-1])
+        return law, log_z[law, point], log_z[law, point + 1]
+
+
+def _classes(rewards_K: Array, *, smoothed: bool) -> tuple[Array, Array]:
+    """Return the distinct rewards of a prompt and their shares."""
+    if smoothed and np.isin(rewards_K, (0.0, 1.0)).all():
+        share = (rewards_K.sum() + 0.5) / (rewards_K.size + 1.0)
+        return np.array([0.0, 1.0]), np.array([1.0 - share, share])
+    values, counts = np.unique(rewards_K, return_counts=True)
+    return values, counts / rewards_K.size

@@ -1,0 +1,143 @@
+"""The optimum for rewards that tie has its known answers, and no other policy is better."""
+
+import numpy as np
+import pytest
+from scipy.special import xlogy
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.calibration import Array
+from infalign.method.optimum import Objective, Optimal, optimum
+from infalign.method.procedures import BestOfN, Mixture, RankProcedure, WorstOfN
+from infalign.method.shapings import log_ratios, shape_rollouts
+
+GRADED = np.repeat([0.0, 0.25, 0.5, 1.0], [4, 3, 2, 1])[None]
+COUNTS = (0, 1, 2, 4, 8, 16, 28, 32)
+CHECKED = np.array([[0.0] * (32 - c) + [1.0] * c for c in COUNTS])
+
+
+def masses(laws_PK: Array, rewards_PK: Array) -> list[float]:
+    """Return the mass of each distinct reward of one prompt."""
+    return [float(laws_PK[0, rewards_PK[0] == value].sum()) for value in np.unique(rewards_PK)]
+
+
+@pytest.mark.parametrize(
+    ("n", "beta", "success", "kl"),
+    [(4, 0.5, 0.463074018644, 0.174682811), (8, 0.2, 0.408325759168, 0.112959864), (1, 0.5, 0.648785644284, None)],
+)
+def test_one_success_of_five(n: int, beta: float, success: float, kl: float | None) -> None:
+    """Logit q = logit p + N(1 − q)^(N − 1)/β."""
+    found = optimum([[0, 0, 0, 0, 1]], BestOfN(n), beta=beta)
+    assert found.laws_PK[0, -1] == pytest.approx(success, abs=1e-11)
+    assert kl is None or found.kl == pytest.approx(kl, abs=2e-9)
+    assert found.shaped_PK[0, -1] - found.shaped_PK[0, 0] == pytest.approx(n * (1 - success) ** (n - 1), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("objective", "q", "value", "kl"),
+    [
+        ("reward", (0.245642, 0.193562, 0.171150, 0.389646), 0.920397, 0.298696),
+        ("win-rate", (0.253846, 0.195435, 0.190749, 0.359970), 0.750950, 0.252846),
+    ],
+)
+def test_four_classes(objective: Objective, q: tuple[float, ...], value: float, kl: float) -> None:
+    """Graded rewards, for Best-of-4 at β = .3."""
+    found = optimum(GRADED, BestOfN(4), beta=0.3, objective=objective)
+    assert masses(found.laws_PK, GRADED) == pytest.approx(q, abs=1e-6)
+    assert (found.value, found.kl) == (pytest.approx(value, abs=1e-6), pytest.approx(kl, abs=1e-6))
+
+
+def test_one_beta_spends_the_mean_budget() -> None:
+    """Eight prompts, two of which have no signal."""
+    found = optimum(CHECKED, BestOfN(4), kl=0.3)
+    assert (found.beta, found.value) == (pytest.approx(0.197554, abs=1e-6), pytest.approx(0.844498, abs=1e-6))
+    successes = [float(law[row == 1].sum()) for law, row in zip(found.laws_PK, CHECKED, strict=True)]
+    known = (0, 0.45610, 0.49090, 0.53208, 0.58536, 0.67175, 0.87888, 1)
+    assert successes == pytest.approx(known, abs=1e-5)
+
+
+def objective_of(q: Array, p: Array, w: Array, procedure: RankProcedure, beta: float) -> Array:
+    """Return J − β·KL of policies (…, m)."""
+    served = np.diff(procedure.distortion(np.minimum(q.cumsum(axis=-1), 1.0)), axis=-1, prepend=0.0)
+    return np.asarray((served * w).sum(-1) - beta * xlogy(q, q / p).sum(-1))
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(4), Mixture(((0.5, BestOfN(3)), (0.5, WorstOfN(3))))])
+def test_no_other_policy_is_better(procedure: RankProcedure) -> None:
+    """On 350 small cases with ties and few classes: none of 1,500 policies, nor a neighbor of the optimum."""
+    rng = np.random.default_rng(0)
+    for _ in range(350):
+        rewards = np.sort(rng.choice(rng.normal(size=rng.integers(1, 5)), size=8))
+        values, counts = np.unique(rewards, return_counts=True)
+        beta = float(np.exp(rng.uniform(-3, 1)))
+        found = optimum(rewards[None], procedure, beta=beta, objective="reward")
+        q, p = np.array(masses(found.laws_PK, rewards[None])), counts / 8
+        best = objective_of(q, p, values, procedure, beta)
+        assert best == pytest.approx(found.value - beta * found.kl, abs=1e-9)
+        others = rng.dirichlet(np.ones(len(p)) * rng.choice([0.3, 1.0]), size=1500)
+        near = np.abs(q + rng.normal(size=(200, len(p))) * 1e-3)
+        for policies in (others, near / near.sum(axis=1, keepdims=True)):
+            assert (objective_of(policies, p, values, procedure, beta) <= best + 1e-9).all()
+
+
+@pytest.mark.parametrize("objective", ["reward", "win-rate"])
+@pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(3)])
+def test_ordinary_rlhf_with_the_shaped_reward_has_this_optimum(procedure: RankProcedure, objective: Objective) -> None:
+    """π ∝ π_ref·exp(g/β) over the rollouts, by the shaping and by the table of shaped rewards."""
+    rewards = np.repeat(np.random.default_rng(1).normal(size=(3, 6)), [1, 2, 3, 1, 2, 3], axis=1)
+    found = optimum(rewards, procedure, beta=0.2, objective=objective)
+    for shaped in (found.shaped_PK, shape_rollouts(found.shaping, rewards)):
+        assert np.exp(log_ratios(shaped, 0.2)) / 12 == pytest.approx(found.laws_PK, abs=1e-9)
+
+
+def test_a_reward_off_the_sample_has_the_derivative_of_a_class_of_its_own() -> None:
+    """Between, below and above the stored rewards: the derivative of J when a little mass is moved there."""
+    references, beta, step = np.sort(GRADED[0]), 0.3, 1e-6
+    found = optimum(references[None], BestOfN(4), beta=beta, objective="reward")
+    q, values = np.array(masses(found.laws_PK, references[None])), np.unique(references)
+    for reward in (-0.5, 0.1, 0.4, 0.9, 1.5):
+        every = np.append(values, reward)
+        order = np.argsort(every)
+        p = np.ones(5)
+
+        def at(mass: float, order: Array = order, every: Array = every, p: Array = p) -> Array:
+            moved = np.append(q * (1 - mass), mass)[order]
+            return objective_of(moved, p, every[order], BestOfN(4), 0.0)
+
+        slope = (at(step) - at(0.0)) / step
+        own = Optimal(BestOfN(4), beta)(np.append(values, reward), references)
+        assert own[-1] - q @ own[:-1] == pytest.approx(float(slope), abs=1e-4)
+
+
+def test_training_takes_a_half_success_more() -> None:
+    """The shaping and `smoothed` agree: (c + ½)/(K + 1), also where no rollout or every one succeeds."""
+    found = optimum(CHECKED, BestOfN(8), kl=0.3, smoothed=True)
+    assert shape_rollouts(found.shaping, CHECKED) == pytest.approx(found.shaped_PK, abs=1e-9)
+    never = found.shaping([0.0, 1.0], CHECKED[0])
+    gain = never[1] - never[0]
+    odds = np.exp(gain / found.beta) * 0.5 / 32.5
+    assert gain == pytest.approx(8 * (1 / (1 + odds)) ** 7, abs=1e-9)
+    assert optimum(CHECKED, BestOfN(8), beta=0.2, objective="win-rate", smoothed=True).kl == pytest.approx(
+        optimum(CHECKED, BestOfN(8), beta=0.4, smoothed=True).kl, abs=1e-9
+    )
+
+
+def test_where_the_kl_jumps_the_largest_below_the_budget_is_spent() -> None:
+    """Worst-of-N switches groups of prompts at once."""
+    rewards = np.array([[0.0] * 28 + [1.0] * 4] * 3)
+    found = optimum(rewards, WorstOfN(8), kl=0.5)
+    assert found.kl < 0.4
+    assert optimum(rewards, WorstOfN(8), beta=found.beta * 0.999).kl > 0.5
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    """A budget with the largest, graded rewards without an objective, both or neither of kl and beta, and NaN."""
+    largest = -np.log([c / 32 or 1 for c in COUNTS]).mean()
+    with pytest.raises(ConfigError, match=rf"below {largest:.4g}, the mean of −log"):
+        optimum(CHECKED, BestOfN(4), kl=5.0)
+    with pytest.raises(ConfigError, match="objective must be named: reward or win-rate"):
+        optimum(GRADED, BestOfN(4), kl=0.1)
+    for given in ({}, {"kl": 0.1, "beta": 0.1}):
+        with pytest.raises(ConfigError, match="exactly one of kl and beta"):
+            optimum(CHECKED, BestOfN(4), **given)
+    with pytest.raises(DataError, match="finite prompts × rollouts array"):
+        optimum([[0.0, np.nan]], BestOfN(4), kl=0.1)
