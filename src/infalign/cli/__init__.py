@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import compare, data, init, recipes, run, serving, theory, trainers, win_rate
+from infalign.cli import compare, data, init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
 from infalign.cli.output import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
@@ -55,7 +55,10 @@ COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and 
     "Many machines": {run.ray: run.RAY_EPILOGUE},
     "Several methods": {compare.compare: compare.COMPARE_EPILOGUE},
     "Before a run: what theory says": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
-    "Any table of rewards": {win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE},
+    "Any table of rewards": {
+        win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE,
+        pass_at_k.pass_at_k: pass_at_k.PASS_AT_K_EPILOGUE,
+    },
     "Other trainers": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
 }
 _GROUPS = [Group(title, sort_key=place) for place, title in enumerate(COMMANDS)]

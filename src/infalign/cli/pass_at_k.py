@@ -1,0 +1,42 @@
+"""The command that measures pass@k on a table of rewards from any source."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infalign.cli.options import AsJson
+from infalign.cli.output import open_console, print_json
+
+PASS_AT_K_EPILOGUE = """\
+Examples:
+  infalign pass-at-k samples.csv
+  infalign pass-at-k samples.parquet --metric pass@1 --metric pass@64 --metric maj@8
+  infalign pass-at-k graded.jsonl --threshold 0.99 --json
+
+A row is one response: prompt_id, reward (1 if it is right, 0 if not, or graded
+with --threshold), and for maj@k answer, equal where responses agree. Every
+metric is the mean over all sets of k responses of a prompt: unbiased, also
+where k is smaller than the number of responses. pass@k: one of k is right.
+pass^k: all are. maj@k: the answer that most of k give is. avg@k: one is.
+"""
+
+
+def pass_at_k(
+    table: Annotated[Path, Parameter(help="FILE.parquet, .csv or .jsonl.")],
+    *,
+    metric: Annotated[list[str], Parameter(help="pass@8, pass^4, maj@5, avg@16. Repeatable.")] | None = None,
+    threshold: Annotated[float | None, Parameter(help="A response with this reward or more is right.")] = None,
+    confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
+    seed: Annotated[int, Parameter(help="Of the bootstrap.", validator=Number(gte=0))] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure pass@k, pass^k and majority votes on a table of responses."""
+    from infalign.evaluation.pass_at_k import measure_table, print_metrics
+
+    found = measure_table(table, metric, threshold=threshold, confidence=confidence, seed=seed)
+    if as_json:
+        print_json(found)
+    else:
+        print_metrics(found, open_console())
