@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console
 
-from infalign.core.display import heading, plain_table, share
+from infalign.core.display import heading, plain_table, say, share
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.files import read_rows
 from infalign.evaluation.intervals import estimate_share
@@ -19,6 +19,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 from infalign.method.procedures.majority import MajorityVote
 
+NO_WIDTH = "every prompt has the same value, so the interval has no width and says nothing about other prompts"
 KINDS: dict[str, Callable[[int], Procedure | MajorityVote]] = {
     "pass@": BestOfN,
     "pass^": WorstOfN,
@@ -132,10 +133,11 @@ def measure_table(
 def print_metrics(records: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the records of `pass_rates` as a table."""
     first = records[0]
-    heading(
-        console, "How often a response is right", f"{first['prompts']:,} prompts, {first['confidence']:.0%} intervals"
-    )
+    about = f"{first['prompts']:,} prompts, {first['confidence']:.0%} intervals"
+    heading(console, "How often a response is right", about)
     table = plain_table("metric", "%")
     for record in records:
         table.add_row(record["metric"], share(record))
     console.print(table)
+    if without_width := [record["metric"] for record in records if record["low"] == record["high"]]:
+        say(console, f"{', '.join(without_width)}: {NO_WIDTH}", markup=False)
