@@ -74,7 +74,7 @@ def test_the_commands_run(command: str, main: Any, tmp_path: Path, monkeypatch: 
 def test_the_commands_of_serving_and_scale_are_understood(command: str) -> None:
     """What these pages say to type has the options of the command line."""
     parsed, _, _ = cli.app.parse_args(shlex.split(command), exit_on_error=False, print_error=False)
-    assert parsed.__name__ in ("generate", "serve", "run", "command", "ray")
+    assert parsed.__name__ in ("generate", "serve", "run", "command")
 
 
 @pytest.mark.parametrize("rollouts", [pytest.param(k, marks=[pytest.mark.slow] * (k != 100)) for k in ROLLOUTS])

@@ -45,7 +45,7 @@ def reward(prompts, responses):
         time.sleep(0.05)
     return [float(sum(letter in "aeiou" for letter in text)) for text in responses]
 '''
-RAY = ("--actors", "2", "--cpus", "4")
+RAY = ("--ray-actors", "2", "--ray-cpus", "4")
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def calibrate(recipe: str) -> list[str]:
 @on_ray
 def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -> None:
     """Its actors go with it, no finished shard is touched again, and the run takes all shards as its own."""
-    assert micro.infalign("data", "cluster.yaml").returncode == 0
+    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
     (folder / "hold").touch()
-    root, command = folder / "cluster", [micro.COMMAND, "ray", "cluster.yaml", *RAY]
+    root, command = folder / "cluster", [micro.COMMAND, "run", "cluster.yaml", *RAY]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: len(shards(root, "scores")) >= 3 and len(shards(root, "rollouts")) >= 4, job)
     workers = psutil.Process(job.pid).children(recursive=True)
@@ -103,7 +103,7 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
     assert 7 <= len(before) < 16
     (folder / "hold").unlink()
 
-    ended = micro.infalign("ray", "cluster.yaml", *RAY)
+    ended = micro.infalign("run", "cluster.yaml", *RAY)
     assert ended.returncode == 0, ended.stderr
     assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts to do" in ended.stdout
     after = shards(root, "rollouts") | shards(root, "scores")
@@ -124,15 +124,15 @@ def shards_done(made: dict[str, Any]) -> list[str]:
 @on_ray
 def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None:
     """Stages that rollouts need, and a cluster without a CPU to spare or a GPU."""
-    needs_data = micro.infalign("ray", "cluster.yaml", *RAY)
+    needs_data = micro.infalign("run", "cluster.yaml", *RAY)
     assert needs_data.returncode == 2
     assert "data must be done before rollouts are drawn on a cluster" in needs_data.stderr
-    assert micro.infalign("data", "cluster.yaml").returncode == 0
+    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
     for words, said in (
-        (("--actors", "2", "--cpus", "2"), "2 actors need 3 CPUs, and Ray has 2"),
-        (("--actors", "2", "--cpus", "4", "--gpus", "64"), "2 actors need 128 GPUs"),
+        (("--ray-actors", "2", "--ray-cpus", "2"), "2 actors need 3 CPUs, and Ray has 2"),
+        (("--ray-actors", "2", "--ray-cpus", "4", "--ray-gpus", "64"), "2 actors need 128 GPUs"),
     ):
-        ended = micro.infalign("ray", "cluster.yaml", *words)
+        ended = micro.infalign("run", "cluster.yaml", *words)
         assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
 
 
@@ -140,8 +140,8 @@ def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None
 def test_an_error_of_an_actor_is_said_as_elsewhere(folder: Path) -> None:
     """A reward that fails there is named, and the exit code is the same as without a cluster."""
     (folder / "held.py").write_text("def reward(prompts, responses):\n    raise OSError('down')\n", encoding="utf-8")
-    assert micro.infalign("data", "cluster.yaml").returncode == 0
-    ended = micro.infalign("ray", "cluster.yaml", *RAY)
+    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
+    ended = micro.infalign("run", "cluster.yaml", *RAY)
     assert (ended.returncode, "raised OSError in held.py, line 2: down" in ended.stderr) == (1, True), ended.stderr
 
 

@@ -52,7 +52,6 @@ COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and 
         serving.generate: serving.GENERATE_EPILOGUE,
         serving.serve: serving.SERVE_EPILOGUE,
     },
-    "Many machines": {run.ray: run.RAY_EPILOGUE},
     "Several methods": {compare.compare: compare.COMPARE_EPILOGUE},
     "Before a run: what theory says": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
     "Any table of rewards": {

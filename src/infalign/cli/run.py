@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infalign.cli.completion import recipes_and_runs
-from infalign.cli.options import AsJson, DryRun, Overrides, RecipePath, SkipInvalid, read_recipe, read_run_or_recipe
+from infalign.cli.options import AsJson, DryRun, Overrides, SkipInvalid, read_recipe, read_run_or_recipe
 from infalign.cli.output import open_console, print_json
 from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
@@ -26,11 +26,18 @@ Examples:
   infalign run my.yaml --until train    up to the policies, no evaluation
   infalign run demo --set rollout.k=128    more rollouts, none lost
   infalign run runs/demo --policy ~/models/dpo
+  infalign run my.yaml --until reward-model            all that rollouts need
+  infalign run my.yaml --ray-actors 64 --ray-gpus 1    draws and scores them
 
 With --policy, a folder or hub id, one policy that was trained elsewhere is
 measured beside an evaluated run: its KL to the run's reference and its win
 rates under the run's procedure, by the run's judges. It needs the reference's
 tokenizer and vocabulary. The numbers are kept in evaluation/NAME.DIGEST.
+
+--ray-actors needs the extra ray. The cluster is that of RAY_ADDRESS, or one
+that is started here; its nodes see the run directory under the same path. A
+job that was killed is continued by the same command; no finished shard is
+drawn again.
 """
 
 
@@ -49,6 +56,13 @@ def run(
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
+    ray_actors: Annotated[
+        int | None, Parameter(help="Draw and score rollouts in as many actors of a Ray cluster.")
+    ] = None,
+    ray_gpus: Annotated[float, Parameter(help="GPUs of each of them.", validator=Number(gte=0))] = 0,
+    ray_cpus: Annotated[
+        int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
+    ] = None,
 ) -> None:
     """Run a recipe from data to report; done work is not repeated."""
     if policy is not None:
@@ -60,6 +74,11 @@ def run(
         print_external_policy(evaluate_external_policy(measured, policy, console=console), console)
         return
     settings, console = read_recipe(recipe, set_, skip_invalid), open_console()
+    if ray_actors is not None:
+        from infalign.integrations.ray import on_cluster
+
+        on_cluster(settings, actors=ray_actors, gpus=ray_gpus, cpus=ray_cpus, console=console)
+        return
     from infalign.steps import whole_run
 
     if dry_run:
@@ -114,32 +133,3 @@ def status(
         print_status(found, open_console())
     if not found.done:
         sys.exit(PartialError.exit_code)
-
-
-RAY_EPILOGUE = """\
-Examples:
-  infalign run my-recipe.yaml --until reward-model            all that rollouts need
-  infalign ray my-recipe.yaml --actors 64 --gpus 1
-  infalign run my-recipe.yaml                     goes on from there
-
-Ray is the cluster of RAY_ADDRESS, or one that is started here. All its nodes
-see the run directory under the same path. A job that was killed is continued
-by the same command; no finished shard is drawn again.
-"""
-
-
-def ray(
-    recipe: RecipePath,
-    /,
-    *,
-    actors: Annotated[int, Parameter(help="How many engines draw at once.", validator=Number(gte=1))] = 1,
-    gpus: Annotated[float, Parameter(help="GPUs of each of them.", validator=Number(gte=0))] = 0,
-    cpus: Annotated[
-        int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
-    ] = None,
-    set_: Overrides = None,
-) -> None:
-    """Draw and score the rollouts on a Ray cluster (the extra ray)."""
-    from infalign.integrations.ray import on_cluster
-
-    on_cluster(read_recipe(recipe, set_), actors=actors, gpus=gpus, cpus=cpus, console=open_console())

@@ -205,7 +205,7 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
             if there.get(what, 0.0) < needed:
                 raise ConfigError(
                     f"{actors} actors need {needed:g} {what}s, and Ray has {there.get(what, 0.0):g}; give fewer "
-                    "--actors, or a larger cluster"
+                    "--ray-actors, or a larger cluster"
                 )
         yield
     finally:
