@@ -293,7 +293,7 @@ ROLLOUTS = "rollouts/part-0/part-00000.parquet"
         "record, end": ("stages/score-1.json", cut),
         "results, bit": ("results.json", flip),
     },
-    brief=("results, bit",),
+    brief=("record, bit",),
 )
 def damaged(lab: Lab, name: str, harm: Callable[[Path], object], *after: str) -> Seen:
     """A bit of a finished file is flipped, or its end is lost → The file; delete it, and a rerun makes it again."""
