@@ -117,7 +117,6 @@ def link(path: Path) -> None:
         "for results": ("results.json", mine, "results"),
         "for a table": ("calibrated.parquet", mine, "calibrate"),
     },
-    brief=("for a table",),
 )
 def in_the_way(lab: Lab, name: str, put: Callable[[Path], None], unit: str) -> Seen:
     """A file of the user lies where a step will write → Its name, before any step starts; move it and rerun."""
