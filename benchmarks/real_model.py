@@ -23,7 +23,7 @@ from transformers import GenerationConfig
 
 from infalign.data.examples import Message
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import prompt_ids
 from infalign.models.conversion import convert
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import (
@@ -69,7 +69,7 @@ class Material:
         asked: list[list[Message]] = [[{"role": "user", "content": said(WORDS)}] for _ in range(prompts)]
         self.conversations = [prompt for prompt in asked for _ in range(K)]
         self.texts = [said(RESPONSE) for _ in self.conversations]
-        ids = [conversation_ids(self.tokenizer, prompt, add_generation_prompt=True) for prompt in asked]
+        ids = prompt_ids(self.tokenizer, asked)
         self.asked = [Prompt(str(number), prompt) for number, prompt in enumerate(ids)]
         self.prompt_ids = [prompt for prompt in ids for _ in range(K)]
         self.response_ids = [self.tokenizer(text)["input_ids"][:RESPONSE] for text in self.texts]

@@ -13,7 +13,7 @@ from faults.data import ROWS, lines
 from faults.lab import Lab, Seen, told
 from faults.registry import fault
 from infalign.data.files import read_rows
-from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.conversations import load_tokenizer, prompt_ids
 from infalign.models.pretrained import model_digest
 
 
@@ -25,7 +25,7 @@ def rare_panic(lab: Lab) -> Seen:
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": split}))
     talk = [{"role": "user", "content": "z" * 2000}]
-    return told(lambda: conversation_ids(load_tokenizer(folder), talk, add_generation_prompt=True))
+    return told(lambda: prompt_ids(load_tokenizer(folder), [talk])[0])
 
 
 @fault(2, {"a named pipe": ("added_tokens.json", os.mkfifo), "a directory": ("vocab.json", Path.mkdir)}, brief=True)

@@ -11,6 +11,7 @@ from tokenizers import processors
 from infalign.core.errors import DataError
 from infalign.models.conversations import (
     TrainingIds,
+    conversation_ids,
     decode,
     load_tokenizer,
     marked_text,
@@ -18,7 +19,6 @@ from infalign.models.conversations import (
     prompt_ids,
     prompt_ids_or_errors,
     training_ids,
-    whole_ids,
 )
 
 
@@ -82,7 +82,7 @@ def table() -> Iterator[list[str]]:
 def test_ids_are_those_of_the_template(name: str, table: list[str]) -> None:
     """Token for token those of `apply_chat_template`, and what it refuses is refused."""
     tokenizer, same, refused = tokenizer_of(TEMPLATES[name]), 0, 0
-    for prompted, ours in ((True, prompt_ids), (False, whole_ids)):
+    for prompted, ours in ((True, prompt_ids), (False, conversation_ids)):
         for conversation, tools in CONVERSATIONS:
             try:
                 options = {"tools": tools, "add_generation_prompt": prompted}
@@ -104,7 +104,7 @@ def test_control_tokens_that_others_spell_are_text(name: str, role: str) -> None
     tokenizer = tokenizer_of(FAMILIES[name])
     spelled = "".join(tokenizer.get_added_vocab())
     ids, harmless = (
-        whole_ids(tokenizer, [[user("Hi"), {"role": role, "content": content}, user("Hi")]], [TOOLS])[0]
+        conversation_ids(tokenizer, [[user("Hi"), {"role": role, "content": content}, user("Hi")]], [TOOLS])[0]
         for content in (f"a{spelled}b", "ab")
     )
     added = set(tokenizer.added_tokens_decoder)
@@ -117,7 +117,7 @@ def test_an_assistants_own_marks_stay_tokens() -> None:
     tokenizer = tokenizer_of(FAMILIES["tools"] + "{# <think></think><answer></answer> #}")
     tokenizer.add_tokens(["<mine>"], special_tokens=True)
     own = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<mine>")
-    ids = whole_ids(tokenizer, [[user("Hi"), said(f"{'a'.join(own)}<|im_end|></s>")]])[0]
+    ids = conversation_ids(tokenizer, [[user("Hi"), said(f"{'a'.join(own)}<|im_end|></s>")]])[0]
     marks = [tokenizer.decode(i) for i in ids if i in tokenizer.added_tokens_decoder]
     assert marks == ["<|im_start|>", "<|im_end|>", "<|im_start|>", *own, "<|im_end|>"]
     assert f"{'a'.join(own)}<|im_end|></s>" in tokenizer.decode(ids)
@@ -153,7 +153,7 @@ def test_fine_tuning_trains_what_the_policy_says(name: str, end: str, reply: lis
     tokenizer.eos_token = end
     (row,) = training_ids(tokenizer, [[user("Why?")]], [reply])
     assert trained(row, tokenizer).endswith(rendered)
-    assert (row.ids, row.is_rendered) == (*whole_ids(tokenizer, [[user("Why?"), *reply]]), True)
+    assert (row.ids, row.is_rendered) == (*conversation_ids(tokenizer, [[user("Why?"), *reply]]), True)
 
 
 @pytest.mark.parametrize(

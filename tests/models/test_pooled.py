@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.conversations import conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.pooled import ANY_TOKEN, PooledForSequenceClassification, response_opening
 from infalign.models.pretrained import load_without_head
@@ -54,9 +54,9 @@ def small(kind: str, tokenizer: Any, **more: Any) -> Any:
 
 def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) -> torch.Tensor:
     """Return the mean state of a response in a layer, from a plain pass over the whole model."""
-    asked = conversation_ids(tokenizer, user(prompt), add_generation_prompt=True)
+    asked = prompt_ids(tokenizer, [user(prompt)])[0]
     turns = [*user(prompt), {"role": "assistant", "content": response}]
-    ids = conversation_ids(tokenizer, turns, add_generation_prompt=False)
+    ids = conversation_ids(tokenizer, [turns])[0]
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     return states[layer][0, len(asked) :].mean(0)

@@ -1,6 +1,7 @@
 """Text stays text: what users and models write never becomes a special token, here or in TRL's trainers."""
 
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import prompt_id
 from infalign.method.procedures import Standard
-from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer
+from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
@@ -58,12 +59,12 @@ def policy(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_text_without_special_tokens_is_rendered_as_ever(tokenizer: Any, text: str, prompted: bool) -> None:
     """Where no message spells a special token, the ids are those of `apply_chat_template`."""
     plain = tokenizer.apply_chat_template(answered(text, text), add_generation_prompt=prompted)["input_ids"]
-    assert conversation_ids(tokenizer, answered(text, text), add_generation_prompt=prompted) == plain
+    assert (prompt_ids if prompted else conversation_ids)(tokenizer, [answered(text, text)])[0] == plain
 
 
 def test_special_tokens_that_a_message_spells_are_text(tokenizer: Any) -> None:
     """Only the template's special tokens are there, and the ids spell the message as it was written."""
-    ids = conversation_ids(tokenizer, asked(SAYS), add_generation_prompt=True)
+    ids = prompt_ids(tokenizer, [asked(SAYS)])[0]
     assert [token for token in tokenizer.convert_ids_to_tokens(ids) if token.startswith("<|")] == [
         "<|user|>",
         "<|end|>",
@@ -84,7 +85,7 @@ def test_a_sentencepiece_tokenizer_keeps_text_too() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=template
     )
-    ids = conversation_ids(tokenizer, asked("hi</s><s>hi"), add_generation_prompt=False)
+    ids = conversation_ids(tokenizer, [asked("hi</s><s>hi")])[0]
     assert [i for i in ids if i in (1, 2)] == [1, 2]
     assert tokenizer.decode(ids).replace(" ", "") == "<s>hi</s><s>hi</s>"
 
@@ -127,13 +128,14 @@ def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None
         chat_template="{{ raise_exception('no system role') if messages[0]['role'] == 'system' else 'ok' }}",
     )
     conversation = [{"role": "system", "content": "Be short."}, *asked("Hi")]
-    assert conversation_ids(other, asked("Hi"), add_generation_prompt=True)
+    assert prompt_ids(other, [asked("Hi")])[0]
     with pytest.raises(DataError, match=rf"prompt {prompt_id(conversation)}: .*no system role"):
-        conversation_ids(other, conversation, add_generation_prompt=True)
+        prompt_ids(other, [conversation])[0]
 
 
 def test_a_response_has_to_end_where_engines_stop(tokenizer: Any) -> None:
     """A template that ends turns with another token, as Gemma's does, would have no response end."""
+    tokenizer = deepcopy(tokenizer)
     check_response_end(tokenizer, "policy")
     tokenizer.chat_template = TEMPLATES["plain"]
     check_response_end(tokenizer, "policy")
@@ -167,9 +169,12 @@ def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pyte
     """TRL's fine-tuning trains on the ids that the policy is later asked with."""
     made = kept(supervised, supervised.SFTTrainer, monkeypatch)
     model = new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0)
-    supervised.fine_tune(model, tokenizer, [(asked(SAYS), SAYS)] * 2, FIT, job_in(tmp_path))
-    expected = conversation_ids(tokenizer, answered(SAYS, SAYS), add_generation_prompt=False)
+    rows = supervised.demonstrations(tokenizer, [(asked(SAYS), SAYS)] * 2)
+    supervised.fine_tune(model, tokenizer, rows, FIT, job_in(tmp_path))
+    expected = conversation_ids(tokenizer, [answered(SAYS, SAYS)])[0]
     assert list(made[0].train_dataset["input_ids"]) == [expected] * 2
+    start = len(prompt_ids(tokenizer, [asked(SAYS)])[0])
+    assert list(made[0].train_dataset["labels"]) == [[-100] * start + expected[start:]] * 2
 
 
 def test_reward_modelling_sees_text(
@@ -180,7 +185,7 @@ def test_reward_modelling_sees_text(
     pairs = [(asked(SAYS), SAYS, "No.")] * 2
     supervised.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
-        expected = conversation_ids(tokenizer, answered(SAYS, text), add_generation_prompt=False)
+        expected = conversation_ids(tokenizer, [answered(SAYS, text)])[0]
         assert list(made[0].train_dataset[column]) == [expected] * 2
 
 
@@ -192,4 +197,4 @@ def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, policy: 
     problem = Problem(policy, tokenizer, rows, gold, 1.0, Standard(), max_new_tokens=4)
     made = on_policy_trainer(problem, settings, job_in(tmp_path))
     ids, *_ = made._tokenize_prompts([asked(SAYS)])
-    assert ids == [conversation_ids(tokenizer, asked(SAYS), add_generation_prompt=True)]
+    assert ids == [prompt_ids(tokenizer, [asked(SAYS)])[0]]

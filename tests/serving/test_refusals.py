@@ -13,7 +13,7 @@ import pytest
 from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving, until
 from openai import AsyncOpenAI, OpenAI
 
-from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.conversations import load_tokenizer, prompt_ids
 from infalign.models.pretrained import load_policy
 from infalign.serving.app import MAX_BYTES
 from infalign.serving.batches import Batches
@@ -78,7 +78,7 @@ def test_an_unknown_path_says_which_there_are(client: OpenAI, path: str) -> None
 def test_a_prompt_that_is_too_long_for_the_base_is_refused(trained_run: Path, client: OpenAI) -> None:
     """A short answer of the policy fits beside it, but the threshold takes draws of the base of the run's length."""
     tokenizer, talk = load_tokenizer(trained_run / "data" / "tokenizer"), dict(TURN)
-    while len(conversation_ids(tokenizer, [talk], add_generation_prompt=True)) < 182:
+    while len(prompt_ids(tokenizer, [[talk]])[0]) < 182:
         talk["content"] += "."
     short = {"messages": [talk], "max_tokens": 1}
     assert client.chat.completions.create(**asked() | short).choices

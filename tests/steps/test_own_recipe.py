@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from infalign.core.errors import ConfigError
-from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.conversations import conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.recipe.reading import dump_recipe, load_recipe
@@ -119,8 +119,8 @@ def test_the_plain_template_ends_a_response_with_eos_and_its_prompt_begins_the_c
     """What is sampled from continues to what is trained on, token by token, and ends where the model stops."""
     tokenizer = load_tokenizer(bare, template="plain")
     prompt, reply = [{"role": "user", "content": "Hi"}], {"role": "assistant", "content": "Hello."}
-    ids = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
-    whole = conversation_ids(tokenizer, [*prompt, reply], add_generation_prompt=False)
+    ids = prompt_ids(tokenizer, [prompt])[0]
+    whole = conversation_ids(tokenizer, [[*prompt, reply]])[0]
     assert whole[: len(ids)] == ids
     assert tokenizer.decode(ids) == "User:\nHi\n\nAssistant:\n"
     answer = tokenizer.decode(whole[len(ids) :])
@@ -133,7 +133,7 @@ def test_a_template_comes_from_a_file_and_is_part_of_what_data_depends_on(bare: 
     file.write_text("{% for message in messages %}[{{ message['content'] }}]{% endfor %}")
     tokenizer = load_tokenizer(bare, template=str(file))
     prompt = [{"role": "user", "content": "Hi"}]
-    assert tokenizer.decode(conversation_ids(tokenizer, prompt, add_generation_prompt=True)) == "[Hi]"
+    assert tokenizer.decode(prompt_ids(tokenizer, [prompt])[0]) == "[Hi]"
     path = micro.write(tmp_path / "recipe.yaml", least(bare))
     keys = [
         Run.of(load_recipe(path, [f"policy.chat_template={given}"])).key("policy")["policy"].get("chat_template")

@@ -30,7 +30,6 @@ ENCODER_TEMPLATE = (
     "{{ sep_token + 'assistant: ' }}{% elif messages[-1]['role'] == 'assistant' %}{{ sep_token }}{% endif %}"
 )
 TOKENIZERS_PANIC = "PanicException"  # on a text that a regular expression cannot decide
-AS_TEXT = {"sanitize_control_tokens": True}  # an option of `apply_chat_template` since transformers 5.20
 BATCH = 1024  # conversations that are rendered and encoded together
 BREAK = "\ufdd0"  # within a control token that a message spells, so that it is none; never a character of a text
 BREAK_BYTES = "ï·Ĳ"  # as byte-level tokenizers write it
@@ -63,16 +62,11 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Messages], tools: Sequence[Tool
     return [_or_raise(found).ids for found in _read(tokenizer, prompts, tools, prompted=True)]
 
 
-def whole_ids(
+def conversation_ids(
     tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools] | None = None
 ) -> list[list[int]]:
     """Return what reward models read: whole conversations as the chat template renders them. Else as `prompt_ids`."""
     return [_or_raise(found).ids for found in _read(tokenizer, conversations, tools, prompted=False)]
-
-
-def conversation_ids(tokenizer: Any, conversation: Messages, *, add_generation_prompt: bool) -> list[int]:
-    """Return `prompt_ids` or `whole_ids` of one conversation."""
-    return (prompt_ids if add_generation_prompt else whole_ids)(tokenizer, [conversation])[0]
 
 
 def prompt_ids_or_errors(
@@ -347,11 +341,18 @@ def read_template(name: str) -> str:
 
 def prints_date(model: str | Path, template: str | None = None) -> bool:
     """Return whether the chat template of a model folder, or ``template``, prints the day; of a hub id it may."""
-    if not Path(model).is_dir():
+    if template is None and not Path(model).is_dir():
         return True
     names = ("chat_template.jinja", "tokenizer_config.json")
     files = [Path(model) / name for name in names] if template is None else [Path(template)]
     return any(file.is_file() and b"strftime_now" in file.read_bytes() for file in files)
+
+
+def set_date(tokenizer: Any, date: str | None) -> None:
+    """Have the chat template print ``date``, if it is given, where it would print the day on which it is applied."""
+    if date is not None and isinstance(tokenizer.chat_template, str):
+        day = datetime.fromisoformat(date)
+        tokenizer.chat_template = NOW.sub(lambda now: json.dumps(day.strftime(now[2])), tokenizer.chat_template)
 
 
 def load_tokenizer(path: str | Path, *, template: str | None = None, date: str | None = None, **options: Any) -> Any:
@@ -376,16 +377,14 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, date: str |
     if template is not None:
         begins_with_bos = template in TEMPLATES and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = ("{{ bos_token }}" if begins_with_bos else "") + read_template(template)
-    if date is not None and isinstance(tokenizer.chat_template, str):
-        day = datetime.fromisoformat(date)
-        tokenizer.chat_template = NOW.sub(lambda now: json.dumps(day.strftime(now[2])), tokenizer.chat_template)
+    set_date(tokenizer, date)
     if tokenizer.chat_template is None:
         raise ConfigError(
             f"the tokenizer of {path} has no chat template; choose a model with one, or for the policy set "
             "policy.chat_template to plain or to a file"
         )
     try:
-        conversation_ids(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True)
+        prompt_ids(tokenizer, [[{"role": "user", "content": "Hello"}]])
     except DataError as error:
         raise ConfigError(f"the chat template of {path} cannot render one user turn: {error.__cause__}") from error
     if tokenizer.pad_token_id is None:
@@ -396,10 +395,7 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, date: str |
 def check_response_end(tokenizer: Any, path: str | Path) -> None:
     """Raise ConfigError for a chat template that does not end a response with EOS: engines stop at nothing else."""
     turn = [{"role": "user", "content": "Hello"}]
-    asked, answered = (
-        conversation_ids(tokenizer, conversation, add_generation_prompt=False)
-        for conversation in (turn, [*turn, reply("Hi")])
-    )
+    asked, answered = conversation_ids(tokenizer, [turn, [*turn, reply("Hi")]])
     if answered.count(tokenizer.eos_token_id) <= asked.count(tokenizer.eos_token_id):
         raise ConfigError(
             f"the chat template of {path} does not end a response with the tokenizer's EOS, {tokenizer.eos_token}, so "

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 from infalign.core.errors import ConfigError
 from infalign.data.examples import reply
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.packed import PackedBatch
 from infalign.models.submodels import SHARED, as_part
 
@@ -182,9 +182,8 @@ def response_opening(tokenizer: Any) -> list[int]:
     does not render a response after them.
     """
     turn = [{"role": "user", "content": "Hello"}]
-    asked = conversation_ids(tokenizer, turn, add_generation_prompt=False)
-    begun = conversation_ids(tokenizer, turn, add_generation_prompt=True)
-    answered = conversation_ids(tokenizer, [*turn, reply("Hi")], add_generation_prompt=False)
+    (begun,) = prompt_ids(tokenizer, [turn])
+    asked, answered = conversation_ids(tokenizer, [turn, [*turn, reply("Hi")]])
     opening, special = begun[len(asked) :], {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     if begun[: len(asked)] != asked or answered[: len(begun)] != begun or not special & {*opening}:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id, reply
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import conversation_ids, set_date
 from infalign.models.logprobs import length_batches, right_padded
 from infalign.models.pretrained import loading, read_weights
 from infalign.models.settings import is_hub_id
@@ -94,9 +94,12 @@ class ClassifierReward:
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "cpu", dtype: str = "float32") -> ClassifierReward:
+    def load(
+        cls, path: str | Path, *, device: str = "cpu", dtype: str = "float32", date: str | None = None
+    ) -> ClassifierReward:
         """Load a model folder, or a model of the hub, with safetensors weights and a tokenizer; no code in it is run.
 
+        A chat template that prints the day prints ``date``, such as 2026-07-26, by default that of its use.
         Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
         head of a plain language model would be random.
         """
@@ -112,6 +115,7 @@ class ClassifierReward:
         model = read_weights(AutoModelForSequenceClassification, path, cannot, dtype=dtype)
         with loading(cannot):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        set_date(tokenizer, date)
         return cls(model.to(device), tokenizer)
 
     def tokenize(self, prompts: list[list[Message]], responses: list[str]) -> list[list[int]]:
@@ -119,10 +123,8 @@ class ClassifierReward:
 
         Special tokens spelled out in a prompt or a response are treated as text (`conversations.conversation_ids`).
         """
-        return [
-            conversation_ids(self.tokenizer, [*prompt, reply(response)], add_generation_prompt=False)
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
+        conversations = [[*prompt, reply(text)] for prompt, text in zip(prompts, responses, strict=True)]
+        return conversation_ids(self.tokenizer, conversations)
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row, computed in the model's precision; DataError if a row is too long."""

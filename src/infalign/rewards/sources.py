@@ -30,6 +30,7 @@ class Scorer:
     tokenizer: Path  # the policy's tokenizer, which renders prompts for a server
     compute: Compute
     shards: Callable[[], list[Path]]
+    date: str | None  # what a chat template prints that asks for the day
 
     def load(self) -> RewardFunction:
         """Return the reward function: text in, numbers out, a batch at a time.
@@ -50,7 +51,8 @@ class Scorer:
 
     def classifier(self) -> ClassifierReward:
         """Return the reward function of a classifier."""
-        return ClassifierReward.load(self.model, device=self.compute.torch_device(), dtype=self.compute.dtype)
+        device, dtype = self.compute.torch_device(), self.compute.dtype
+        return ClassifierReward.load(self.model, device=device, dtype=dtype, date=self.date)
 
     def named(self, reward: RewardFunction) -> NamedReward:
         """Return the loaded ``reward`` with its name, and the label of its scores."""

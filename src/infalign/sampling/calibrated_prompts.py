@@ -11,7 +11,7 @@ import numpy as np
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import calibrate
 from infalign.method.reward import Reward, rewards_of
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import prompt_ids
 from infalign.models.conversion import convert
 from infalign.models.pretrained import load_policy
 from infalign.sampling.engine import Engine, Sampling
@@ -58,7 +58,7 @@ def calibrate_prompts(
     references = []
     for number, prompt in enumerate(prompts):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        ids = conversation_ids(tokenizer, messages, add_generation_prompt=True)
+        (ids,) = prompt_ids(tokenizer, [messages])
         texts = [response.text for response in engine.sample(ids, str(number), range(k))]
         rewards_K = np.sort(rewards_of(reward, [prompt] * k, texts))
         calibrate(rewards_K, rewards_K)  # raises for rewards that are not finite

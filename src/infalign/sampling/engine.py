@@ -19,6 +19,7 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import Kind
+from infalign.models.conversations import decode
 from infalign.models.pretrained import eos_token_id
 from infalign.models.settings import Compute
 
@@ -225,6 +226,6 @@ class Vocabulary:
         """Return the tokens of each response, with its log-probability, as responses."""
         ended = [row[-1] in self.ends for row in ids]
         spoken = [row[: len(row) - end] for row, end in zip(ids, ended, strict=True)]
-        texts = self.tokenizer.batch_decode(spoken, skip_special_tokens=True)
+        texts = decode(self.tokenizer, spoken)
         finishes = ["stop" if end else "length" for end in ended]
         return list(map(Response, map(tuple, ids), texts, finishes, logprobs))

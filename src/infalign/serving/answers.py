@@ -16,7 +16,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.examples import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, OnTokens
@@ -150,7 +150,7 @@ class ServedPolicy:
 
         Raises DataError for a conversation that the policy cannot answer.
         """
-        ids = conversation_ids(self.tokenizer, conversation, add_generation_prompt=True)
+        (ids,) = prompt_ids(self.tokenizer, [conversation])
         stream = int.from_bytes(blake2b(f"serve {sampling.seed} {choice}".encode(), digest_size=4).digest(), "little")
         length = min(sampling.max_new_tokens, self.max_new_tokens)
         sampling = replace(sampling, max_new_tokens=length, seed=stream)

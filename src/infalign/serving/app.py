@@ -24,6 +24,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
 from infalign.data.examples import parse_prompt
 from infalign.method.procedures import Served, parse_procedure
+from infalign.models.conversations import decode
 from infalign.sampling.engine import Sampling
 from infalign.serving.answers import Answer, Asked, ServedPolicy, before_stop
 from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
@@ -96,7 +97,7 @@ class Desk:
                 said = text
 
             def more(token_ids: Sequence[int]) -> None:
-                text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+                text = decode(self.policy.tokenizer, [token_ids])[0]
                 text = _held_back(text, one.sampling.stop)
                 whole = not text.endswith("\N{REPLACEMENT CHARACTER}")  # of a character that lacks bytes
                 if whole and len(text) > len(said):

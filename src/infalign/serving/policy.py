@@ -14,7 +14,7 @@ from infalign.core.http import checked_url
 from infalign.data.examples import Message
 from infalign.method.procedures import parse_procedure
 from infalign.models.adapters import merge_adapter
-from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.conversations import load_tokenizer, prompt_ids
 from infalign.models.pretrained import generation_of, is_adapter, load_policy
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
@@ -126,7 +126,7 @@ def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling) ->
         raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY_VARIABLE)}") from error
     key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
     engine = partial(ServerEngine, url, model, vocabulary, api_key_env=key, retry_seconds=SERVING_RETRY_SECONDS)
-    engine(sampling).check(conversation_ids(vocabulary.tokenizer, PROBE_CONVERSATION, add_generation_prompt=True))
+    engine(sampling).check(*prompt_ids(vocabulary.tokenizer, [PROBE_CONVERSATION]))
     return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 
 

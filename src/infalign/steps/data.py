@@ -41,9 +41,9 @@ def units(run: Run) -> Iterator[Unit]:
         "data",
         "data",
         inputs=(),
-        settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}},
+        settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}, "date": run.date},
         output=layout.data,
-        work=partial(prepare_data, recipe.data, recipe.policy, layout, judge_learns=learns, seed=recipe.seed),
+        work=partial(prepare_data, recipe.data, recipe.policy, layout, run.date, judge_learns=learns, seed=recipe.seed),
         clears=True,
     )
 
@@ -82,21 +82,28 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
 
 
 def prepare_data(
-    data: Data, policy: PolicyModel, layout: Layout, *, judge_learns: bool, seed: int, on_progress: OnProgress
+    data: Data,
+    policy: PolicyModel,
+    layout: Layout,
+    date: str | None,
+    *,
+    judge_learns: bool,
+    seed: int,
+    on_progress: OnProgress,
 ) -> Summary:
     """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
 
     Rows that the chat template refuses are invalid. Duplicate rows count twice, and ``repeated`` is their number;
     ``contradictory`` is that of the rows whose pair is also there the other way round. Rollouts are drawn once per
     distinct prompt, which has the columns of its first row. Prompts over ``max_prompt_tokens`` are left out and
-    counted. Nothing is written before all data is checked.
+    counted. A chat template that prints the day prints ``date``. Nothing is written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
     test, skipped_test = read_examples(data, data.test, seed=seed)
     skipped += skipped_test
     found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
 
-    tokenizer = _tokenizer(policy, found.train)
+    tokenizer = _tokenizer(policy, found.train, date)
     asked = _ask(tokenizer, [*examples, *test])
     if refused := _refused(tokenizer, asked, [*examples, *test], skip_invalid=data.skip_invalid):
         skipped += refused.values()
@@ -138,14 +145,14 @@ def prepare_data(
     }
 
 
-def _tokenizer(policy: PolicyModel, train: list[Example]) -> Any:
+def _tokenizer(policy: PolicyModel, train: list[Example], date: str | None) -> Any:
     """Make (from scratch) or load the policy's tokenizer."""
     if policy.scratch is not None:
         from infalign.models.scratch import train_tokenizer
 
         texts = (turn["content"] for e in train for turn in (*e.prompt, *e.chosen, *(e.rejected or ())))
         return train_tokenizer((text[:MAX_TRAINING_CHARACTERS] for text in texts), policy.scratch)
-    tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template)
+    tokenizer = load_tokenizer(str(policy.model), template=policy.chat_template, date=date)
     check_response_end(tokenizer, str(policy.model))
     return tokenizer
 

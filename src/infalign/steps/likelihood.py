@@ -13,7 +13,7 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.examples import reply
 from infalign.method.calibration import Array
-from infalign.models.conversations import conversation_ids, load_tokenizer
+from infalign.models.conversations import load_tokenizer, training_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
@@ -70,13 +70,12 @@ def preferred_logprobs(model: Any, tokenizer: Any, pairs: pa.Table) -> Array:
 
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
     prompts, responses = list[list[int]](), list[list[int]]()
-    for prompt, chosen in zip(listed(pairs, "prompt"), listed(pairs, "chosen"), strict=True):
-        whole = conversation_ids(tokenizer, [*prompt, reply(chosen)], add_generation_prompt=False)
-        opening = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
-        start = next((i for i, pair in enumerate(zip(opening, whole, strict=False)) if len({*pair}) > 1), len(opening))
-        if start < len(whole) <= context:
-            prompts.append(whole[:start])
-            responses.append(whole[start:])
+    replies = [[reply(chosen)] for chosen in listed(pairs, "chosen")]
+    for row in training_ids(tokenizer, listed(pairs, "prompt"), replies):
+        start, end = row.mask.index(1), len(row.mask) - row.mask[::-1].index(1)
+        if end <= context:
+            prompts.append(row.ids[:start])
+            responses.append(row.ids[start:end])
     if len(responses) < 2:
         raise DataError(
             f"{len(responses)} of {pairs.num_rows} preferred test responses fit the model's context of {context} "

@@ -75,7 +75,7 @@ def fit_rank_model(
     start, fit = str(settings.model), settings.fit
     provenance.check(stored.layout)
     of_policy = start == provenance.reference  # whose own folder may lack the recipe's chat template
-    tokenizer = load_tokenizer(stored.layout.tokenizer if of_policy else start)
+    tokenizer = load_tokenizer(stored.layout.tokenizer if of_policy else start, date=provenance.reward.date)
     k, rows = stored.k, _ranked_rollouts(stored)
     every = min(10, len(rows) // k // 2)  # at least two prompts are held out
     train, held_out = ([row for i, row in enumerate(rows) if (i // k % every == 0) == out] for out in (False, True))

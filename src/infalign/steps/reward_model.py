@@ -21,7 +21,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.settings import Head, RewardSource
+from infalign.rewards.settings import Head
 from infalign.rewards.sources import Scorer
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, reading_rows, summed, training
 from infalign.steps.run import Run
@@ -75,7 +75,7 @@ def fit_reward(
     """Fit a reward's model or head on its own share of the preference pairs, and return how good it is."""
     name, settings = scorer.name, scorer.source.fit or scorer.source.head
     assert settings is not None
-    start, tokenizer = reward_start(scorer.source, reference, layout, target)
+    start, tokenizer = reward_start(scorer, reference, layout, target)
     train, long = _pairs(layout, name, tokenizer, settings)
     test, _ = _pairs(layout, "test", tokenizer, settings)
     with target.job(on_progress) as job:
@@ -150,12 +150,13 @@ def _with_garbage(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: in
     return short[:MAX_GARBAGE_PAIRS]
 
 
-def reward_start(source: RewardSource, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
+def reward_start(scorer: Scorer, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
     """Return the initial model of a reward model, created here if it is trained from scratch, and its tokenizer."""
     from infalign.models.scratch import new_policy
     from infalign.training.common import save_model
 
-    tokenizer = load_tokenizer(source.model or layout.tokenizer)
+    source = scorer.source
+    tokenizer = load_tokenizer(source.model or layout.tokenizer, date=scorer.date)
     if source.scratch is None:
         return source.model or reference, tokenizer
     start = target.checkpoints / "start"

@@ -3,15 +3,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.storage import read_table
+from infalign.models.conversations import prints_date
 from infalign.models.conversion import converted_folder, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Scratch
+from infalign.pipeline.records import records
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
@@ -86,6 +89,16 @@ class Run:
         """Return the seed and the parts of the recipe that an output depends on."""
         return {"seed": self.recipe.seed, **{name: self.contents[name] for name in names}}
 
+    @property
+    def date(self) -> str | None:
+        """The day that chat templates of this run print, that of its first data; None if no template prints it."""
+        template = self.recipe.policy.chat_template
+        named = self.recipe.named_models.items()
+        if not any(prints_date(model, template if name == "policy" else None) for name, model in named):
+            return None
+        made = records(self.layout.root).get("data")
+        return str((made and made["settings"].get("date")) or date.today())
+
     # Models
 
     @property
@@ -138,7 +151,9 @@ class Run:
         """Return the reward ``name``: reward, judge or gold."""
         source, layout = self.recipe.rewards[name], self.layout
         model = str(layout.model(name)) if source.trained else str(source.model)
-        return Scorer(name, source, model, layout.tokenizer, self.recipe.compute, partial(layout.scored, name))
+        return Scorer(
+            name, source, model, layout.tokenizer, self.recipe.compute, partial(layout.scored, name), self.date
+        )
 
     def reward_inputs(self, *names: str) -> tuple[Path, ...]:
         """Return the model folders that must exist before the rewards ``names`` can score."""

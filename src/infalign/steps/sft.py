@@ -13,7 +13,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.steps.costs import Cost, Counts, training
 from infalign.steps.run import Run
-from infalign.training.output_folder import Target, drop_long_rows
+from infalign.training.output_folder import Target
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -43,7 +43,7 @@ def sft_cost(model: Scratch | str, fit: Fit, counts: Counts) -> Cost:
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:
     """Fine-tune the policy on the demonstrations. Raises DataError if none fits."""
     from infalign.models.scratch import new_policy
-    from infalign.training.supervised import fine_tune
+    from infalign.training.supervised import demonstrations, fine_tune
 
     assert policy.fit is not None
     tokenizer = load_tokenizer(layout.tokenizer)
@@ -52,11 +52,19 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     else:
         model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
     table = read_table(layout.data / "demonstrations.parquet").to_pylist()
-    rows, long = drop_long_rows(table, tokenizer, policy.fit.max_length, lambda row: [row["chosen"]])
+    found = demonstrations(tokenizer, [(row["prompt"], row["chosen"]) for row in table])
+    rows = found.select([place for place, length in enumerate(found["length"]) if length <= policy.fit.max_length])
     if not rows:
-        raise DataError(f"all {long} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length")
+        raise DataError(
+            f"all {len(found)} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length"
+        )
     with target.job(on_progress) as job:
-        pairs = [(row["prompt"], row["chosen"]) for row in rows]
-        history = fine_tune(model, tokenizer, pairs, policy.fit, job)
+        history = fine_tune(model, tokenizer, rows, policy.fit, job)
     last_loss = [row["loss"] for row in history if "loss" in row][-1]
-    return {"rows": len(rows), "rows_too_long": long, "history": history, "loss": float(last_loss)}
+    return {
+        "rows": len(rows),
+        "rows_too_long": len(found) - len(rows),
+        "rows_rendered_otherwise": len(rows) - sum(rows["is_rendered"]),
+        "history": history,
+        "loss": float(last_loss),
+    }

@@ -15,7 +15,7 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.data.examples import Message, prompt_id, reply
 from infalign.method.calibration import Array
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.logprobs import TokenIds, padded_batches
 from infalign.models.packed import PackedBatch, can_pack, packed_batches, packing
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
@@ -75,10 +75,10 @@ def pooled_states(
     Raises DataError for a pair that the chat template renders otherwise, or that is longer than the model's context.
     """
     prompts, responses, context = list[list[int]](), list[list[int]](), reader.config.max_position_embeddings
-    for prompt, *both in pairs:
-        asked = conversation_ids(tokenizer, prompt, add_generation_prompt=True)
-        for text in both:
-            ids = conversation_ids(tokenizer, [*prompt, reply(text)], add_generation_prompt=False)
+    before = prompt_ids(tokenizer, [prompt for prompt, *_ in pairs])
+    whole = iter(conversation_ids(tokenizer, [[*prompt, reply(text)] for prompt, *both in pairs for text in both]))
+    for (prompt, *both), asked in zip(pairs, before, strict=True):
+        for ids in (next(whole) for _ in both):
             if ids[: len(asked)] != asked or len(ids) == len(asked):
                 raise DataError(f"prompt {prompt_id(prompt)}: the chat template renders it otherwise before a response")
             if context is not None and len(ids) > context:

@@ -24,7 +24,7 @@ from infalign.data.examples import Message, prompt_id
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform
-from infalign.models.conversations import AS_TEXT
+from infalign.models.conversations import decode, prompt_ids
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.common import lora_config, run_training, trainer_config, training_order
 from infalign.training.output_folder import Job
@@ -71,8 +71,7 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
     options = UNTRUNCATED | dict(solver.trl_options)
     options |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
-    options |= {"shuffle_dataset": False, "chat_template_kwargs": AS_TEXT}
-    options |= {"model_init_kwargs": {"use_safetensors": True}}
+    options |= {"shuffle_dataset": False, "model_init_kwargs": {"use_safetensors": True}}
     advantages = solver.advantages(problem.reference, problem.procedure)
     parts = {
         "model": problem.reference,
@@ -82,13 +81,13 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
         "reward_funcs": _shaped(problem, solver),
     }
     if solver.trl_trainer == "rloo":
-        return RLOOTrainer(args=trainer_config(RLOOConfig, fit, job, **options), **parts)
+        return _Rloo(args=trainer_config(RLOOConfig, fit, job, **options), **parts)
     config = trainer_config(GRPOConfig, fit, job, **options)
     if problem.stored is not None:
         shaped = problem.stored.shaped(solver.shaping)
         return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
     if advantages is None:
-        return GRPOTrainer(args=config, **parts)
+        return _Grpo(args=config, **parts)
     trainer = AdvantageLoop(advantages, args=config, **parts)
     if solver.stops_at_budget and solver.kl_budget is not None:
         trainer.add_callback(_StopAtKL(solver.kl_budget))
@@ -105,7 +104,28 @@ def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedR
     return CalibratedReward(problem.reward, shaping)
 
 
-class AdvantageLoop(GRPOTrainer):
+class _Conversations:
+    """What a trainer asks and rewards, by `models.conversations` in place of TRL's own reading of prompts and ids."""
+
+    processing_class: Any
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return prompt_ids(self.processing_class, prompts), None, {}
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        texts = decode(self.processing_class, completion_ids_list)
+        return super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)  # type: ignore[misc]
+
+
+class _Rloo(_Conversations, RLOOTrainer):
+    pass
+
+
+class _Grpo(_Conversations, GRPOTrainer):
+    pass
+
+
+class AdvantageLoop(_Grpo):
     """GRPO's loop with the given advantages, which contain the whole KL term, and with their companion model."""
 
     beta: float
@@ -197,7 +217,7 @@ class AdvantageLoop(GRPOTrainer):
             load_model(self.accelerator.unwrap_model(self._advantages.companion), file)
 
 
-class _FirstIteration(GRPOTrainer):
+class _FirstIteration(_Grpo):
     """GRPO on rollouts of the reference, which is therefore the old policy of the importance ratio."""
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:

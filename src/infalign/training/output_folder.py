@@ -13,7 +13,7 @@ from infalign.core.memory import free_memory
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import fsync, remove, writing
 from infalign.data.examples import reply
-from infalign.models.conversations import conversation_ids
+from infalign.models.conversations import BATCH, conversation_ids
 from infalign.models.settings import Compute
 
 
@@ -78,10 +78,11 @@ def drop_long_rows(
     rows: list[dict[str, Any]], tokenizer: Any, max_length: int, responses: Callable[[dict[str, Any]], list[str]]
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the rows that have at most ``max_length`` tokens with each response, and the number of longer rows."""
-
-    def tokens(row: dict[str, Any], response: str) -> int:
-        conversation = [*row["prompt"], reply(response)]
-        return len(conversation_ids(tokenizer, conversation, add_generation_prompt=False))
-
-    short = [row for row in rows if max(tokens(row, response) for response in responses(row)) <= max_length]
+    short = list[dict[str, Any]]()
+    for start in range(0, len(rows), BATCH):  # the ids of all rows would take much memory
+        piece = rows[start : start + BATCH]
+        talks = [(place, [*row["prompt"], reply(r)]) for place, row in enumerate(piece) for r in responses(row)]
+        ids = conversation_ids(tokenizer, [talk for _, talk in talks])
+        long = {place for (place, _), of_talk in zip(talks, ids, strict=True) if len(of_talk) > max_length}
+        short += [row for place, row in enumerate(piece) if place not in long]
     return short, len(rows) - len(short)

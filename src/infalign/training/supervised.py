@@ -1,6 +1,6 @@
 """Training on given rows: fine-tuned policies and Bradley–Terry reward models, by TRL's trainers, and rank models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from infalign.data.examples import Message, reply
-from infalign.models.conversations import AS_TEXT, conversation_ids
+from infalign.models.conversations import conversation_ids, training_ids
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import (
@@ -25,33 +25,42 @@ from infalign.training.common import (
 )
 from infalign.training.output_folder import Job
 
+IGNORED = -100  # the label of a token without loss
 PIECE = 1024  # number of rows held as Python lists at once
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
 Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
 
 
-def fine_tune(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: list[tuple[list[Message], str]],
-    fit: Fit,
-    job: Job,
-) -> list[dict[str, Any]]:
-    """Fine-tune a policy on (prompt, response) rows, save it and return the training log.
+def demonstrations(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[list[Message], str]]) -> Dataset:
+    """Return (prompt, response) rows as token ids with labels for what the policy says (`training_ids`).
 
-    The loss covers the responses only.
+    ``is_rendered`` is false where the chat template renders a response otherwise than the policy says it.
     """
+
+    def columns(piece: Sequence[tuple[list[Message], str]]) -> dict[str, Any]:
+        found = training_ids(tokenizer, [prompt for prompt, _ in piece], [[reply(text)] for _, text in piece])
+        return {
+            "input_ids": [row.ids for row in found],
+            "labels": [[i if said else IGNORED for i, said in zip(row.ids, row.mask, strict=True)] for row in found],
+            "length": [len(row.ids) for row in found],
+            "is_rendered": [row.is_rendered for row in found],
+        }
+
+    return _in_pieces(rows, columns)
+
+
+def fine_tune(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, fit: Fit, job: Job
+) -> list[dict[str, Any]]:
+    """Fine-tune a policy on `demonstrations`, save it and return the training log."""
+    order = training_order(rows["length"], fit.epochs, fit.batch_size, job.seed)
     trainer = SFTTrainer(
         model=model,
-        args=trainer_config(SFTConfig, fit, job, max_length=fit.max_length, completion_only_loss=True),
-        train_dataset=Dataset.from_list(
-            [{"prompt": p, "completion": [reply(text)], "chat_template_kwargs": AS_TEXT} for p, text in rows]
-        ),
+        args=trainer_config(SFTConfig, fit, job, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+        train_dataset=rows.select(order),
         processing_class=tokenizer,
         peft_config=lora_config(fit, TaskType.CAUSAL_LM, model.config),
     )
-    lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
-    trainer.train_dataset = trainer.train_dataset.select(training_order(lengths, fit.epochs, fit.batch_size, job.seed))
     return run_training(trainer, job).save(tokenizer)
 
 
@@ -65,25 +74,22 @@ def fit_reward_model(
     """
     model, steps = load_classifier(start), ceil(len(pairs) / fit.batch_size)
     model.config.pad_token_id = tokenizer.pad_token_id
-    training, evaluation = (
-        Dataset.from_list(
-            [
-                {"prompt": p, "chosen": [reply(c)], "rejected": [reply(r)], "chat_template_kwargs": AS_TEXT}
-                for p, c, r in rows
-            ]
-        )
-        for rows in (pairs, held_out)
-    )
+
+    def columns(piece: Sequence[Pair]) -> dict[str, Any]:
+        return {
+            "chosen_ids": conversation_ids(tokenizer, [[*prompt, reply(text)] for prompt, text, _ in piece]),
+            "rejected_ids": conversation_ids(tokenizer, [[*prompt, reply(text)] for prompt, _, text in piece]),
+        }
+
+    order = training_order([1] * len(pairs), fit.epochs, fit.batch_size, job.seed)
     trainer = RewardTrainer(
         model=model,
-        args=trainer_config(RewardConfig, fit, job, max_length=fit.max_length, eval_strategy="steps", eval_steps=steps),
-        train_dataset=training,
-        eval_dataset=evaluation,
+        args=trainer_config(RewardConfig, fit, job, max_length=None, eval_strategy="steps", eval_steps=steps),
+        train_dataset=_in_pieces(pairs, columns).select(order),
+        eval_dataset=_in_pieces(held_out, columns),
         processing_class=tokenizer,
         peft_config=lora_config(fit, TaskType.SEQ_CLS, model.config),
     )
-    order = training_order([1] * len(trainer.train_dataset), fit.epochs, fit.batch_size, job.seed)
-    trainer.train_dataset = trainer.train_dataset.select(order)
     return run_training(trainer, job).save(tokenizer)
 
 
@@ -97,24 +103,30 @@ def fit_rank_model(
     """
     model = load_classifier(start)
     model.config.pad_token_id = tokenizer.pad_token_id
-    pieces = [_ranked(tokenizer, rows[begin : begin + PIECE]) for begin in range(0, len(rows), PIECE)]
+
+    def columns(piece: Sequence[Ranked]) -> dict[str, Any]:
+        ids = conversation_ids(tokenizer, [[*prompt, reply(response)] for prompt, response, _ in piece])
+        return {"input_ids": ids, "rank": [rank for _, _, rank in piece]}
+
+    data = _in_pieces(rows, columns)
     # Batches of one exact length, such as all the shortest rows, would give biased steps.
-    lengths = [(len(token_ids) + 7) // 8 for piece in pieces for token_ids in piece["input_ids"]]
+    lengths = [(len(token_ids) + 7) // 8 for token_ids in data["input_ids"]]
     order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
     trainer = LossTrainer(
         _rank_loss,
         model=with_adapter(model, fit, TaskType.SEQ_CLS),
         args=trainer_config(TrainingArguments, fit, job, remove_unused_columns=False, label_names=["rank"]),
-        train_dataset=concatenate_datasets(pieces).select(order),
+        train_dataset=data.select(order),
         data_collator=DataCollatorWithPadding(tokenizer),
     )
     return run_training(trainer, job).save(tokenizer)
 
 
-def _ranked(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Ranked]) -> Dataset:
-    conversations = ([*prompt, reply(response)] for prompt, response, _ in rows)
-    token_ids = [conversation_ids(tokenizer, row, add_generation_prompt=False) for row in conversations]
-    return Dataset.from_dict({"input_ids": token_ids, "rank": [rank for _, _, rank in rows]})
+def _in_pieces(rows: Sequence[Any], columns: Callable[[Sequence[Any]], dict[str, Any]]) -> Dataset:
+    """Return the columns of rows, made of `PIECE` rows at a time."""
+    return concatenate_datasets(
+        [Dataset.from_dict(columns(rows[start : start + PIECE])) for start in range(0, len(rows), PIECE)]
+    )
 
 
 def _rank_loss(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
