@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from infalign.cli import compare, data, init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
-from infalign.cli.output import printable
+from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
 

@@ -22,8 +22,3 @@ def open_console() -> Console:
 def print_json(record: Any) -> None:
     """Print a record as JSON on stdout."""
     print(json.dumps(record, indent=2))
-
-
-def printable(text: str, also: str = "") -> str:
-    """Return a text without terminal escapes; the letters ``also`` stay."""
-    return "".join(c if c.isprintable() or c in also else "\N{REPLACEMENT CHARACTER}" for c in text)

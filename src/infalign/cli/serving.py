@@ -15,8 +15,8 @@ from rich.text import Text
 
 from infalign.cli.completion import runs
 from infalign.cli.options import Host, Port
-from infalign.cli.output import open_console, printable
-from infalign.core.display import plain_table, say
+from infalign.cli.output import open_console
+from infalign.core.display import plain_table, printable, say
 from infalign.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -21,6 +21,11 @@ def say(console: "Console", text: str, *, markup: bool = True, wrap: bool = Fals
     console.print(text, highlight=False, markup=markup, soft_wrap=not wrap)
 
 
+def printable(text: str, also: str = "") -> str:
+    """Return a text without terminal escapes; the letters ``also`` stay."""
+    return "".join(c if c.isprintable() or c in also else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def listed_names(names: Sequence[str]) -> str:
     """Return the first three names and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

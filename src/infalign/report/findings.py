@@ -128,6 +128,11 @@ def _of_training(summary: Summary) -> Iterator[str]:
     if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):
         least, last = number(first, ".3g"), number(summary["loss"], ".3g")
         yield f"the loss rose from {least} to {last}; lower its fit.learning_rate"
+    if otherwise := summary.get("rows_rendered_otherwise"):
+        yield (
+            f"the chat template renders {otherwise:,} of {summary['rows']:,} responses otherwise than a policy says "
+            "them after a prompt; they are trained on as a policy says them"
+        )
     if summary.get("overfitted"):
         yield (
             "no checkpoint has a lower held-out loss than the reference; lower its fit.learning_rate, or raise "

@@ -241,6 +241,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         "Rows of the data stage": {
             name.replace("_", " "): f"{found:,}" if isinstance(found, int) else ", ".join(found) or "none"
             for name, found in summaries.get("data", {}).items()
+            if name != "example"
         },
         "Sampling": {
             "temperature": "1, nothing truncated",

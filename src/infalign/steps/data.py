@@ -1,6 +1,6 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from infalign.models.conversations import (
     check_response_end,
     find_refused,
     load_tokenizer,
+    marked_text,
     prompt_ids_or_errors,
     spells_control,
+    training_ids,
 )
 from infalign.models.settings import PolicyModel
 from infalign.pipeline.records import record_path
@@ -142,7 +144,20 @@ def prepare_data(
         **{name: len(rows) for name, rows in found.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
+        "example": training_example(tokenizer, found.tables["demonstrations"][:1]),
     }
+
+
+def training_example(tokenizer: Any, examples: Sequence[Example]) -> dict[str, Any]:
+    """Return where the first example is from, the roles of its turns, and its text in parts: those trained on or not.
+
+    Nothing where there is none.
+    """
+    for e in examples:
+        (row,) = training_ids(tokenizer, [e.prompt], [e.chosen], [e.columns.get("tools")])
+        roles = [turn["role"] for turn in (*e.prompt, *e.chosen)]
+        return {"where": e.where, "roles": roles, "parts": marked_text(tokenizer, row)}
+    return {}
 
 
 def _tokenizer(policy: PolicyModel, train: list[Example], date: str | None) -> Any:

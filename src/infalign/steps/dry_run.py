@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 
-from infalign.core.display import counted, duration, heading, listed_names, plain_table, say
+from infalign.core.display import counted, duration, heading, listed_names, plain_table, printable, say
 from infalign.core.errors import ConfigError
 from infalign.core.http import api_key, run_within
+from infalign.data.examples import Example
 from infalign.method.procedures import Standard
 from infalign.models.conversations import check_response_end, load_tokenizer
 from infalign.models.conversion import converted_folder, is_convertible
@@ -32,12 +33,14 @@ from infalign.report.findings import fewer_prompts
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import function_reward
 from infalign.steps.costs import Cost, Counts, UnknownSizeError, summed
+from infalign.steps.data import training_example
 from infalign.steps.run import Run
 from infalign.steps.time_estimate import SAMPLED_ROWS, Sampled, count, has_gpu, job_speed, read_sample
 from infalign.steps.train import coarse_ranks
 from infalign.steps.whole_run import units
 
 CONNECT_SECONDS = 3.0
+MAX_SHOWN = 4000  # characters of an example
 UNIT_SECONDS = 1.0  # of each unit, whatever it computes: libraries, models and files are loaded
 BY_RECORDS, BY_PRODUCT = 1.5, 3.0  # factors by which an estimate may be too low or too high
 
@@ -57,7 +60,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     check_inputs(digests.files, units(run))
     for warning in _machine_warnings(recipe):
         say(console, f"[yellow]![/] {warning}")
-    unchecked, counts = _count_data(run, console)
+    unchecked, counts, examples = _count_data(run, console)
     unchecked += _check_models(recipe)
     for source in recipe.rewards.values():
         if source.function is not None:
@@ -66,6 +69,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     _check_servers(*recipe.rollout.engine.servers, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
+    _print_example(run, examples, console)
     if fewer := fewer_prompts(recipe, counts.rows):
         say(console, f"[yellow]![/] {fewer}")
     _print_work(run, wanted(run), counts, console)
@@ -83,8 +87,8 @@ def _machine_warnings(recipe: Recipe) -> list[str]:
         return [str(error)]
 
 
-def _count_data(run: Run, console: Console) -> tuple[list[str], Counts]:
-    """Print the number of examples of every local source; return the sources of the hub, and all counts."""
+def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Example]]:
+    """Print the number of examples of every local source; return the sources of the hub, all counts and examples."""
     data, on_hub, read = run.recipe.data, list[str](), dict[str, list[Sampled]]()
     for where, sources in (("data.sources", data.sources), ("data.test", data.test)):
         read[where] = []
@@ -103,7 +107,8 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts]:
             counts += f" (by its first {SAMPLED_ROWS:,} rows)" if some.weight > 1 and source.set is not None else ""
             of_set = f"{source.set}, {source.split}" if source.set is not None else None
             say(console, f"{where}.{i}: {of_set or source.path or 'the built-in world'}: {counts}")
-    return on_hub, count(run, *read.values(), whole=not on_hub)
+    examples = [example for some in read["data.sources"] for example in some.examples]
+    return on_hub, count(run, *read.values(), whole=not on_hub), examples
 
 
 def _check_servers(urls: Sequence[str], variable: str | None, console: Console) -> None:
@@ -153,6 +158,20 @@ def _check_policy(recipe: Recipe, folder: str) -> None:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and the context of {folder} only {context}"
         )
+
+
+def _print_example(run: Run, examples: Sequence[Example], console: Console) -> None:
+    """Print an example as the policy reads it, if its tokenizer is here."""
+    policy = run.recipe.policy
+    answered = sorted((e for e in examples if e.chosen), key=lambda e: e.rejected is not None)
+    if not answered or policy.model is None or not Path(policy.model).is_dir():
+        return
+    tokenizer = load_tokenizer(policy.model, template=policy.chat_template, date=run.date)
+    shown = training_example(tokenizer, answered)
+    heading(console, f"An example as the policy reads it: {escape(shown['where'])}, {', '.join(shown['roles'])}")
+    text = "".join(f"⟦{part}⟧" if trained else part for part, trained in shown["parts"])
+    say(console, printable(f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}", "\n\t"), markup=False)
+    say(console, "Responses are trained on between ⟦ and ⟧.")
 
 
 def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Console) -> None:
