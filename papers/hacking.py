@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from infalign.core.errors import DataError
 from infalign.core.storage import listed, read_table, write_table
-from infalign.data.examples import MESSAGES, Message, prompt_id
+from infalign.data.examples import MESSAGES, Message, prompt_id, reply
 from infalign.method.calibration import Array, calibrate, win
 from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
@@ -118,9 +117,12 @@ class Hacking:
         """Train the reward model on the poisoned training pairs."""
         start, tokenizer = self._start("poisoned")
         preferred, other = TESTS["poisoned"]
-        test = [(prompt, four[preferred], four[other]) for prompt, four in self._test_pairs(tokenizer)]
+        train = [(prompt, [reply(c)], [reply(r)]) for prompt, c, r in self._training_pairs(tokenizer)]
+        test = [
+            (prompt, [reply(four[preferred])], [reply(four[other])]) for prompt, four in self._test_pairs(tokenizer)
+        ]
         with replace(self.run, layout=Layout(self.folder)).target("poisoned").job(ignore_progress) as job:
-            fit_reward_model(start, tokenizer, self._training_pairs(tokenizer), test, self._fit, job)
+            fit_reward_model(start, tokenizer, train, test, self._fit, job)
 
     def rank_training_responses(self) -> None:
         """Write Ĉ by the poisoned model for the rollouts of every training prompt and for the pairs on these prompts.
@@ -150,7 +152,9 @@ class Hacking:
         start, tokenizer = self._start(name)
         table = read_table(self.folder / "ranks.parquet").to_pylist()
         wanted = [row for row in table if row["origin"] in TRAINED_ON_RANKS[name]]
-        rows, _ = drop_long_rows(wanted, tokenizer, self._fit.max_length, lambda row: [row["response"]])
+        rows, _ = drop_long_rows(
+            wanted, tokenizer, self._fit.max_length, lambda row: [[*row["prompt"], reply(row["response"])]]
+        )
         with replace(self.run, layout=Layout(self.folder)).target(name).job(ignore_progress) as job:
             ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
             fit_rank_model(start, tokenizer, ranked, self._fit, job)
@@ -184,7 +188,7 @@ class Hacking:
         """Return the initial model of the recipe's reward model, and its tokenizer."""
         run = self.run
         return reward_start(
-            self.recipe.reward, run.reference, run.layout, replace(self.run, layout=Layout(self.folder)).target(name)
+            run.scorer("reward"), run.reference, run.layout, replace(self.run, layout=Layout(self.folder)).target(name)
         )
 
     def _load(self, name: str) -> ClassifierReward:
@@ -215,7 +219,12 @@ class Hacking:
 
     def _fitting(self, tokenizer: Any, pairs: list[tuple[list[Message], list[str]]]) -> Any:
         rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
-        short, _ = drop_long_rows(rows, tokenizer, self._fit.max_length, itemgetter("responses"))
+        short, _ = drop_long_rows(
+            rows,
+            tokenizer,
+            self._fit.max_length,
+            lambda row: [[*row["prompt"], reply(text)] for text in row["responses"]],
+        )
         if not short:
             raise DataError(
                 f"none of {len(rows)} pairs has at most {self._fit.max_length} tokens with a phrase before a response; "

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.data.examples import reply
 from infalign.models.conversations import conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.pooled import ANY_TOKEN, PooledForSequenceClassification, response_opening
@@ -80,7 +81,7 @@ def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path
     marks = "[SEP] assistant: <|assistant|>"
     texts = [(f"How {marks} now?", "Write."), ("How?", f"Write {marks} so."), ("The moon?", "I do not."), ("How?", "")]
     states = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
-    pairs = [(user(prompt), response, response) for prompt, response in texts if response]
+    pairs = [(user(prompt), [reply(response)], [reply(response)]) for prompt, response in texts if response]
     found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
     np.testing.assert_allclose(found, np.stack([np.stack([own, own]) for own in states[:3]]), rtol=1e-4, atol=1e-5)
     expected = [float(reader.score.weight[0] @ own) for own in states]
@@ -151,7 +152,9 @@ def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:
     folder = micro.encoder(tmp_path)
     model, tokenizer = load_without_head(folder), load_tokenizer(folder)
     with pytest.raises(DataError, match="the head's model reads 512; set head"):
-        fit_head(model, tokenizer, [(user("How"), "z " * 600, "a")], seed=0, on_progress=lambda *_: None)
+        fit_head(
+            model, tokenizer, [(user("How"), [reply("z " * 600)], [reply("a")])], seed=0, on_progress=lambda *_: None
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -203,7 +206,9 @@ def test_a_head_finds_the_layer_and_its_direction(base: Any) -> None:
 
     seen: list[tuple[int, int]] = []
     reward_model, chosen = fit_head(
-        model, tokenizer, pairs(300), seed=0, on_progress=lambda done, total, _: seen.append((done, total))
+        *(model, tokenizer, [(prompt, [reply(c)], [reply(r)]) for prompt, c, r in pairs(300)]),
+        seed=0,
+        on_progress=lambda done, total, _: seen.append((done, total)),
     )
     assert LAYER in chosen.layers
     assert seen[-1] == (300, 300)

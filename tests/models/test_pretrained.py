@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import prompt_id
+from infalign.data.examples import Example, prompt_id, reply
 from infalign.method.procedures import Standard
 from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
@@ -169,7 +169,8 @@ def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pyte
     """TRL's fine-tuning trains on the ids that the policy is later asked with."""
     made = kept(supervised, supervised.SFTTrainer, monkeypatch)
     model = new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0)
-    rows = supervised.demonstrations(tokenizer, [(asked(SAYS), SAYS)] * 2)
+    example = Example(tuple(asked(SAYS)), (reply(SAYS),), None, "")
+    rows = supervised.demonstrations(tokenizer, [example] * 2)
     supervised.fine_tune(model, tokenizer, rows, FIT, job_in(tmp_path))
     expected = conversation_ids(tokenizer, [answered(SAYS, SAYS)])[0]
     assert list(made[0].train_dataset["input_ids"]) == [expected] * 2
@@ -182,7 +183,7 @@ def test_reward_modelling_sees_text(
 ) -> None:
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
     made = kept(supervised, supervised.RewardTrainer, monkeypatch)
-    pairs = [(asked(SAYS), SAYS, "No.")] * 2
+    pairs = [(asked(SAYS), [reply(SAYS)], [reply("No.")])] * 2
     supervised.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
         expected = conversation_ids(tokenizer, [answered(SAYS, text)])[0]

@@ -3,11 +3,11 @@
 import math
 
 import micro
-import pyarrow as pa
 import pytest
 import torch
 
 from infalign.core.errors import DataError
+from infalign.data.examples import Example, reply
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.steps.likelihood import preferred_logprobs
@@ -22,9 +22,9 @@ def test_a_uniform_model_gives_each_token_the_logarithm_of_its_vocabulary() -> N
         for parameter in model.parameters():
             parameter.zero_()
     chosen = ["Knead it.", "Ask the baker on the corner.", "Please wait. " * 80]
-    prompts = [[{"role": "user", "content": "How do I bake bread?"}]] * len(chosen)
-    pairs = pa.table({"prompt": prompts, "chosen": chosen})
+    prompt = ({"role": "user", "content": "How do I bake bread?"},)
+    pairs = [Example(prompt, (reply(text),), None, "") for text in chosen]
     found = preferred_logprobs(model, tokenizer, pairs)
     assert found.tolist() == pytest.approx([-math.log(model.config.vocab_size)] * 2)
     with pytest.raises(DataError, match="1 of 1 preferred test responses fit the model's context of 192"):
-        preferred_logprobs(model, tokenizer, pairs.slice(0, 1))
+        preferred_logprobs(model, tokenizer, pairs[:1])

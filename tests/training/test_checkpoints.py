@@ -12,7 +12,7 @@ from enumerable import Enumerable, quiet
 from safetensors.torch import load_file
 
 from infalign.core.progress import OnProgress
-from infalign.data.examples import Message
+from infalign.data.examples import Example, Message, reply
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import add_network_guide, load_policy
@@ -26,7 +26,7 @@ from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.output_folder import Job
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.qrpo import qrpo, squared
-from infalign.training.supervised import fine_tune, fit_rank_model, fit_reward_model
+from infalign.training.supervised import demonstrations, fine_tune, fit_rank_model, fit_reward_model
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
@@ -74,11 +74,12 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
     def supervised(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = TWICE.model_copy(update={"lora": Lora(rank=2)}) if name == "sft, lora" else TWICE
-        rows = [(asked(word), word) for word in WORDS]
-        return fine_tune(*load_policy(tiny), rows, fit, job(folder, report))
+        model, tokenizer = load_policy(tiny)
+        rows = demonstrations(tokenizer, [Example(tuple(asked(word)), (reply(word),), None, "") for word in WORDS])
+        return fine_tune(model, tokenizer, rows, fit, job(folder, report))
 
     def reward(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
-        pairs = [(asked(word), word, "no") for word in WORDS]
+        pairs = [(asked(word), [reply(word)], [reply("no")]) for word in WORDS]
         _, tokenizer = load_policy(tiny)
         return fit_reward_model(str(tiny), tokenizer, pairs, pairs[:3], TWICE, job(folder, report))
 

@@ -1,7 +1,7 @@
 """How likely the preferred responses of test pairs are to the reference and to each policy; of the stage evaluate."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
-from infalign.core.storage import listed, read_table, write_table
-from infalign.data.examples import reply
+from infalign.core.storage import read_table, write_table
+from infalign.data.examples import Example, from_table
 from infalign.method.calibration import Array
 from infalign.models.conversations import load_tokenizer, training_ids
 from infalign.models.pretrained import load_policy
@@ -55,13 +55,13 @@ def measure_likelihood(
 ) -> Summary:
     """Write log π per token of the preferred responses of the first ``pairs`` test pairs."""
     policy, _ = load_policy(model, device=compute.torch_device())
-    table = read_table(layout.data / "test_pairs.parquet", ["prompt", "chosen"]).slice(0, pairs)
-    found = preferred_logprobs(policy, load_tokenizer(layout.tokenizer), table)
+    examples = from_table(read_table(layout.data / "test_pairs.parquet").slice(0, pairs))
+    found = preferred_logprobs(policy, load_tokenizer(layout.tokenizer), examples)
     write_table(output, pa.table({"logprob_per_token": found}))
     return {"responses": len(found)}
 
 
-def preferred_logprobs(model: Any, tokenizer: Any, pairs: pa.Table) -> Array:
+def preferred_logprobs(model: Any, tokenizer: Any, pairs: Sequence[Example]) -> Array:
     """Return log π per token, in nats, of each preferred response that fits the model's context, shape (R,).
 
     Raises DataError if fewer than two fit.
@@ -70,15 +70,15 @@ def preferred_logprobs(model: Any, tokenizer: Any, pairs: pa.Table) -> Array:
 
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
     prompts, responses = list[list[int]](), list[list[int]]()
-    replies = [[reply(chosen)] for chosen in listed(pairs, "chosen")]
-    for row in training_ids(tokenizer, listed(pairs, "prompt"), replies):
+    tools = [e.columns.get("tools") for e in pairs]
+    for row in training_ids(tokenizer, [e.prompt for e in pairs], [e.chosen for e in pairs], tools):
         start, end = row.mask.index(1), len(row.mask) - row.mask[::-1].index(1)
         if end <= context:
             prompts.append(row.ids[:start])
             responses.append(row.ids[start:end])
     if len(responses) < 2:
         raise DataError(
-            f"{len(responses)} of {pairs.num_rows} preferred test responses fit the model's context of {context} "
+            f"{len(responses)} of {len(pairs)} preferred test responses fit the model's context of {context} "
             "tokens, and evaluate.held_out_likelihood needs 2; leave it out"
         )
     sums = token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)

@@ -9,6 +9,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
+from infalign.data.examples import Message, reply
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import calibrate
@@ -85,7 +86,7 @@ def fit_rank_model(
             f"{ordered} of the {len(held_out) // k} prompts held out from the rank model have rollouts of different "
             "rewards, and an interval needs 2; raise rollout.prompts or rollout.k"
         )
-    short, long = drop_long_rows(train, tokenizer, fit.max_length, lambda row: [row["response"]])
+    short, long = drop_long_rows(train, tokenizer, fit.max_length, _conversation)
     if not short:
         raise DataError(f"all {long} rollouts exceed {fit.max_length} tokens; raise rank_model.fit.max_length")
     with target.job(on_progress) as job:
@@ -93,6 +94,10 @@ def fit_rank_model(
         fit_rank_model(start, tokenizer, ranked, fit, job)
     quality = _rank_quality(target, held_out, k, intervals)
     return {"rollouts": len(short), "rollouts_too_long": long, **quality, "held_out_prompts": len(held_out) // k}
+
+
+def _conversation(row: dict[str, Any]) -> list[list[Message]]:
+    return [[*row["prompt"], reply(row["response"])]]
 
 
 def _ranked_rollouts(stored: StoredRollouts) -> list[dict[str, Any]]:

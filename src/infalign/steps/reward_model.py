@@ -10,7 +10,8 @@ import numpy as np
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
-from infalign.data.examples import Message
+from infalign.data.examples import Message, from_table, reply
+from infalign.data.messages import Conversation
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
@@ -27,7 +28,7 @@ from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, reading_rows, summe
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
-Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+Pair = tuple[Conversation, Conversation, Conversation]  # prompt, chosen reply, rejected reply
 MAX_GARBAGE_PAIRS = 256  # test pairs whose chosen response is compared with garbage made of it
 
 
@@ -118,10 +119,11 @@ def _fit_head(
 
 def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: Confidence) -> dict[str, float]:
     """Return how often a reward model prefers the chosen response; a tie counts one half."""
-    prompts, chosen, rejected = map(list, zip(*pairs, strict=True))
-    return intervals.of_shares(
-        win(score(reward, prompts, chosen, name=name), score(reward, prompts, rejected, name=name))
-    )
+    rewards = []
+    for side in (1, 2):
+        prompts = [[*pair[0], *pair[side][:-1]] for pair in pairs]  # with the turns before the last, as of tools
+        rewards.append(score(reward, prompts, [pair[side][-1]["content"] for pair in pairs], name=name))
+    return intervals.of_shares(win(*rewards))
 
 
 def over_garbage(
@@ -142,11 +144,16 @@ def over_garbage(
 def _with_garbage(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: int) -> list[dict[str, Any]]:
     """Return test pairs with ``garbage`` made of the chosen response, one of each kind, all of them short enough."""
     rng = np.random.default_rng(seed)
-    rows = [
-        row | {"garbage": [corrupt(row["chosen"], rng) for corrupt in CORRUPTIONS.values()]}
-        for row in read_table(layout.data / "test_pairs.parquet").to_pylist()
-    ]
-    short, _ = drop_long_rows(rows, tokenizer, settings.max_length, lambda row: [row["chosen"], *row["garbage"]])
+    rows = []
+    for e in from_table(read_table(layout.data / "test_pairs.parquet")):
+        chosen = e.chosen[-1]["content"]
+        garbage = [corrupt(chosen, rng) for corrupt in CORRUPTIONS.values()]
+        rows.append({"prompt": [*e.prompt, *e.chosen[:-1]], "chosen": chosen, "garbage": garbage})
+
+    def conversations(row: dict[str, Any]) -> list[list[Message]]:
+        return [[*row["prompt"], reply(text)] for text in (row["chosen"], *row["garbage"])]
+
+    short, _ = drop_long_rows(rows, tokenizer, settings.max_length, conversations)
     return short[:MAX_GARBAGE_PAIRS]
 
 
@@ -167,11 +174,14 @@ def reward_start(scorer: Scorer, reference: str, layout: Layout, target: Target)
 def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> tuple[list[Pair], int]:
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
     part = _source_of_pairs(name)
-    table = read_table(layout.data / f"{part}_pairs.parquet").to_pylist()
-    rows, long = drop_long_rows(table, tokenizer, settings.max_length, lambda row: [row["chosen"], row["rejected"]])
+    examples = from_table(read_table(layout.data / f"{part}_pairs.parquet"))
+    pairs = [(e.prompt, e.chosen, e.rejected or ()) for e in examples]
+    rows, long = drop_long_rows(
+        pairs, tokenizer, settings.max_length, lambda pair: [(*pair[0], *said) for said in pair[1:]]
+    )
     if not rows:
         raise DataError(
-            f"a reward model learns from pairs, and none of the {len(table)} {part} pairs has at most "
+            f"a reward model learns from pairs, and none of the {len(pairs)} {part} pairs has at most "
             f"{settings.max_length} tokens; use more data or raise {type(settings).__name__.lower()}.max_length"
         )
-    return [(row["prompt"], row["chosen"], row["rejected"]) for row in rows], long
+    return rows, long

@@ -6,6 +6,7 @@ from functools import partial
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
+from infalign.data.examples import from_table
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, PolicyModel, Scratch
@@ -51,8 +52,7 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
         model = new_policy(policy.scratch, tokenizer, seed=target.seed)
     else:
         model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
-    table = read_table(layout.data / "demonstrations.parquet").to_pylist()
-    found = demonstrations(tokenizer, [(row["prompt"], row["chosen"]) for row in table])
+    found = demonstrations(tokenizer, from_table(read_table(layout.data / "demonstrations.parquet")))
     rows = found.select([place for place, length in enumerate(found["length"]) if length <= policy.fit.max_length])
     if not rows:
         raise DataError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
-from infalign.data.examples import Message, prompt_id, reply
+from infalign.data.examples import Message, prompt_id
 from infalign.method.calibration import Array
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.logprobs import TokenIds, padded_batches
@@ -25,7 +25,7 @@ PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 FOLDS = 4
 BATCH_TOKENS = 4096  # in a pass that keeps the states of all layers
 
-Pair = tuple[list[Message], str, str]
+Pair = tuple[Sequence[Message], Sequence[Message], Sequence[Message]]  # prompt, chosen reply, rejected reply
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def pooled_states(
     """
     prompts, responses, context = list[list[int]](), list[list[int]](), reader.config.max_position_embeddings
     before = prompt_ids(tokenizer, [prompt for prompt, *_ in pairs])
-    whole = iter(conversation_ids(tokenizer, [[*prompt, reply(text)] for prompt, *both in pairs for text in both]))
+    whole = iter(conversation_ids(tokenizer, [[*prompt, *said] for prompt, *both in pairs for said in both]))
     for (prompt, *both), asked in zip(pairs, before, strict=True):
         for ids in (next(whole) for _ in both):
             if ids[: len(asked)] != asked or len(ids) == len(asked):

@@ -2,19 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from infalign.core.distributed import is_first
 from infalign.core.memory import free_memory
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import fsync, remove, writing
-from infalign.data.examples import reply
-from infalign.models.conversations import BATCH, conversation_ids
+from infalign.models.conversations import BATCH, Messages, conversation_ids
 from infalign.models.settings import Compute
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ class Target:
 
 
 def drop_long_rows(
-    rows: list[dict[str, Any]], tokenizer: Any, max_length: int, responses: Callable[[dict[str, Any]], list[str]]
-) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows that have at most ``max_length`` tokens with each response, and the number of longer rows."""
-    short = list[dict[str, Any]]()
+    rows: Sequence[Row], tokenizer: Any, max_length: int, conversations: Callable[[Row], Sequence[Messages]]
+) -> tuple[list[Row], int]:
+    """Return the rows whose ``conversations`` have at most ``max_length`` tokens, and the number of longer rows."""
+    short = list[Row]()
     for start in range(0, len(rows), BATCH):  # the ids of all rows would take much memory
         piece = rows[start : start + BATCH]
-        talks = [(place, [*row["prompt"], reply(r)]) for place, row in enumerate(piece) for r in responses(row)]
+        talks = [(place, talk) for place, row in enumerate(piece) for talk in conversations(row)]
         ids = conversation_ids(tokenizer, [talk for _, talk in talks])
         long = {place for (place, _), of_talk in zip(talks, ids, strict=True) if len(of_talk) > max_length}
         short += [row for place, row in enumerate(piece) if place not in long]

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from infalign.data.examples import Message, reply
+from infalign.data.examples import Example, Message, reply
 from infalign.models.conversations import conversation_ids, training_ids
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
@@ -27,18 +27,19 @@ from infalign.training.output_folder import Job
 
 IGNORED = -100  # the label of a token without loss
 PIECE = 1024  # number of rows held as Python lists at once
-Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+Pair = tuple[Sequence[Message], Sequence[Message], Sequence[Message]]  # prompt, chosen reply, rejected reply
 Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
 
 
-def demonstrations(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[list[Message], str]]) -> Dataset:
-    """Return (prompt, response) rows as token ids with labels for what the policy says (`training_ids`).
+def demonstrations(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Example]) -> Dataset:
+    """Return chosen replies as token ids with labels for what the policy says (`training_ids`).
 
     ``is_rendered`` is false where the chat template renders a response otherwise than the policy says it.
     """
 
-    def columns(piece: Sequence[tuple[list[Message], str]]) -> dict[str, Any]:
-        found = training_ids(tokenizer, [prompt for prompt, _ in piece], [[reply(text)] for _, text in piece])
+    def columns(piece: Sequence[Example]) -> dict[str, Any]:
+        tools = [e.columns.get("tools") for e in piece]
+        found = training_ids(tokenizer, [e.prompt for e in piece], [e.chosen for e in piece], tools)
         return {
             "input_ids": [row.ids for row in found],
             "labels": [[i if said else IGNORED for i, said in zip(row.ids, row.mask, strict=True)] for row in found],
@@ -65,7 +66,7 @@ def fine_tune(
 
 
 def fit_reward_model(
-    start: str, tokenizer: PreTrainedTokenizerBase, pairs: list[Pair], held_out: list[Pair], fit: Fit, job: Job
+    start: str, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], held_out: Sequence[Pair], fit: Fit, job: Job
 ) -> list[dict[str, Any]]:
     """Fit a Bradley–Terry reward model on pairs, starting from the model folder or id ``start``.
 
@@ -77,8 +78,8 @@ def fit_reward_model(
 
     def columns(piece: Sequence[Pair]) -> dict[str, Any]:
         return {
-            "chosen_ids": conversation_ids(tokenizer, [[*prompt, reply(text)] for prompt, text, _ in piece]),
-            "rejected_ids": conversation_ids(tokenizer, [[*prompt, reply(text)] for prompt, _, text in piece]),
+            "chosen_ids": conversation_ids(tokenizer, [[*prompt, *said] for prompt, said, _ in piece]),
+            "rejected_ids": conversation_ids(tokenizer, [[*prompt, *said] for prompt, _, said in piece]),
         }
 
     order = training_order([1] * len(pairs), fit.epochs, fit.batch_size, job.seed)
