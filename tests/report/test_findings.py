@@ -47,6 +47,7 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
         ("sft", {"history": history(1)}, {"history": history(FEW_STEPS)}, "1 optimizer step, .* raise its fit.epochs"),
         ("train-aware", {"history": history(9)}, {"history": history(10)}, "had 9 optimizer steps"),
         ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
+        ("sft", {"rows": 9, "rows_rendered_otherwise": 3}, {"rows_rendered_otherwise": 0}, "renders 3 of 9 responses"),
         ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
         ("reward", {"test_accuracy": {"low": 0.5}}, {"test_accuracy": {"low": 0.51}}, "no better than a coin; .*pairs"),
         (

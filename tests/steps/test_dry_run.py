@@ -1,20 +1,25 @@
 """What a dry run tells of cost: counts of rows, closed forms of FLOPs, and what the time is estimated by."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import date
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import micro
 import pytest
+from chat_templates import FAMILIES, tokenizer_of
 from rich.console import Console
 
 from infalign.core.errors import ConfigError
+from infalign.core.storage import write_record
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
+from infalign.pipeline.records import FORMAT, record_path
 from infalign.pipeline.units import Unit, identify
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
@@ -92,12 +97,41 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path, world: int
     run = run_of(tmp_path / "run", data={"sources": [{"world": world}], "max_prompt_tokens": 48})
     recipe, counts = run.recipe, counted(run)
     run.layout.root.mkdir()
-    made = prepare_data(recipe.data, recipe.policy, run.layout, judge_learns=True, seed=0, on_progress=lambda *_: None)
+    made = prepare_data(
+        recipe.data, recipe.policy, run.layout, None, judge_learns=True, seed=0, on_progress=lambda *_: None
+    )
     for table, rows in counts.rows.items():
         prompts = made[f"{table.partition('_')[0]}_prompts"] if "prompts" in table else 0
         beyond = 0.3 * prompts if world > SAMPLED_ROWS else 0.05 * prompts
         assert rows == pytest.approx(made[table], rel=0.1 if world > SAMPLED_ROWS else 0, abs=beyond), table
     assert counts.drawn <= recipe.rollout.max_new_tokens
+
+
+def test_an_example_is_shown_as_the_policy_reads_it(tmp_path: Path) -> None:
+    """With its roles, and what is trained on marked."""
+    folder = tmp_path / "policy"
+    tokenizer = train_tokenizer([str(number) for number in range(1000)], SCRATCH)
+    new_policy(SCRATCH, tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    said = planned(micro.settings(tmp_path / "run") | {"policy": {"model": str(folder)}})
+    assert "An example as the policy reads it: world dialogue 0, user, assistant" in said
+    assert re.search(r"<\|user\|>[^<⟦]+<\|end\|><\|assistant\|>⟦[^<⟦]+<\|end\|>⟧", said)
+
+
+def test_the_day_of_a_run_is_that_of_its_data(tmp_path: Path) -> None:
+    """Recorded where a chat template prints it, kept on later days, and a part of the key."""
+    folder, settings = tmp_path / "policy", micro.settings(tmp_path / "run")
+    tokenizer_of(FAMILIES["llama-3"]).save_pretrained(folder)
+    settings["policy"] = {"model": str(folder)}
+    assert Run.of(Recipe.model_validate(settings)).date is None
+    tokenizer_of(FAMILIES["llama-3-date"]).save_pretrained(folder)
+    run = Run.of(Recipe.model_validate(settings))
+    assert run.date == str(date.today())
+    made = {"kind": "data", "subject": "", "format": FORMAT, "settings": {"date": "2024-07-26"}}
+    record_path(run.layout.root, "data").parent.mkdir(parents=True)
+    write_record(record_path(run.layout.root, "data"), made)
+    assert (run.date, run.scorer("reward").date) == ("2024-07-26", "2024-07-26")
+    assert units(run)[0].settings["date"] == "2024-07-26"
 
 
 def test_gold_alone_learns_from_the_pairs_that_are_kept_for_judges(tmp_path: Path) -> None:

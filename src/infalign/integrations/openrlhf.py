@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.examples import Message
 from infalign.integrations.environment import calibrated_row, from_environment, tokenizer
+from infalign.models.conversations import decode
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
@@ -57,7 +58,7 @@ def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any]:
 
 
 def response(query: str, prompt: str, words: Any) -> str:
-    """Return what follows the prompt, without the special tokens of the tokenizer ``words``.
+    """Return what follows the prompt, without BOS, EOS and padding of the tokenizer ``words``.
 
     Raises DataError if the query does not begin with the prompt.
     """
@@ -66,8 +67,7 @@ def response(query: str, prompt: str, words: Any) -> str:
             f"a query does not begin with its prompt, but with {query[:60]!r} for {prompt[:60]!r}, so where the "
             "response begins is unknown; render prompts so that they encode and decode to themselves"
         )
-    text: str = words.decode(words.encode(query[len(prompt) :], add_special_tokens=False), skip_special_tokens=True)
-    return text
+    return decode(words, [words.encode(query[len(prompt) :], add_special_tokens=False)])[0]
 
 
 @cache

@@ -171,7 +171,7 @@ def _print_example(run: Run, examples: Sequence[Example], console: Console) -> N
     heading(console, f"An example as the policy reads it: {escape(shown['where'])}, {', '.join(shown['roles'])}")
     text = "".join(f"⟦{part}⟧" if trained else part for part, trained in shown["parts"])
     say(console, printable(f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}", "\n\t"), markup=False)
-    say(console, "Responses are trained on between ⟦ and ⟧.")
+    say(console, "Fine-tuning trains on what is between ⟦ and ⟧.")
 
 
 def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Console) -> None:
