@@ -109,7 +109,9 @@ class _Conversations:
 
     processing_class: Any
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        if isinstance(prompts[0], str):  # no conversation
+            return super()._tokenize_prompts(prompts)  # type: ignore[misc]
         return prompt_ids(self.processing_class, prompts), None, {}
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
