@@ -48,9 +48,12 @@ def _more(message: Message) -> Message:
 
 def to_column(conversations: Iterable[Iterable[Message]]) -> "pa.Array[Any]":
     """Return conversations as a column of a table, with ``more`` where a message has other fields than its text."""
-    cells = [[{**turn, "more": json.dumps(_more(turn))} for turn in conversation] for conversation in conversations]
-    plain = all(turn["more"] == "{}" for cell in cells for turn in cell)
-    return pa.array(cells, MESSAGES if plain else MESSAGES_WITH_MORE)
+    cells = [list(conversation) for conversation in conversations]
+    if not any(_more(turn) for cell in cells for turn in cell):
+        return pa.array(cells, MESSAGES)
+    return pa.array(
+        [[{**turn, "more": json.dumps(_more(turn))} for turn in cell] for cell in cells], MESSAGES_WITH_MORE
+    )
 
 
 def from_cell(cell: Iterable[Message]) -> list[Message]:
