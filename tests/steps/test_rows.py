@@ -54,7 +54,9 @@ def test_columns_go_along_to_rollouts_scores_and_training(main: Any, tmp_path: P
         kept = [json.loads(text) for table in tables for text in table["columns"].to_pylist()]
         assert kept
         assert all(columns == {"id": columns["id"], **KEPT} for columns in kept)
-    assert read_table(root / "data" / "demonstrations.parquet").num_rows == 0
+    code, _, err = main("run", tmp_path / "recipe.yaml", "--set", f"policy.fit={json.dumps(micro.FIT)}")
+    assert code == 3
+    assert "policy.fit takes demonstrations or pairs, and the data has prompts alone" in err
 
 
 @pytest.mark.parametrize(

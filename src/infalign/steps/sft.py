@@ -47,12 +47,19 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     from infalign.training.supervised import demonstrations, fine_tune
 
     assert policy.fit is not None
-    tokenizer = load_tokenizer(layout.tokenizer)
+    tokenizer, examples = (
+        load_tokenizer(layout.tokenizer),
+        from_table(read_table(layout.data / "demonstrations.parquet")),
+    )
+    if not examples:
+        raise DataError(
+            "policy.fit takes demonstrations or pairs, and the data has prompts alone; leave policy.fit out"
+        )
     if policy.scratch is not None:
         model = new_policy(policy.scratch, tokenizer, seed=target.seed)
     else:
         model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
-    found = demonstrations(tokenizer, from_table(read_table(layout.data / "demonstrations.parquet")))
+    found = demonstrations(tokenizer, examples)
     rows = found.select([place for place, length in enumerate(found["length"]) if length <= policy.fit.max_length])
     if not rows:
         raise DataError(
