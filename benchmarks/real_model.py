@@ -21,7 +21,7 @@ import torch
 from peft import TaskType, get_peft_model
 from transformers import GenerationConfig
 
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
 from infalign.models.conversations import prompt_ids
 from infalign.models.conversion import convert

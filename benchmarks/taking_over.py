@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from infalign.core.sequences import Lazy
 from infalign.core.storage import listed, read_table, write_table
-from infalign.data.examples import MESSAGES, prompt_id
+from infalign.data.messages import MESSAGES, prompt_id
 from infalign.rewards.scores import NamedReward, score_shard, score_to
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable, rollout_progress

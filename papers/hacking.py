@@ -19,7 +19,7 @@ from rich.console import Console
 
 from infalign.core.errors import DataError
 from infalign.core.storage import listed, read_table, write_table
-from infalign.data.examples import MESSAGES, Message, prompt_id, reply
+from infalign.data.messages import MESSAGES, Message, prompt_id, reply
 from infalign.method.calibration import Array, calibrate, win
 from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout

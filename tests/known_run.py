@@ -7,7 +7,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from infalign.core.storage import write_record, write_table
-from infalign.data.examples import MESSAGES, prompt_id
+from infalign.data.messages import MESSAGES, prompt_id
 from infalign.method.transforms import parse_transform
 from infalign.pipeline.records import FORMAT, records
 from infalign.recipe.layout import Layout

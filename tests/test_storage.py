@@ -10,8 +10,8 @@ from rows import PROMPT, user
 
 from infalign.core.errors import DataError
 from infalign.core.storage import read_table, write_table, write_text
-from infalign.data.examples import MESSAGES
 from infalign.data.files import read_rows
+from infalign.data.messages import MESSAGES
 
 
 def test_tables_round_trip(tmp_path):

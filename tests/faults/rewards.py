@@ -15,7 +15,7 @@ import retries
 from faults.lab import Lab, Seen, again, module, summary, tables, told
 from faults.registry import fault
 from faults.server import RewardServer
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity

@@ -16,7 +16,7 @@ from faults.server import RewardServer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.integrations import environment as source
 from infalign.integrations import trl as adapter
 from infalign.integrations.environment import score

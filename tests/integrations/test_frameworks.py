@@ -16,7 +16,7 @@ import pytest
 from listening import listening
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.integrations import environment, openrlhf
 from infalign.integrations.export import export
 from infalign.integrations.server import app

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from listening import listening
 
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.integrations.environment import calibrated, tokenizer
 from infalign.integrations.server import MAX_BYTES, app
 from infalign.method.calibration import calibrate

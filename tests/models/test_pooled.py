@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import reply
+from infalign.data.messages import reply
 from infalign.models.conversations import conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.pooled import ANY_TOKEN, PooledForSequenceClassification, response_opening

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import Example, prompt_id, reply
+from infalign.data.examples import Example
+from infalign.data.messages import prompt_id, reply
 from infalign.method.procedures import Standard
 from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy

@@ -14,7 +14,7 @@ import retries
 from faults.server import RewardServer, Server
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.base import score

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from infalign.core.errors import ConfigError, DataError, StoppedError
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from infalign.core.errors import DataError
-from infalign.data.examples import Example, reply
+from infalign.data.examples import Example
+from infalign.data.messages import reply
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.steps.likelihood import preferred_logprobs

@@ -12,7 +12,8 @@ from enumerable import Enumerable, quiet
 from safetensors.torch import load_file
 
 from infalign.core.progress import OnProgress
-from infalign.data.examples import Example, Message, reply
+from infalign.data.examples import Example
+from infalign.data.messages import Message, reply
 from infalign.method.procedures import Standard
 from infalign.method.transforms import Identity
 from infalign.models.pretrained import add_network_guide, load_policy

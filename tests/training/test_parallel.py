@@ -18,7 +18,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from infalign.data.examples import prompt_id
+from infalign.data.messages import prompt_id
 from infalign.method.procedures import BestOfN, Standard
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora

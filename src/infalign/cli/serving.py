@@ -20,7 +20,7 @@ from infalign.core.display import plain_table, printable, say
 from infalign.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from infalign.data.examples import Message
+    from infalign.data.messages import Message
     from infalign.serving.answers import Answer, Asked
 
 GENERATE_EPILOGUE = """\

@@ -13,9 +13,7 @@ import pyarrow as pa
 
 from infalign.core.errors import DataError
 from infalign.data.messages import (
-    MESSAGES,
     Conversation,
-    Message,
     digest,
     from_cell,
     messages_of_text,
@@ -28,8 +26,6 @@ from infalign.data.messages import (
     to_column,
     to_text,
 )
-
-__all__ = ["MESSAGES", "Example", "Message", "load_examples", "parse_example", "parse_prompt", "prompt_id", "reply"]
 
 # An inline "Human:" is part of the text; only one after a blank line starts a turn.
 TURN = re.compile(r"\n\n(Human|Assistant):")

@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment, tokenizer
 from infalign.models.conversations import decode
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.integrations.openrlhf import parse_label, response
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches

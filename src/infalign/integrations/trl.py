@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.integrations.environment import conversation, from_environment
 
 if TYPE_CHECKING:

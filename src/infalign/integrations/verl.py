@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infalign.core.errors import ConfigError
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment
 from infalign.method.credit import credit
 

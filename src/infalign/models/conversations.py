@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import Message, prompt_id, reply
+from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.pretrained import check_reachable, loading
 
 TEMPLATES = {

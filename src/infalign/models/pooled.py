@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
 from infalign.core.errors import ConfigError
-from infalign.data.examples import reply
+from infalign.data.messages import reply
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.packed import PackedBatch
 from infalign.models.submodels import SHARED, as_part

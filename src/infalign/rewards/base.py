@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from infalign.core.errors import DataError
-from infalign.data.examples import Message, prompt_id
+from infalign.data.messages import Message, prompt_id
 from infalign.method.calibration import Array
 from infalign.method.reward import ask, listed, not_a_number
 

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import Message, prompt_id, reply
+from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids, set_date
 from infalign.models.logprobs import length_batches, right_padded
 from infalign.models.pretrained import loading, read_weights

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
-from infalign.data.examples import Message, prompt_id
+from infalign.data.messages import Message, prompt_id
 from infalign.rewards.base import RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 

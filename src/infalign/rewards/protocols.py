@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from infalign.data.examples import Message, prompt_id, reply
+from infalign.data.messages import Message, prompt_id, reply
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from infalign.core.errors import DataError
 from infalign.core.http import RETRY_SECONDS, Post, Servers, api_key, quote_answer
-from infalign.data.examples import Message
 from infalign.data.lines import reject_duplicate_keys
+from infalign.data.messages import Message
 from infalign.rewards.base import Batch, checked_rewards
 from infalign.rewards.protocols import is_vllm, openrlhf_protocol, vllm_protocol
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.method.calibration import Array
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import model_digest

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.data.examples import Message, prompt_id
+from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.models.conversations import prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling

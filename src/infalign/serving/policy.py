@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infalign.core.errors import ConfigError
 from infalign.core.http import checked_url
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.method.procedures import parse_procedure
 from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import load_tokenizer, prompt_ids

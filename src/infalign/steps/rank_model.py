@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
-from infalign.data.examples import Message, reply
+from infalign.data.messages import Message, reply
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import calibrate

@@ -10,8 +10,8 @@ import numpy as np
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
-from infalign.data.examples import Message, from_table, reply
-from infalign.data.messages import Conversation
+from infalign.data.examples import from_table
+from infalign.data.messages import Conversation, Message, reply
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win

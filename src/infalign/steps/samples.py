@@ -10,7 +10,7 @@ import numpy as np
 from infalign.core.progress import OnProgress, SoFar
 from infalign.core.sequences import Lazy, chained, token_lists_on_disk
 from infalign.core.storage import listed, read_table
-from infalign.data.examples import Message
+from infalign.data.messages import Message
 from infalign.method.calibration import Array
 from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout

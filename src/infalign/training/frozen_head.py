@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
-from infalign.data.examples import Message, prompt_id
+from infalign.data.messages import Message, prompt_id
 from infalign.method.calibration import Array
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.logprobs import TokenIds, padded_batches

@@ -20,7 +20,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, Trainer, TrainerCa
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from infalign.core.errors import ConfigError
-from infalign.data.examples import Message, prompt_id
+from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, PredictedRankReward
 from infalign.method.shapings import Shaping, rank_transform

@@ -11,7 +11,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from infalign.data.examples import Example, Message, reply
+from infalign.data.examples import Example
+from infalign.data.messages import Message, reply
 from infalign.models.conversations import conversation_ids, training_ids
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
