@@ -87,9 +87,11 @@ def test_the_reward_function_refuses_what_trl_would_train_on() -> None:
     with pytest.raises(DataError, match="no column reference_rewards"):
         CalibratedReward(lengths, Identity())(["p"], ["a"])
     with pytest.raises(DataError, match="is nan"):
-        CalibratedReward(lambda p, r: [np.nan], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
+        CalibratedReward(lambda prompts, responses: [np.nan], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
     with pytest.raises(DataError, match=r"shape \(2,\) for 1 responses"):
-        CalibratedReward(lambda p, r: [0.0, 0.0], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
+        CalibratedReward(lambda prompts, responses: [0.0, 0.0], Identity())(
+            ["p"], ["a"], reference_rewards=[[0.0, 1.0]]
+        )
 
 
 def test_all_that_the_assistant_says_is_scored() -> None:
@@ -97,7 +99,9 @@ def test_all_that_the_assistant_says_is_scored() -> None:
     turns = [("assistant", "Let me look."), ("tool", "7"), ("assistant", None), ("assistant", "Seven.")]
     completion = [{"role": role, "content": content} for role, content in turns]
     seen: list[str] = []
-    reward = CalibratedReward(lambda _, responses: (seen.extend(responses), [0.0] * len(responses))[1], "identity")
+    reward = CalibratedReward(
+        lambda prompts, responses: (seen.extend(responses), [0.0] * len(responses))[1], "identity"
+    )
     reward(["p"] * 2, [completion, []], reference_rewards=[[0.0, 1.0]] * 2)
     assert seen == ["Let me look.\n\nSeven.", ""]
     with pytest.raises(DataError, match="completion 0 is neither text nor a list of messages"):

@@ -7,9 +7,10 @@ import contextlib
 import importlib
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,6 +19,7 @@ import numpy as np
 from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
+from infalign.method.by_name import ByName
 from infalign.method.calibration import Array, calibrate
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
@@ -26,8 +28,8 @@ from infalign.method.transforms import Transformation
 BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, importlib.__file__, "<frozen importlib")
 
 
-Reward = Callable[[list[Any], list[str]], Sequence[float]]
-"""A reward function: prompts and response texts in, a number for each response out."""
+Reward = Callable[..., Any]
+"""A reward function, called by the names of its parameters (`infalign.method.by_name`): a number for each response."""
 
 
 class Score(NamedTuple):
@@ -43,8 +45,9 @@ class CalibratedReward:
     """Φ∘Ĉ, or a :class:`Shaping`, as a TRL reward function, for ``RLOOTrainer`` and ``GRPOTrainer`` alike.
 
     ``reward(prompts, responses)`` scores a whole batch at once; prompts are as the dataset has them (text or messages),
-    responses are text. The dataset carries the column ``reference_rewards``: for each prompt the sorted rewards of its
-    K reference rollouts under the same reward function.
+    responses are text. TRL's ``reward(prompts, completions, **columns)`` and verl's form are known by their parameters,
+    and columns of the dataset reach the function by name. The dataset carries the column ``reference_rewards``: for
+    each prompt the sorted rewards of its K reference rollouts under the same reward function.
 
     ``shaping`` may be a spelling, such as ``"exp:10"``. Raises DataError if the column is missing, or a reward is not
     finite (TRL would train on it in silence), and ConfigError for a shaping that does not exist.
@@ -78,7 +81,7 @@ class CalibratedReward:
             raise DataError(
                 "the training dataset has no column reference_rewards; make it with `infalign run --until calibrate`"
             )
-        scores = self.scores(prompts, completions, reference_rewards)
+        scores = self.scores(prompts, completions, reference_rewards, **columns)
         if log_metric is not None:
             log_metric("win_rate", float(np.mean([score.win_rate for score in scores])))
             log_metric("reward_model", float(np.mean([score.reward for score in scores])))
@@ -89,15 +92,22 @@ class CalibratedReward:
         return self.scores([prompt], [response], [reference_rewards])[0]
 
     def scores(
-        self, prompts: list[Any], responses: list[Any], reference_rewards: Sequence[Sequence[float]]
+        self,
+        prompts: list[Any],
+        responses: list[Any],
+        reference_rewards: Sequence[Sequence[float]],
+        **columns: object,
     ) -> list[Score]:
         """Return what each response is worth, in their order; a response is text or messages.
+
+        Lists among ``columns`` reach the reward function by name.
 
         Raises DataError if a reward is no finite number, or a row of ``reference_rewards`` no list of at least 2 finite
         numbers in ascending order.
         """
         references = [_references(row, values) for row, values in enumerate(reference_rewards)]
-        rewards, shaping = rewards_of(self.reward, prompts, responses), as_shaping(cast(Shaping, self.shaping))
+        rewards = rewards_of(self.reward, prompts, responses, columns)
+        shaping = as_shaping(cast(Shaping, self.shaping))
         return [
             Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))
             for reward, row in zip(rewards, references, strict=True)
@@ -157,10 +167,18 @@ def _references(row: int, values: object) -> Array:
     return references.astype(float)
 
 
-def rewards_of(reward: Reward, prompts: list[Any], completions: list[Any]) -> Array:
-    """Return the reward of each completion, which is text or messages; DataError unless all are numbers."""
+def rewards_of(
+    reward: Reward, prompts: list[Any], completions: list[Any], columns: Mapping[str, object] | None = None
+) -> Array:
+    """Return the reward of each completion, which is text or messages; DataError unless all are numbers.
+
+    The function is called by the names of its parameters (`by_name.ByName`), which may be ``columns`` that are lists.
+    """
     responses = [_spoken(row, completion) for row, completion in enumerate(completions)]
-    values = listed(ask(reward, prompts, responses, name="the reward function"))
+    lists = {name: values for name, values in (columns or {}).items() if isinstance(values, list)}
+    by_name = reward if isinstance(reward, ByName) else ByName(reward)
+    called = partial(by_name, columns=lists, completions=deepcopy(completions))
+    values = listed(ask(called, prompts, responses, name="the reward function"))
     if not isinstance(values, list) or len(values) != len(responses):
         found = f"shape {(len(values),)}" if isinstance(values, list) else values
         raise DataError(
@@ -186,7 +204,7 @@ def _spoken(row: int, completion: object) -> str:
         ) from error
 
 
-def ask(reward: Reward, prompts: list[Any], responses: list[str], *, name: str) -> object:
+def ask(reward: Callable[..., object], prompts: list[Any], responses: list[str], *, name: str) -> object:
     """Return what ``reward``, called ``name``, gives for copies of prompts and responses. Raises as `user_code`."""
     with user_code(f"{name} raised"):
         return reward(deepcopy(prompts), list(responses))

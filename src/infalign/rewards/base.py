@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+import json
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from infalign.core.errors import DataError
 from infalign.data.messages import Message, prompt_id
+from infalign.method.by_name import ByName, columns_of
 from infalign.method.calibration import Array
 from infalign.method.reward import ask, listed, not_a_number
 
@@ -23,8 +26,12 @@ class RewardFunction(Protocol):
         """Return one reward for each row, in the order of the rows."""
 
 
-Batch = tuple[list[list[Message]], list[str]]
-"""Prompts, and a response to each."""
+class Batch(NamedTuple):
+    """Prompts, a response to each, and the other columns of each row as JSON, if it has any."""
+
+    prompts: list[list[Message]]
+    responses: list[str]
+    columns: list[str] | None = None
 
 
 @runtime_checkable
@@ -46,23 +53,36 @@ def score_each(
     if isinstance(reward, ConcurrentReward):
         yield from reward.score_each(batches)
         return
-    for number, (prompts, responses) in enumerate(batches):
-        yield number, score(reward, prompts, responses, name=name).tolist()
+    for number, batch in enumerate(batches):
+        yield number, score(reward, batch.prompts, batch.responses, columns=batch.columns, name=name).tolist()
 
 
-def score(reward: RewardFunction, prompts: list[list[Message]], responses: list[str], *, name: str) -> Array:
+def score(
+    reward: RewardFunction,
+    prompts: list[list[Message]],
+    responses: list[str],
+    *,
+    columns: Sequence[str] | None = None,
+    name: str,
+) -> Array:
     """Return the rewards of all rows, shape (rows,), requesting 4,096 rows at a time.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
     not a finite number of at most 1e100 (nothing is converted: True, "1" and a number that no float holds are errors),
     or if what is returned is no sequence or array or has the wrong number of rewards, and InfalignError if the reward
-    function itself raises an exception, SystemExit among them. The function gets copies of prompts and responses.
+    function itself raises an exception, SystemExit among them. The function gets copies of prompts and responses, and
+    if it is the user's the ``columns`` of the rows, given as JSON, by name.
     """
     rewards: list[float] = []
     for start in range(0, len(responses), ROWS_PER_CALL):
         asked, said = prompts[start : start + ROWS_PER_CALL], responses[start : start + ROWS_PER_CALL]
         rows = f"rows {start} to {start + len(said) - 1} (first prompt {prompt_id(asked[0])})"
-        given = ask(reward, asked, said, name=f"reward {name}, asked for {rows},")
+        called: Callable[..., object] = reward
+        if isinstance(reward, ByName) and columns is not None:
+            here = columns[start : start + ROWS_PER_CALL]
+            read = {text: json.loads(text) for text in set(here)}
+            called = partial(reward, columns=columns_of([read[text] for text in here]))
+        given = ask(called, asked, said, name=f"reward {name}, asked for {rows},")
         rewards += checked_rewards(given, asked, first=start, name=name)
     return np.array(rewards, float)
 

@@ -9,17 +9,17 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 from infalign.core.errors import ConfigError
+from infalign.method.by_name import ByName
 from infalign.method.reward import user_code
-from infalign.rewards.base import RewardFunction
 
 
-def function_reward(spec: str) -> RewardFunction:
+def function_reward(spec: str) -> ByName:
     """Import the reward function ``package.module:function`` or ``folder/file.py:function``; its module's code runs.
 
-    Raises ConfigError that says what is missing (the colon, the module or the function) or what its module raised.
+    It is called by the names of its parameters (`ByName`). Raises ConfigError that says what is missing (the colon, the
+    module or the function) or what its module raised.
     """
     place, _, function_name = spec.rpartition(":")
     in_file = is_file(spec)
@@ -39,7 +39,7 @@ def function_reward(spec: str) -> RewardFunction:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"reward function {spec!r}: {place} has no function {function_name}")
-    return cast(RewardFunction, function)
+    return ByName(function)
 
 
 def is_file(spec: str) -> bool:

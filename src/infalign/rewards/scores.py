@@ -73,21 +73,20 @@ def score_to(
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
     done, total = len(key_D) - len(missing), len(key_D)
     on_progress(done, total)
-    under_way = dict[
-        int, tuple[NDArray[np.intp], Batch, Sequence[str] | None]
-    ]()  # what each shard scores, by its number
+    under_way = dict[int, tuple[NDArray[np.intp], Batch]]()  # what each shard scores, by its number
 
     def batches() -> Iterator[Batch]:
         for number, part in enumerate(_filled(prompt_R[row_D[missing]], shard_responses)):
             rows = row_D[missing[part]].tolist()
-            batch = [prompts[row] for row in rows], [responses[row] for row in rows]
-            under_way[number] = missing[part], batch, columns and [columns[row] for row in rows]
+            kept = None if columns is None else [columns[row] for row in rows]
+            batch = Batch([prompts[row] for row in rows], [responses[row] for row in rows], kept)
+            under_way[number] = missing[part], batch
             yield batch
 
     with closing(score_each(reward.function, batches(), name=reward.name)) as scored:
         for number, values in scored:
-            wanted, batch, kept = under_way.pop(number)
-            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, batch, values, kept)
+            wanted, batch = under_way.pop(number)
+            _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, batch, values)
             rewards_D[wanted] = values
             done += len(values)
             on_progress(done, total)
@@ -105,13 +104,14 @@ def score_shard(
     distinct = {
         (prompt_id(prompt), text): row for row, (prompt, text) in enumerate(zip(prompts, responses, strict=True))
     }
-    batch = [prompts[row] for row in distinct.values()], [text for _, text in distinct]
+    kept = None if columns is None else [columns[row] for row in distinct.values()]
+    batch = Batch([prompts[row] for row in distinct.values()], [text for _, text in distinct], kept)
     ((_, rewards),) = score_each(reward.function, [batch], name=reward.name)
-    _write(path, reward.made_by, batch, rewards, columns and [columns[row] for row in distinct.values()])
+    _write(path, reward.made_by, batch, rewards)
 
 
-def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float], columns: Sequence[str] | None) -> None:
-    prompts, responses = batch
+def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float]) -> None:
+    prompts, responses, columns = batch
     table = {
         "prompt_id": pa.array(_prompt_ids(prompts), pa.string()),
         "prompt": to_column(prompts),
@@ -164,7 +164,8 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
         return
     first = read_table(shard).slice(0, CHECKED_AGAIN)
     prompts, (texts, before) = prompts_of(first), _columns(first, "response", "reward")
-    now = score(reward.function, prompts, texts, name=reward.name)
+    kept = listed(first, "columns") if "columns" in first.column_names else None
+    now = score(reward.function, prompts, texts, columns=kept, name=reward.name)
     gaps = np.abs(now - before)
     if gaps.max() > ROUNDING * np.abs(before).max():
         worst = int(gaps.argmax())

@@ -60,7 +60,7 @@ class RemoteReward:
         """
         if not responses:
             return []
-        ((_, rewards),) = self.score_each([(prompts, responses)])
+        ((_, rewards),) = self.score_each([Batch(prompts, responses)])
         return rewards
 
     def score_each(self, batches: Iterable[Batch]) -> Generator[tuple[int, list[float]]]:
@@ -72,7 +72,7 @@ class RemoteReward:
         found: dict[int, dict[int, list[float]]] = {}  # of the batches under way, by the first row of a request
 
         def requests() -> Iterator[_Request]:
-            for number, (prompts, responses) in enumerate(batches):
+            for number, (prompts, responses, _) in enumerate(batches):
                 found[number] = {first: [] for first in range(0, len(responses), protocol.rows)}
                 for first in found[number]:
                     rows = slice(first, first + protocol.rows)

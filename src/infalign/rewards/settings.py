@@ -26,7 +26,7 @@ class RewardSource(Model):
     head: Head | None = Field(None, description="instead of `fit`: only a head is trained, on states of the model")
     function: str | None = Field(
         None,
-        description="my_file.py:score beside the recipe, or package.module:score; score(prompts, responses) -> rewards",
+        description="my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's",
     )
     url: Annotated[tuple[str, ...], Field(min_length=1), *url_list(checked_url)] | None = Field(
         None,

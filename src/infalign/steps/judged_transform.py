@@ -18,7 +18,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import transform_owner
 from infalign.recipe.layout import Layout
 from infalign.rewards.sources import Scorer
-from infalign.sampling.prompts import rollout_keys
+from infalign.sampling.prompts import repeated, rollout_keys
 from infalign.steps.costs import reading
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, StoredRollouts, scored_so_far
@@ -74,7 +74,9 @@ def judge_rollouts(
     """Write the reward and the judge's score of the first rollouts of some prompts."""
     prompts, drawn = samples.read()
     count = len(prompts.prompt_ids)
-    scores = scorer.score(samples.conversations(prompts), drawn.values("text"), path.with_suffix(""), on_progress)
+    columns = repeated(prompts.columns, samples.each)
+    asked, texts = samples.conversations(prompts), drawn.values("text")
+    scores = scorer.score(asked, texts, path.with_suffix(""), on_progress, columns=columns)
     rewards = stored.rewards(PART)[:count, : samples.each].ravel()
     table = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
     write_table(path, table.append_column("judge_reward", pa.array(scores)))

@@ -1,0 +1,132 @@
+"""Reward functions of users, called by the names of their parameters: infalign's form, TRL's or verl's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, isawaitable, signature
+from typing import Any
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.spelling import did_you_mean
+
+ABSENT = object()  # the value of a column in a row that does not have it
+OWN, TRL, VERL = "responses", "completions", "solution_str"  # the parameter that a form is known by
+FIXED = {OWN, TRL, VERL, "prompts"}  # what is no column of the data
+
+
+@dataclass(frozen=True)
+class ByName:
+    """A reward function, called by the names of its parameters, which say of what form it is.
+
+    infalign's is ``(prompts, responses)``, with the texts of responses; TRL's ``(prompts, completions)``, where
+    completions are messages if prompts are; verl's ``(data_source, solution_str, ground_truth, extra_info)``, for one
+    row. Other parameters are columns of the data. The function may be asynchronous. Raises ConfigError for a function
+    of no form.
+    """
+
+    function: Callable[..., object]
+
+    def __post_init__(self) -> None:
+        if self._form is None:
+            raise ConfigError(
+                f"{self._name} takes ({', '.join(self._parameters)}), and a reward function is called by the names of "
+                "its parameters: (prompts, responses), TRL's (prompts, completions) or verl's (data_source, "
+                "solution_str, ground_truth, extra_info); other names are columns of the data"
+            )
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        responses: Sequence[str],
+        columns: Mapping[str, Sequence[object]] | None = None,
+        completions: Sequence[Any] | None = None,
+    ) -> Any:
+        """Return what the function gives for rows; ``columns`` have a value for each, `ABSENT` where it has none.
+
+        ``completions`` are the responses as a trainer has them; without them each is a message where the prompt is one.
+        Raises DataError for a column that the function needs and that rows lack.
+        """
+        found = dict(columns or {})
+        if self._form == VERL:
+            found = _as_verl(found, len(responses))
+        self._check(found)
+        lists = {name: [None if value is ABSENT else value for value in values] for name, values in found.items()}
+        if self._form == VERL:
+            lists[VERL] = list(responses)
+            rows = ({name: values[row] for name, values in lists.items()} for row in range(len(responses)))
+            return [_score(self._called(row)) for row in rows]
+        said = map(_as_completion, prompts, responses) if completions is None else completions
+        return self._called({"prompts": list(prompts), OWN: list(responses), TRL: list(said)} | lists)
+
+    def _called(self, given: dict[str, Any]) -> Any:
+        """Return the result of the function for what it takes of ``given``; an asynchronous one runs in a thread."""
+        takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters.values())
+        other = {OWN, TRL, VERL} - {self._form}
+        taken = {name: value for name, value in given.items() if name not in other}
+        result = self.function(**{n: value for n, value in taken.items() if takes_all or n in self._parameters})
+        if not isawaitable(result):
+            return result
+        with ThreadPoolExecutor(1) as thread:  # this one may run a loop
+            return thread.submit(asyncio.run, _awaited(result)).result()
+
+    def _check(self, columns: Mapping[str, Sequence[object]]) -> None:
+        needed = [
+            parameter.name
+            for parameter in self._parameters.values()
+            if parameter.default is Parameter.empty
+            and parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+            and parameter.name not in FIXED
+        ]
+        for name in needed:
+            rows = [row for row, value in enumerate(columns.get(name, ())) if value is ABSENT]
+            if name not in columns or rows:
+                others = sorted(columns.keys() - {name})
+                raise DataError(
+                    f"{self._name} needs the column {name}, which {f'row {rows[0]}' if rows else 'the data'} lacks; "
+                    f"there are {', '.join(others) or 'no columns'}{did_you_mean(name, others, after='; ')}"
+                )
+
+    @property
+    def _name(self) -> str:
+        return f"the reward function {getattr(self.function, '__name__', type(self.function).__name__)}"
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, Parameter]:
+        try:
+            return signature(self.function).parameters
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the parameters of {self._name} cannot be read ({error}); wrap it in a def") from error
+
+    @cached_property
+    def _form(self) -> str | None:
+        return next((form for form in (TRL, VERL, OWN) if form in self._parameters), None)
+
+
+def columns_of(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return the columns of rows, with `ABSENT` where a row lacks one."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, ABSENT) for row in rows] for name in names}
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _as_completion(prompt: object, response: str) -> object:
+    """Return a response in the form of its prompt: messages for messages."""
+    return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
+
+
+def _as_verl(columns: dict[str, Sequence[object]], rows: int) -> dict[str, Sequence[object]]:
+    """Return the columns as verl's reward manager names them: the truth lies in ``reward_model`` of its data."""
+    truth = columns.get("reward_model")
+    if truth is not None and "ground_truth" not in columns:
+        columns["ground_truth"] = [v.get("ground_truth", ABSENT) if isinstance(v, Mapping) else ABSENT for v in truth]
+    return {"extra_info": [None] * rows, **columns}
+
+
+def _score(result: object) -> object:
+    """Return the reward in what a function of verl's form returns: a number, or a dict with the key score."""
+    return result.get("score") if isinstance(result, Mapping) else result

@@ -1,0 +1,111 @@
+"""A reward function is called by the names of its parameters, and gets the columns of the data by name."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.by_name import ABSENT, ByName, columns_of
+from infalign.method.reward import CalibratedReward
+
+PROMPTS = [[{"role": "user", "content": "2 + 3?"}], [{"role": "user", "content": "2 + 4?"}]]
+RESPONSES = ["5", "7"]
+COLUMNS = columns_of([{"answer": "5", "level": 1}, {"answer": "6", "level": 2}])
+
+
+def ours(prompts: list[Any], responses: list[str], answer: list[str]) -> list[float]:
+    """infalign's form, with a column."""
+    return [float(said == true) for said, true in zip(responses, answer, strict=True)]
+
+
+def trl(completions: list[Any], answer: list[str], **columns: list[Any]) -> list[float]:
+    """TRL's form: messages where prompts are messages, all columns, and the prompts by name."""
+    assert columns["level"] == [1, 2]
+    assert columns["prompts"] == PROMPTS
+    return [float(said[0]["content"] == true) for said, true in zip(completions, answer, strict=True)]
+
+
+def keyword_only(*, prompts: list[Any], completions: list[Any], answer: list[str]) -> list[float]:
+    """TRL's form, keyword-only."""
+    return trl(completions, answer, prompts=prompts, level=[1, 2])
+
+
+async def asynchronous(prompts: list[Any], completions: list[Any], answer: list[str]) -> list[float]:
+    """TRL's form, asynchronous."""
+    return keyword_only(prompts=prompts, completions=completions, answer=answer)
+
+
+def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> dict[str, float]:
+    """verl's form: one row, and a dict."""
+    assert data_source == "sums"
+    return {"score": float(solution_str == ground_truth)}
+
+
+VERL = columns_of([{"data_source": "sums", "reward_model": {"ground_truth": truth}} for truth in ("5", "6")])
+
+
+class Checker:
+    """An object that is called."""
+
+    def __call__(self, prompts: list[Any], responses: list[str], answer: list[str]) -> list[float]:
+        """Return as `ours`."""
+        return ours(prompts, responses, answer)
+
+
+@pytest.mark.parametrize(
+    ("function", "columns"),
+    [
+        (ours, COLUMNS),
+        (trl, COLUMNS),
+        (keyword_only, COLUMNS),
+        (asynchronous, COLUMNS),
+        (verl, VERL),
+        (Checker(), COLUMNS),
+        (partial(ours, answer=["5", "6"]), {}),
+    ],
+)
+def test_each_form_gets_what_it_names(function: Any, columns: dict[str, Any]) -> None:
+    """Responses, and the columns of their rows."""
+    assert ByName(function)(PROMPTS, RESPONSES, columns) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("function", [lambda p, r: [], lambda prompts, texts: [], lambda *rows: [], len, max])
+def test_a_function_of_no_form_is_refused_and_never_called_by_position(function: Any) -> None:
+    """The error says which names there are."""
+    with pytest.raises(ConfigError, match=r"\(prompts, responses\), TRL's|cannot be read"):
+        ByName(function)
+
+
+def test_a_column_that_rows_lack_is_named() -> None:
+    """With the row, or the near name."""
+    with pytest.raises(DataError, match=r"needs the column answer, which the data lacks; .* did you mean answers\?"):
+        ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answers": "5"}] * 2))
+    with pytest.raises(DataError, match="needs the column answer, which row 1 lacks; there are level"):
+        ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answer": "5"}, {"level": 2}]))
+    with pytest.raises(DataError, match="needs the column ground_truth, which row 0 lacks"):
+        ByName(verl)(PROMPTS, RESPONSES, columns_of([{"data_source": "sums", "reward_model": {}}] * 2))
+
+
+def test_what_a_function_does_not_need_may_be_absent() -> None:
+    """A default stays, and among further columns a row without one has None."""
+
+    def scored(prompts: list[Any], responses: list[str], weight: float = 2.0, **more: list[Any]) -> list[Any]:
+        return [weight, more["level"]]
+
+    assert ByName(scored)(PROMPTS, RESPONSES, {"level": [ABSENT, 3]}) == [2.0, [None, 3]]
+
+
+def test_columns_of_a_trainer_reach_the_reward_inside_a_calibrated_one() -> None:
+    """As TRL passes them; its completions are given as they are."""
+    seen: list[Any] = []
+
+    def checker(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(said[-1]["content"] == true) for said, true in zip(completions, answer, strict=True)]
+
+    said = [[{"role": "assistant", "content": text}] for text in RESPONSES]
+    reward = CalibratedReward(checker, "identity")
+    found = reward(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, answer=["5", "6"], trainer_state=object())
+    assert found == [0.75, 0.25]
+    assert seen == said
