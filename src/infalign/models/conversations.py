@@ -122,18 +122,16 @@ def _training_row(tokenizer: Any, turns: list[_Turn]) -> TrainingIds:
     eos, ids = tokenizer.eos_token_id, turns[-1].whole.ids
     mask = [0] * len(ids)
     for turn in turns:
-        reply = _reply_text(tokenizer, turn)
         start, end = len(turn.asked.ids), len(turn.whole.ids)
         if eos in turn.whole.ids[start:]:
             end = turn.whole.ids.index(eos, start) + 1
-        if not turn.is_as_said(reply) or ids[:end] != turn.whole.ids[:end]:
+        if not turn.is_as_said(_reply_text(tokenizer, turn)) or ids[:end] != turn.whole.ids[:end]:
             break
         mask[start:end] = [1] * (end - start)
     else:
         return TrainingIds(ids, mask, True)
-    turn = turns[-1]
-    asked, reply = turn.asked.ids, _reply_text(tokenizer, turn)
-    (joined,) = _encode(tokenizer, [turn.asked.text + reply])
+    asked, reply = turns[-1].asked.ids, _reply_text(tokenizer, turns[-1])
+    (joined,) = _encode(tokenizer, [turns[-1].asked.text + reply])
     said = joined[len(asked) :] if joined[: len(asked)] == asked else _encode(tokenizer, [reply])[0]
     return TrainingIds([*asked, *said, eos], [0] * len(asked) + [1] * (len(said) + 1), False)
 
@@ -182,10 +180,8 @@ def decode(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:
 
 def marked_text(tokenizer: Any, row: TrainingIds) -> list[tuple[str, bool]]:
     """Return the text of a training row in parts, each with whether the policy is trained on it."""
-    parts = [
-        (trained, [i for i, _ in part]) for trained, part in groupby(zip(row.ids, row.mask, strict=True), itemgetter(1))
-    ]
-    return [(tokenizer.decode(ids), bool(trained)) for trained, ids in parts]
+    parts = groupby(zip(row.ids, row.mask, strict=True), itemgetter(1))
+    return [(tokenizer.decode([i for i, _ in part]), bool(trained)) for trained, part in parts]
 
 
 def _or_raise(found: _Rendered | DataError) -> _Rendered:

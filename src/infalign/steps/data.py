@@ -1,6 +1,6 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ def units(run: Run) -> Iterator[Unit]:
     recipe, layout = run.recipe, run.layout
     learns = recipe.judge_learns
     policy = run.contents["policy"]
+    make = partial(make_tokenizer, recipe.policy, run.date)
     tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
     yield Unit(
         "data",
@@ -45,7 +46,7 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=(),
         settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}, "date": run.date},
         output=layout.data,
-        work=partial(prepare_data, recipe.data, recipe.policy, layout, run.date, judge_learns=learns, seed=recipe.seed),
+        work=partial(prepare_data, recipe.data, make, layout, judge_learns=learns, seed=recipe.seed),
         clears=True,
     )
 
@@ -85,27 +86,26 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
 
 def prepare_data(
     data: Data,
-    policy: PolicyModel,
+    make: Callable[[list[Example]], Any],
     layout: Layout,
-    date: str | None,
     *,
     judge_learns: bool,
     seed: int,
     on_progress: OnProgress,
 ) -> Summary:
-    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
+    """Read the sources, split them without leaks, ``make`` the tokenizer and write the tables that training reads.
 
     Rows that the chat template refuses are invalid. Duplicate rows count twice, and ``repeated`` is their number;
     ``contradictory`` is that of the rows whose pair is also there the other way round. Rollouts are drawn once per
     distinct prompt, which has the columns of its first row. Prompts over ``max_prompt_tokens`` are left out and
-    counted. A chat template that prints the day prints ``date``. Nothing is written before all data is checked.
+    counted. Nothing is written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
     test, skipped_test = read_examples(data, data.test, seed=seed)
     skipped += skipped_test
     found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
 
-    tokenizer = _tokenizer(policy, found.train, date)
+    tokenizer = make(found.train)
     asked = _ask(tokenizer, [*examples, *test])
     if refused := _refused(tokenizer, asked, [*examples, *test], skip_invalid=data.skip_invalid):
         skipped += refused.values()
@@ -160,8 +160,8 @@ def training_example(tokenizer: Any, examples: Sequence[Example]) -> dict[str, A
     return {}
 
 
-def _tokenizer(policy: PolicyModel, train: list[Example], date: str | None) -> Any:
-    """Make (from scratch) or load the policy's tokenizer."""
+def make_tokenizer(policy: PolicyModel, date: str | None, train: list[Example]) -> Any:
+    """Train the policy's tokenizer on ``train`` (from scratch) or load it, with a template that prints ``date``."""
     if policy.scratch is not None:
         from infalign.models.scratch import train_tokenizer
 
