@@ -6,6 +6,7 @@ TRL's private methods are called only in this module, and TRL is pinned to a min
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,11 @@ class Problem:
 
 def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job) -> list[dict[str, Any]]:
     """Train a policy and save it; return the log. Raises ConfigError if the prompts do not fill one batch."""
-    return run_training(on_policy_trainer(problem, solver, job), job).save(problem.tokenizer)
+    trainer = on_policy_trainer(problem, solver, job)
+    for row in problem.rows:
+        if tools := json.loads(row.get("columns") or "{}").get("tools"):
+            trainer.tools_of[prompt_id(row["prompt"])] = tools
+    return run_training(trainer, job).save(problem.tokenizer)
 
 
 def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
@@ -109,10 +114,15 @@ class _Conversations:
 
     processing_class: Any
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.tools_of = dict[str, list[Any]]()  # that a prompt shows, by its id
+
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         if isinstance(prompts[0], str):  # no conversation
             return super()._tokenize_prompts(prompts)  # type: ignore[misc]
-        return prompt_ids(self.processing_class, prompts), None, {}
+        tools = [self.tools_of.get(prompt_id(prompt)) for prompt in prompts]
+        return prompt_ids(self.processing_class, prompts, tools), None, {}
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         texts = decode(self.processing_class, completion_ids_list)
