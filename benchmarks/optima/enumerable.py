@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from finite_model import FiniteModel
 from finite_optima import best_law
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, log_expit, wrightomega
@@ -25,7 +26,6 @@ from infalign.method.procedures import BestOfN, Distortion, WorstOfN
 from infalign.method.transforms import Transformation, normalized_beta
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
-from infalign.theory.finite_model import FiniteModel
 from infalign.training.common import save_model
 from infalign.training.output_folder import Job
 

@@ -6,10 +6,10 @@ number misses none of them: `FiniteModel.optimum`, an iteration at a KL budget, 
 """
 
 import numpy as np
+from finite_model import FiniteModel
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import RankProcedure
-from infalign.theory.finite_model import FiniteModel
 
 STARTS = 256  # points of each kind in the scan
 SECTIONS = 64  # parts into which a bracket is cut

@@ -4,12 +4,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from finite_model import FiniteModel
 from scipy.integrate import quad
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given
 from infalign.method.procedures import BestOfN
-from infalign.theory.finite_model import FiniteModel
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])

@@ -4,12 +4,12 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from finite_model import FiniteModel
 
 from infalign.core.errors import DataError
 from infalign.method.calibration import Array
 from infalign.method.credit import credit, served_win_rate
 from infalign.method.procedures import BestOfN, WorstOfN
-from infalign.theory.finite_model import FiniteModel
 
 PROCEDURES = [BestOfN(1), BestOfN(2), BestOfN(3), WorstOfN(2), WorstOfN(3)]
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from finite_model import FiniteModel
 from scipy.optimize import brentq
 from scipy.special import softmax
 from scipy.stats import norm
@@ -13,7 +14,6 @@ from infalign.method.procedures import (
 )
 from infalign.method.transforms import parse_transform
 from infalign.report.equal_kl import is_comparable, matched, widen
-from infalign.theory.finite_model import FiniteModel
 from infalign.theory.law import law_at_kl
 
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from finite_model import FiniteModel
 from finite_optima import best_law, stationary_laws
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, win
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, WorstOfN, parse_procedure
-from infalign.theory.finite_model import FiniteModel
 from infalign.theory.optimum import optimal
 
 RANKED = ["standard", "best-of-4", "worst-of-3", "2nd-best-of-5", "0.3*best-of-8+0.7*standard"]

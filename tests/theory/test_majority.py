@@ -8,14 +8,14 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from finite_model import FiniteModel
+from majority_optimum import optimal_answers, vote_gradient
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.procedures import BestOfN
 from infalign.method.procedures.majority import MajorityVote
-from infalign.theory.finite_model import FiniteModel
-from infalign.theory.majority_optimum import optimal_answers, vote_gradient
 
 POLICY = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 12), Fraction(1, 12)]
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from finite_model import FiniteModel
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri, softmax
 
@@ -11,7 +12,6 @@ from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
 from infalign.theory.curve import curve_point, parse_transform_or_optimum, sweep
-from infalign.theory.finite_model import FiniteModel
 from infalign.theory.law import law_at_kl
 from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 

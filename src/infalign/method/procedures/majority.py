@@ -1,6 +1,6 @@
 """Majority vote: of N draws, serve the answer that most of them give (self-consistency, arXiv 2203.11171).
 
-It compares answers and not rewards, so it is no distortion of ranks. Its optimum: `theory.majority_optimum`.
+It compares answers and not rewards, so it is no distortion of ranks. Its optimum: `benchmarks/optima/majority_optimum.py`.
 """
 
 from dataclasses import dataclass

@@ -6,11 +6,11 @@ win rate of Best-of-k is (1 + pass@k − the reference's)/2, so `FiniteModel` wi
 """
 
 import numpy as np
+from finite_model import FiniteOptimum, best_at_kl, checked_responses
 from numpy.typing import ArrayLike
 
 from infalign.method.calibration import Array
 from infalign.method.procedures.majority import MajorityVote
-from infalign.theory.finite_model import FiniteOptimum, best_at_kl, checked_responses
 
 STEP = 1e-30  # of the complex step, which has no cancellation: the gradient is exact to rounding
 
