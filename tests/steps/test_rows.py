@@ -11,7 +11,7 @@ from rows import assistant, user
 from infalign.core.storage import read_table
 from infalign.models.conversations import read_template
 
-TEMPLATE = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+TEMPLATE = "{# name, tools #}{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
 KEPT = {
     "answer": "007",
     "day": "2024-01-02",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -149,20 +149,28 @@ def _reply_text(tokenizer: Any, turn: _Turn) -> str:
 def find_refused(
     tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools]
 ) -> list[DataError | str | None]:
-    """Return why the chat template refuses conversations, or which of their fields it does not read; else None."""
-    template = json.dumps([tokenizer.chat_template, "reasoning_content"])  # which is written as a thought without it
-    found = _read(tokenizer, conversations, tools, prompted=False)
+    """Return why the chat template refuses conversations, or which of their fields it does not read; else None.
+
+    A field that makes a difference to one conversation is not looked for in others. Thoughts count as read: what a
+    template leaves out of them, `training_ids` writes.
+    """
+    found, known = _read(tokenizer, conversations, tools, prompted=False), {"role", "content", "reasoning_content"}
     return [
-        one if isinstance(one, DataError) else next(_unread(template, talk, shown), None)
+        one if isinstance(one, DataError) else _unread_field(tokenizer, one.text, talk, shown, known)
         for one, talk, shown in zip(found, conversations, tools, strict=True)
     ]
 
 
-def _unread(template: str, conversation: Messages, tools: Tools) -> Iterator[str]:
-    fields = {name: None for turn in conversation for name in turn if turn["role"] != "tool"}
-    for name in (*fields, *(["tools"] if tools else [])):
-        if name not in ("role", "content") and name not in template:
-            yield f"the chat template does not read {name}; drop it, or use a template that does"
+def _unread_field(tokenizer: Any, text: str, conversation: Messages, tools: Tools, known: set[str]) -> str | None:
+    """Return what is wrong with a field without which the conversation is rendered the same; else add all to known."""
+    names = {name for turn in conversation if turn["role"] != "tool" for name in turn} | ({"tools"} if tools else set())
+    for name in sorted(names - known):
+        left = [{k: v for k, v in turn.items() if k != name or turn["role"] == "tool"} for turn in conversation]
+        (other,) = _read(tokenizer, [left], [None if name == "tools" else tools], prompted=False)
+        if isinstance(other, _Rendered) and other.text == text:
+            return f"the chat template does not read {name}; drop it, or use a template that does"
+        known.add(name)
+    return None
 
 
 def spells_control(tokenizer: Any, conversation: Messages) -> bool:
