@@ -10,7 +10,7 @@ import pytest
 from rows import comparison, write_gzip
 
 from infalign.core.errors import DataError
-from infalign.data.hub import hub_rows
+from infalign.data.hub import Hub, hub_rows
 from infalign.data.sources import Source
 
 
@@ -35,7 +35,7 @@ def test_a_compressed_file_of_a_folder_may_not_expand_without_limit(hub_folder, 
         for _ in range(140):
             file.write(b'{"a": "' + b"b" * 2**20 + b'"}\n')
     with pytest.raises(DataError, match=rf"train\.jsonl\.{ending} has [\d,]+ bytes and expands to more than"):
-        list(hub_rows(str(hub_folder), split="train", data_dir="harmless-base"))
+        list(hub_rows(Hub(id=str(hub_folder), data_dir="harmless-base")))
 
 
 def test_a_broken_file_is_named_with_its_row(hub_folder):
@@ -43,7 +43,7 @@ def test_a_broken_file_is_named_with_its_row(hub_folder):
     (hub_folder / "broken").mkdir()
     (hub_folder / "broken" / "train.jsonl").write_text('{"a": 1}\n{"a": \n')
     with pytest.raises(DataError, match=r"broken/train\.jsonl line 2: not JSON"):
-        list(hub_rows(str(hub_folder), split="train", data_dir="broken"))
+        list(hub_rows(Hub(id=str(hub_folder), data_dir="broken")))
 
 
 CARD = """---
@@ -76,8 +76,7 @@ def test_rows_of_a_configuration_keep_their_values(tmp_path, asked, found):
     (tmp_path / "sheet" / "one.csv").write_text("a,day\n007,2024-01-02\n")
     rows = [{"a": "1.0", "more": {"b": "2024-01-02"}}, {"a": "1", "more": {"c": 2}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "polite" / "one.parquet")
-    hub = Source(hub={"id": str(tmp_path), **asked}).hub
-    assert [row for _, row in hub_rows(hub.id, **hub.model_dump(exclude={"id"}))] == found
+    assert [row for _, row in hub_rows(Hub(id=str(tmp_path), **asked))] == found
 
 
 def test_a_source_of_the_hub_is_a_name_or_settings():

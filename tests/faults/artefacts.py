@@ -18,7 +18,7 @@ from faults.lab import Lab, Seen, again, told
 from faults.registry import fault
 from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
-from infalign.data.hub import hub_rows
+from infalign.data.hub import Hub, hub_rows
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_classifier, load_policy
 from infalign.pipeline.records import records
@@ -135,7 +135,7 @@ def loading_script(lab: Lab) -> Seen:
     folder = lab.folder / "rows"
     folder.mkdir()
     (folder / "rows.py").write_text(f"from pathlib import Path\n\nPath({str(lab.folder / 'mark')!r}).touch()\n")
-    return harmless(lab, lambda: list(hub_rows(str(folder), split="train")))
+    return harmless(lab, lambda: list(hub_rows(Hub(id=str(folder)))))
 
 
 # A checkpoint of a training in the run directory

@@ -6,42 +6,48 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from pydantic import Field
+
 from infalign.core.errors import ConfigError
+from infalign.core.settings import Settings
 from infalign.data.files import read_rows
 
 ON_HUB = re.compile(r"hf://datasets/([^@]+)@([^/]+)/(.+)")
 
 
-def hub_rows(
-    name: str,
-    *,
-    split: str,
-    config: str | None = None,
-    revision: str | None = None,
-    data_dir: str | None = None,
-    data_files: str | list[str] | None = None,
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, row) of one split of the data set ``name``: a hub id or a local folder.
+class Hub(Settings):
+    """A split of a data set of the hub, or of a folder in its layout."""
 
-    ``config`` is one of its configurations, ``revision`` pins a commit of the hub, ``data_dir`` is a folder inside it
-    (``harmless-base`` of ``Anthropic/hh-rlhf``), ``data_files`` are patterns of files. `datasets` says which files the
-    split has; they are read as any other file is, since `datasets` would make dates and numbers of text. Raises
-    ConfigError for a data set or split that cannot be loaded, and as `read_rows`.
+    id: str = Field(description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
+    config: str | None = Field(None, description="one of its configurations (subsets), e.g. polite")
+    split: str = Field("train", description="one of its splits")
+    revision: str | None = Field(None, description="a commit, branch or tag of the hub")
+    data_dir: str | None = Field(None, description="a folder inside it, e.g. harmless-base")
+    data_files: str | list[str] | None = Field(
+        None, description="its files, as names or patterns, e.g. data/2024-*.jsonl"
+    )
+
+
+def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) of the split of a data set.
+
+    `datasets` says which files it has; they are read as any other file is, since `datasets` would make dates and
+    numbers of text. Raises ConfigError for a data set or split that cannot be loaded, and as `read_rows`.
     """
     try:
         import datasets
     except ImportError as error:
         raise ConfigError("reading from the hub needs the library datasets; pip install 'infalign[train]'") from error
 
-    source = f"{name}/{data_dir}[{split}]" if data_dir else f"{name}[{split}]"
+    source = f"{hub.id}/{hub.data_dir}[{hub.split}]" if hub.data_dir else f"{hub.id}[{hub.split}]"
     try:
         builder = datasets.load_dataset_builder(
-            name, config, data_dir=data_dir, data_files=data_files, revision=revision
+            hub.id, hub.config, data_dir=hub.data_dir, data_files=hub.data_files, revision=hub.revision
         )
         files = builder.config.data_files or {}
-        if split not in files:
-            raise ValueError(f'Unknown split "{split}". Should be one of {sorted(files)}')
-        paths = [_fetched(file) for file in files[split]]
+        if hub.split not in files:
+            raise ValueError(f'Unknown split "{hub.split}". Should be one of {sorted(files)}')
+        paths = [_fetched(file) for file in files[hub.split]]
     except (OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().split("\n", 1)[0]
         raise ConfigError(f"{source} cannot be loaded ({said}); check id, config, split and data_dir") from error

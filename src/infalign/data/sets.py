@@ -12,7 +12,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import atomic_path, write_text, writing
 from infalign.data.examples import parse_example
-from infalign.data.hub import hub_rows
+from infalign.data.hub import Hub, hub_rows
 
 REPORT_EVERY = 1000  # rows
 
@@ -135,7 +135,7 @@ def fetch(
     fetched = Fetched(file, part.rows)
     try:
         with atomic_path(file) as temporary:
-            rows = hub_rows(origin, split=part.split, data_dir=part.data_dir)
+            rows = hub_rows(Hub(id=origin, split=part.split, data_dir=part.data_dir))
             _write_rows(temporary, fetched.count(rows, on_progress))
             if fetched.invalid == fetched.rows:
                 raise DataError(f"no run could use one of the {fetched.rows} rows of {origin}: {fetched.first_error}")

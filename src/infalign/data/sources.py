@@ -10,21 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from infalign.core.settings import Count, Settings, shown
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
+from infalign.data.hub import Hub, hub_rows
 from infalign.data.messages import reply
 from infalign.data.sets import SETS, find_part
-
-
-class Hub(Settings):
-    """A split of a data set of the hub, or of a folder in its layout."""
-
-    id: str = Field(description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
-    config: str | None = Field(None, description="one of its configurations (subsets), e.g. polite")
-    split: str = Field("train", description="one of its splits")
-    revision: str | None = Field(None, description="a commit, branch or tag of the hub")
-    data_dir: str | None = Field(None, description="a folder inside it, e.g. harmless-base")
-    data_files: str | list[str] | None = Field(
-        None, description="its files, as names or patterns, e.g. data/2024-*.jsonl"
-    )
 
 
 class Source(Settings):
@@ -92,9 +80,7 @@ def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[
 
 def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if source.hub is not None:
-        from infalign.data.hub import hub_rows
-
-        return hub_rows(source.hub.id, **source.hub.model_dump(exclude={"id"}))
+        return hub_rows(source.hub)
     if source.set is not None:
         return read_rows(find_part(folder, source.set, source.split))
     return read_rows(Path(folder) / str(source.path))
