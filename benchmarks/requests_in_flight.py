@@ -25,6 +25,7 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.sampling.engine import Prompt, Sampling, Vocabulary
@@ -130,7 +131,7 @@ def main() -> int:
         responses = [f"response {i}" for i in range(requests * BATCH)]
         with tempfile.TemporaryDirectory() as folder:
             named = NamedReward(reward, "reward", "reward")
-            score_to(Path(folder), named, prompts, responses, on_progress=lambda done, total: None)
+            score_to(Path(folder), named, Batch(prompts, responses), on_progress=lambda done, total: None)
 
     works: dict[str, Callable[[int, int], None]] = {
         "bare": partial(bare, port),

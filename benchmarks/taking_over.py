@@ -18,6 +18,7 @@ import pyarrow as pa
 from infalign.core.sequences import Lazy
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import MESSAGES, prompt_id
+from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard, score_to
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable, rollout_progress
@@ -71,14 +72,14 @@ def main(prompts: int = 4800, tokens: int = 8) -> None:
             draw_shard(engine, asked[block], K, shard_path(rollouts, number))
             said = listed(read_table(shard_path(rollouts, number), ["text"]), "text")
             of_prompts = [conversation for conversation in conversations[block] for _ in range(K)]
-            score_shard(shard_path(scores, number), reward, of_prompts, said)
+            score_shard(shard_path(scores, number), reward, Batch(of_prompts, said))
         rows = prompts * K
         with timed("rollout", rows):
             assert rollout_progress(found, K, rollouts) == f"{rows:,} of {rows:,} responses"
         with timed("score", rows):
             drawn = find_rollouts(rollouts, found.prompt_ids, K)
             each = Lazy(rows, lambda i: found.conversations[i // K])
-            score_to(scores, reward, each, drawn.values("text"), on_progress=lambda done, total: None)
+            score_to(scores, reward, Batch(each, drawn.values("text")), on_progress=lambda done, total: None)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import tie_rate
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute, Fit
+from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.sampling.engine import Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
@@ -125,7 +126,7 @@ def test_a_shard_of_rewards_is_bounded_by_its_responses(tmp_path: Path) -> None:
         return [float(text) for text in texts]
 
     named = NamedReward(reward, "reward", "a")
-    found = score_to(tmp_path, named, asked, responses, shard_responses=5, on_progress=silent)
+    found = score_to(tmp_path, named, Batch(asked, responses), shard_responses=5, on_progress=silent)
     assert found.tolist() == [float(text) for text in responses]
     assert [pq.read_table(path).num_rows for path in sorted(tmp_path.iterdir())] == [6, 4, 2]
 
@@ -145,8 +146,7 @@ def peaks(folder: Path, count: int) -> tuple[int, int, int]:
         rewards = score_to(
             folder / "scores",
             NamedReward(lambda _, texts: [float(text.split()[1]) for text in texts], "reward", "a"),
-            Lazy(len(rollouts), lambda i: asked[i // K]),
-            rollouts.values("text"),
+            Batch(Lazy(len(rollouts), lambda i: asked[i // K]), rollouts.values("text")),
             shard_responses=64,
             on_progress=silent,
         )

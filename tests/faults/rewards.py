@@ -20,6 +20,7 @@ from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
 from infalign.models.conversations import load_tokenizer
+from infalign.rewards.base import Batch
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
@@ -65,7 +66,7 @@ def rows(root: Path) -> tuple[list[Any], list[str]]:
 def keep(lab: Lab, reward: Any) -> list[float]:
     """Score one part of the finished run's rollouts, a prompt a shard, and return the rewards."""
     named, options = NamedReward(reward, "reward", "a"), {"shard_responses": 6, "on_progress": lambda done, total: None}
-    return score_to(lab.folder / "scores", named, *rows(lab.finished), **options).tolist()
+    return score_to(lab.folder / "scores", named, Batch(*rows(lab.finished)), **options).tolist()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from rich.console import Console
 from infalign.core.errors import ConfigError
 from infalign.integrations.ray import Actor, Part, on_cluster, parts_of
 from infalign.recipe.reading import load_recipe
+from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable
@@ -188,7 +189,7 @@ def test_a_shard_of_which_another_command_drew_prompts_is_left_to_it(tmp_path: P
     prompts = list(part.table.read().asked())
     draw_shard(Parrot(), prompts[:16], 2, shard_path(part.rollouts, 0))
     asked = [row["prompt"] for row in rows[:16] for _ in range(2)]
-    score_shard(shard_path(part.scores, 0), NamedReward(gold, "gold", "gold"), asked, ["0", "1"] * 16)
+    score_shard(shard_path(part.scores, 0), NamedReward(gold, "gold", "gold"), Batch(asked, ["0", "1"] * 16))
     draw_shard(Parrot(), prompts[16:32], 2, shard_path(part.rollouts, 1))
     draw_shard(Parrot(), prompts[40:43], 2, shard_path(part.rollouts, 9))
     assert part.missing(2) == [1, 3, 4]

@@ -17,7 +17,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import prompt_id
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.rewards.base import score
+from infalign.rewards.base import Batch, score
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
@@ -92,7 +92,7 @@ def keep(
 ) -> np.ndarray:
     """Score rows into a folder, a prompt a shard."""
     options = {"shard_responses": 1, "on_progress": lambda done, total: None} | more
-    return score_to(folder, NamedReward(reward, "reward", made_by), prompts, responses, **options)
+    return score_to(folder, NamedReward(reward, "reward", made_by), Batch(prompts, responses), **options)
 
 
 def test_many_shards_are_scored_at_once_and_land_in_their_places(

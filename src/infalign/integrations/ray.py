@@ -29,6 +29,7 @@ from infalign.pipeline.scheduler import begin
 from infalign.pipeline.units import identify
 from infalign.pipeline.workers import Task, call
 from infalign.recipe.settings import Recipe
+from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard
 from infalign.sampling.engine import ConcurrentEngine, Engine
 from infalign.sampling.prompts import PromptTable
@@ -126,7 +127,8 @@ class Actor:
             # The run may have numbered its shards otherwise.
             conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
             conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
-            score_shard(scored, self.reward, conversations, listed(table, "text"), listed(table, "columns"))
+            rows = Batch(conversations, listed(table, "text"), listed(table, "columns"))
+            score_shard(scored, self.reward, rows)
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:

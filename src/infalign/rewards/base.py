@@ -29,9 +29,14 @@ class RewardFunction(Protocol):
 class Batch(NamedTuple):
     """Prompts, a response to each, and the other columns of each row as JSON, if it has any."""
 
-    prompts: list[list[Message]]
-    responses: list[str]
-    columns: list[str] | None = None
+    prompts: Sequence[list[Message]]
+    responses: Sequence[str]
+    columns: Sequence[str] | None = None
+
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Return some rows, in memory."""
+        columns = None if self.columns is None else [self.columns[row] for row in rows]
+        return Batch([self.prompts[row] for row in rows], [self.responses[row] for row in rows], columns)
 
 
 @runtime_checkable
@@ -54,7 +59,8 @@ def score_each(
         yield from reward.score_each(batches)
         return
     for number, batch in enumerate(batches):
-        yield number, score(reward, batch.prompts, batch.responses, columns=batch.columns, name=name).tolist()
+        asked, said = list(batch.prompts), list(batch.responses)
+        yield number, score(reward, asked, said, columns=batch.columns, name=name).tolist()
 
 
 def score(

@@ -38,10 +38,8 @@ class NamedReward:
 def score_to(
     directory: Path,
     reward: NamedReward,
-    prompts: Sequence[list[Message]],
-    responses: Sequence[str],
+    rows: Batch,
     *,
-    columns: Sequence[str] | None = None,
     shard_responses: int = 512,
     on_progress: Callable[[int, int], None],
 ) -> Array:
@@ -52,9 +50,9 @@ def score_to(
     ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically; a reward that
     works on many batches at once is given several shards. Shards with another ``made_by`` are removed. Calls
     ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score` does, with rows counted from the
-    start of the shard. ``columns``, the other columns of each row as JSON, are stored beside its reward. Responses are
-    held in memory for a few shards only.
+    start of the shard. Responses are held in memory for a few shards only.
     """
+    prompts, responses, _ = rows
     directory.mkdir(parents=True, exist_ok=True)
     prompt_R, key_R = _keys(prompts, responses)
     key_D, row_D, distinct_R = np.unique(key_R, return_index=True, return_inverse=True)  # distinct responses
@@ -77,9 +75,7 @@ def score_to(
 
     def batches() -> Iterator[Batch]:
         for number, part in enumerate(_filled(prompt_R[row_D[missing]], shard_responses)):
-            rows = row_D[missing[part]].tolist()
-            kept = None if columns is None else [columns[row] for row in rows]
-            batch = Batch([prompts[row] for row in rows], [responses[row] for row in rows], kept)
+            batch = rows.take(row_D[missing[part]].tolist())
             under_way[number] = missing[part], batch
             yield batch
 
@@ -96,16 +92,14 @@ def score_to(
 def score_shard(
     path: Path,
     reward: NamedReward,
-    prompts: Sequence[list[Message]],
-    responses: Sequence[str],
-    columns: Sequence[str] | None = None,
+    rows: Batch,
 ) -> None:
     """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
     distinct = {
-        (prompt_id(prompt), text): row for row, (prompt, text) in enumerate(zip(prompts, responses, strict=True))
+        (prompt_id(prompt), text): row
+        for row, (prompt, text) in enumerate(zip(rows.prompts, rows.responses, strict=True))
     }
-    kept = None if columns is None else [columns[row] for row in distinct.values()]
-    batch = Batch([prompts[row] for row in distinct.values()], [text for _, text in distinct], kept)
+    batch = rows.take(list(distinct.values()))
     ((_, rewards),) = score_each(reward.function, [batch], name=reward.name)
     _write(path, reward.made_by, batch, rewards)
 

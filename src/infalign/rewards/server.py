@@ -76,7 +76,7 @@ class RemoteReward:
                 found[number] = {first: [] for first in range(0, len(responses), protocol.rows)}
                 for first in found[number]:
                     rows = slice(first, first + protocol.rows)
-                    yield _Request(number, first, prompts[rows], responses[rows])
+                    yield _Request(number, first, list(prompts[rows]), list(responses[rows]))
 
         async def ask(post: Post, request: _Request) -> list[float]:
             _, first, prompts, responses = request

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
-from infalign.data.messages import Message
 from infalign.method.calibration import Array
 from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
-from infalign.rewards.base import RewardFunction
+from infalign.rewards.base import Batch, RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward, is_file, source_file
 from infalign.rewards.heads import share_passes
@@ -60,24 +59,15 @@ class Scorer:
 
     def score(
         self,
-        prompts: Sequence[list[Message]],
-        responses: Sequence[str],
+        rows: Batch,
         folder: Path,
         on_progress: OnProgress,
         reward: RewardFunction | None = None,
-        columns: Sequence[str] | None = None,
     ) -> Array:
         """Return the rewards of responses by ``reward``, by default loaded; those stored in ``folder`` are kept."""
         said = f"scores by {self.name}"
         named = self.named(reward or self.load())
-        return score_to(
-            folder,
-            named,
-            prompts,
-            responses,
-            columns=columns,
-            on_progress=lambda done, total: on_progress(done, total, said),
-        )
+        return score_to(folder, named, rows, on_progress=lambda done, total: on_progress(done, total, said))
 
     @property
     def identity(self) -> str:

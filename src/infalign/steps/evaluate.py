@@ -22,6 +22,7 @@ from infalign.report.card import write_card
 from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.trackers import track
+from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
 from infalign.steps import likelihood
@@ -154,9 +155,10 @@ def score_samples(
     prompts, drawn = samples.read()
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
-    asked, columns = samples.conversations(prompts), repeated(prompts.columns, samples.each)
+    asked = samples.conversations(prompts)
+    rows = Batch(asked, drawn.values("text"), repeated(prompts.columns, samples.each))
     for scorer, reward in load_rewards(scorers):
-        rewards = scorer.score(asked, drawn.values("text"), folder / scorer.name, on_progress, reward, columns)
+        rewards = scorer.score(rows, folder / scorer.name, on_progress, reward)
         scores = scores.append_column(scorer.name, pa.array(rewards))
     summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
     if kl is not None:

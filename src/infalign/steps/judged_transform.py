@@ -17,6 +17,7 @@ from infalign.method.procedures import Served
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import transform_owner
 from infalign.recipe.layout import Layout
+from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
 from infalign.steps.costs import reading
@@ -74,9 +75,8 @@ def judge_rollouts(
     """Write the reward and the judge's score of the first rollouts of some prompts."""
     prompts, drawn = samples.read()
     count = len(prompts.prompt_ids)
-    columns = repeated(prompts.columns, samples.each)
-    asked, texts = samples.conversations(prompts), drawn.values("text")
-    scores = scorer.score(asked, texts, path.with_suffix(""), on_progress, columns=columns)
+    asked, columns = samples.conversations(prompts), repeated(prompts.columns, samples.each)
+    scores = scorer.score(Batch(asked, drawn.values("text"), columns), path.with_suffix(""), on_progress)
     rewards = stored.rewards(PART)[:count, : samples.each].ravel()
     table = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
     write_table(path, table.append_column("judge_reward", pa.array(scores)))

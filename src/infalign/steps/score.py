@@ -9,6 +9,7 @@ import pyarrow as pa
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_table
 from infalign.pipeline.units import Summary, Unit
+from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
 from infalign.steps.costs import reading
@@ -42,7 +43,7 @@ def score_rollouts(scorer: Scorer, samples: Samples, table: Path, *, on_progress
     prompts, drawn = samples.read()
     asked, folder = samples.conversations(prompts), table.with_suffix("")
     columns = repeated(prompts.columns, samples.each)
-    rewards = scorer.score(asked, drawn.values("text"), folder, on_progress, columns=columns)
+    rewards = scorer.score(Batch(asked, drawn.values("text"), columns), folder, on_progress)
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
     write_table(table, scores.append_column("columns", pa.array(columns, pa.string())))
     return {"responses": len(drawn), "cut_off": cut_off(drawn)}

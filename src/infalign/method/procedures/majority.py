@@ -1,6 +1,6 @@
 """Majority vote: of N draws, serve the answer that most of them give (self-consistency, arXiv 2203.11171).
 
-It compares answers and not rewards, so it is no distortion of ranks. Its optimum: `benchmarks/optima/majority_optimum.py`.
+It compares answers and not rewards, so it is no distortion of ranks. Its optimum is in benchmarks/optima.
 """
 
 from dataclasses import dataclass
