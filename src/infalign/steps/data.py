@@ -1,6 +1,6 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -144,20 +144,15 @@ def prepare_data(
         **{name: len(rows) for name, rows in found.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
-        "example": training_example(tokenizer, found.tables["demonstrations"][:1]),
+        "example": next((training_example(tokenizer, e) for e in found.tables["demonstrations"]), {}),
     }
 
 
-def training_example(tokenizer: Any, examples: Sequence[Example]) -> dict[str, Any]:
-    """Return where the first example is from, the roles of its turns, and its text in parts: those trained on or not.
-
-    Nothing where there is none.
-    """
-    for e in examples:
-        (row,) = training_ids(tokenizer, [e.prompt], [e.chosen], [e.columns.get("tools")])
-        roles = [turn["role"] for turn in (*e.prompt, *e.chosen)]
-        return {"where": e.where, "roles": roles, "parts": marked_text(tokenizer, row)}
-    return {}
+def training_example(tokenizer: Any, e: Example) -> dict[str, Any]:
+    """Return where an example is from, the roles of its turns, and its text in parts: those trained on or not."""
+    (row,) = training_ids(tokenizer, [e.prompt], [e.chosen], [e.columns.get("tools")])
+    roles = [turn["role"] for turn in (*e.prompt, *e.chosen)]
+    return {"where": e.where, "roles": roles, "parts": marked_text(tokenizer, row)}
 
 
 def make_tokenizer(policy: PolicyModel, date: str | None, train: list[Example]) -> Any:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from infalign.core.display import counted, duration, heading, listed_names, plain_table, printable, say
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.http import api_key, run_within
 from infalign.data.examples import Example
 from infalign.method.procedures import Standard
@@ -167,7 +167,11 @@ def _print_example(run: Run, examples: Sequence[Example], console: Console) -> N
     if not answered or policy.model is None or not Path(policy.model).is_dir():
         return
     tokenizer = load_tokenizer(policy.model, template=policy.chat_template, date=run.date)
-    shown = training_example(tokenizer, answered)
+    try:
+        shown = training_example(tokenizer, answered[0])
+    except DataError as error:
+        say(console, f"[yellow]![/] {escape(f'{answered[0].where}: {error}')}")
+        return
     heading(console, f"An example as the policy reads it: {escape(shown['where'])}, {', '.join(shown['roles'])}")
     text = "".join(f"⟦{part}⟧" if trained else part for part, trained in shown["parts"])
     say(console, printable(f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}", "\n\t"), markup=False)
