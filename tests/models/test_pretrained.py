@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError
 from infalign.data.examples import Example
-from infalign.data.messages import prompt_id, reply
+from infalign.data.messages import reply
 from infalign.method.procedures import Standard
 from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer, prompt_ids
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
@@ -53,25 +53,6 @@ def policy(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.mark.parametrize("text", ["", "Hi", " Hi \n\n there", "Sûr ? 😀", "<|end", "|>"])
-@pytest.mark.parametrize("prompted", [True, False])
-def test_text_without_special_tokens_is_rendered_as_ever(tokenizer: Any, text: str, prompted: bool) -> None:
-    """Where no message spells a special token, the ids are those of `apply_chat_template`."""
-    plain = tokenizer.apply_chat_template(answered(text, text), add_generation_prompt=prompted)["input_ids"]
-    assert (prompt_ids if prompted else conversation_ids)(tokenizer, [answered(text, text)])[0] == plain
-
-
-def test_special_tokens_that_a_message_spells_are_text(tokenizer: Any) -> None:
-    """Only the template's special tokens are there, and the ids spell the message as it was written."""
-    ids = prompt_ids(tokenizer, [asked(SAYS)])[0]
-    assert [token for token in tokenizer.convert_ids_to_tokens(ids) if token.startswith("<|")] == [
-        "<|user|>",
-        "<|end|>",
-        "<|assistant|>",
-    ]
-    assert tokenizer.decode(ids) == f"<|user|>{SAYS}<|end|><|assistant|>"
 
 
 def test_a_sentencepiece_tokenizer_keeps_text_too() -> None:
@@ -119,19 +100,6 @@ def test_what_cannot_start_a_reward_model_is_named(policy: str, damaged: Path) -
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
         load_classifier(str(damaged))
-
-
-def test_a_conversation_that_a_template_refuses_is_named(tokenizer: Any) -> None:
-    """A template may raise for roles that its model does not know; the prompt and its reason are said."""
-    other = type(tokenizer)(
-        tokenizer_object=tokenizer.backend_tokenizer,
-        eos_token="<|end|>",
-        chat_template="{{ raise_exception('no system role') if messages[0]['role'] == 'system' else 'ok' }}",
-    )
-    conversation = [{"role": "system", "content": "Be short."}, *asked("Hi")]
-    assert prompt_ids(other, [asked("Hi")])[0]
-    with pytest.raises(DataError, match=rf"prompt {prompt_id(conversation)}: .*no system role"):
-        prompt_ids(other, [conversation])[0]
 
 
 def test_a_response_has_to_end_where_engines_stop(tokenizer: Any) -> None:
