@@ -99,6 +99,16 @@ def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, fo
         assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
+def test_special_tokens_in_a_completion_reach_the_reward(environment: pytest.MonkeyPatch, folder: Path) -> None:
+    """TRL leaves them out of its texts; BOS, EOS and padding are left out here, too."""
+    seen: list[str] = []
+    environment.setattr(adapter, "from_environment", lambda: lambda _, completions, *more: seen.extend(completions))
+    environment.setenv("INFALIGN_TOKENIZER", str(folder))
+    ids = AutoTokenizer.from_pretrained(folder)("Knead <|user|> it.<|end|><|pad|>")["input_ids"]
+    adapter.reward([PROMPT], ["Knead  it."], [REFERENCES], completion_ids=[ids])
+    assert seen == ["Knead <|user|> it."]
+
+
 def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
     """A folder names a classifier; asked by eight threads at once it gives each what it gives one."""
     torch.manual_seed(0)

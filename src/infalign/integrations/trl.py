@@ -6,12 +6,15 @@ and so no KL term, and without that the objective is another one. axolotl's ``tr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
-from infalign.integrations.environment import conversation, from_environment
+from infalign.integrations.environment import conversation, from_environment, has_tokenizer, tokenizer
+from infalign.models.conversations import decode
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
@@ -22,17 +25,26 @@ def reward(
     completions: list[Any],
     reference_rewards: list[list[float]] | None = None,
     prompt_id: list[str] | None = None,
+    completion_ids: list[list[int]] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **columns: object,
 ) -> list[float]:
     """Return each completion's shaped reward; the dataset has prompt, as messages, and reference_rewards.
 
+    Where the policy's tokenizer is known, special tokens in a completion are seen, which TRL leaves out of its text.
     With the column prompt_id, as in calibrated.parquet, a prompt that is not the one of its reference rewards is found.
     Raises ConfigError and DataError as `integrations.environment.score`.
     """
     identities: Sequence[str | None] = prompt_id or [None] * len(prompts)
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]
+    if completion_ids is not None and has_tokenizer(source := os.environ.get("INFALIGN_REWARD", "")):
+        completions = decode(_tokenizer(source), completion_ids)
     return from_environment()(asked, completions, reference_rewards, log_metric)
+
+
+@cache
+def _tokenizer(source: str) -> Any:
+    return tokenizer(source)
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
