@@ -14,7 +14,7 @@ from infalign.method.procedures import BestOfN, RankProcedure, RewindAndRepeat, 
 from infalign.method.transforms import Exponential, Identity, Log
 from infalign.theory.choose import choose
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
-from infalign.theory.law import judged_win_rate, law_at_kl
+from infalign.theory.law import SCORES, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.theory.optimum import Optimum, optimal, optimal_by
 
 EDGES = np.concatenate([[-np.inf], np.linspace(-6.0, 6.0, 401), [np.inf]])
@@ -180,3 +180,14 @@ def test_a_spline_is_a_line_outside_its_knots_and_its_slope_is_its_derivative() 
     s = np.linspace(-3, 3, 41)
     numeric = (spline.chance(s + 1e-5) - spline.chance(s - 1e-5)) / 2e-5
     assert spline.slope(s) == pytest.approx(numeric, abs=1e-8)
+
+
+def test_many_judges_give_what_each_gives_alone() -> None:
+    """Also by the law of a table, whose many nodes share normal scores: to 1e-6."""
+    coefficients = np.array([0.0, 0.7, 0.05, -0.02, 0.01]) + np.random.default_rng(0).normal(size=(6, 5)) * 0.05
+    knots, procedure = np.array([-2.5, -1.0, 0.0, 1.0, 2.5]), BestOfN(4)
+    tabulated = optimal(procedure, kl=1.0).law
+    assert tabulated.u.size > SCORES
+    for law in (tabulated, law_at_kl(Exponential(10), kl=1.0)):
+        alone = [judged_win_rate(law, procedure, ProbitSpline(knots, one)) for one in coefficients]
+        assert resampled_win_rates(law, procedure, ProbitSpline(knots, coefficients)) == pytest.approx(alone, abs=1e-6)
