@@ -1,6 +1,7 @@
 """`infalign export`: the data of other trainers, and how they are started."""
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,20 @@ def test_a_transformation_without_theory_is_refused(main: Any, calibrated_run: P
     assert "not by the rank" in err
 
 
-def test_a_template_that_only_the_recipe_has_would_be_lost(main: Any, calibrated_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("template", "lost"), [("plain", "chat template"), (None, "day")])
+def test_a_template_that_only_the_run_has_would_be_lost(
+    main: Any, calibrated_run: Path, tmp_path: Path, template: str | None, lost: str
+) -> None:
     """Trainers read the reference's own folder, so its prompts would be others than those that were ranked."""
     settings = read_yaml((calibrated_run / "recipe.yaml").read_text())
-    settings |= {"policy": {"model": str(calibrated_run / "models" / "reference"), "chat_template": "plain"}}
+    folder = shutil.copytree(settings["policy"]["model"], tmp_path / "policy")
+    if template is None:
+        (folder / "chat_template.jinja").write_text("{{ strftime_now('%d') + messages[0].content + eos_token }}")
+    settings |= {"policy": {"model": str(folder), "chat_template": template}}
     (tmp_path / "recipe.yaml").write_text(write_yaml(settings | {"run_dir": str(tmp_path)}))
     code, _, err = main("export", tmp_path, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
     assert code == 2
-    assert "without the recipe's policy.chat_template" in err
+    assert f"without the {lost} of the run" in err
 
 
 def test_a_run_that_is_not_calibrated_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:

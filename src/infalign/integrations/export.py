@@ -34,9 +34,10 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats a response.
 
     Raises ConfigError for a transformation that is not by the rank, or cannot spend the budget, and for a reference
-    whose folder lacks the recipe's chat template; DataError if the run is not calibrated, or with other models than it
+    whose folder lacks the run's chat template; DataError if the run is not calibrated, or with other models than it
     has now.
     """
+    from infalign.models.conversations import prints_date
     from infalign.steps.run import Run
     from infalign.steps.status import recorded_recipe
 
@@ -44,10 +45,12 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     if ranks is None:
         raise ConfigError(f"{transform} is not by the rank, so theory has no KL weight for it; take one such as exp:10")
     this = Run.of(recorded_recipe(run))
-    if this.recipe.policy.chat_template is not None and this.recipe.policy.fit is None:
+    policy = this.recipe.policy
+    dated = Path(this.reference).is_dir() and prints_date(this.reference)
+    if policy.fit is None and (policy.chat_template is not None or dated):
         raise ConfigError(
-            f"a trainer would read {this.reference} without the recipe's policy.chat_template; in a copy of the folder "
-            f"save the tokenizer of {this.layout.tokenizer}, and start the run from that"
+            f"a trainer would read {this.reference} without the {'day' if dated else 'chat template'} of the run; in a "
+            f"copy of the folder save the tokenizer of {this.layout.tokenizer}, and start the run from that"
         )
     this.provenance.check(this.layout)
     table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards", "columns"])
