@@ -40,10 +40,10 @@ def calibrate_prompts(
     layout, k, every = stored.layout, stored.k, len(stored.parts)
     table = read_table(layout.prompts("train")).slice(0, prompts)
     rewards_PK = np.empty((table.num_rows, k))
-    distinct, spread = np.empty((2, table.num_rows))
+    distinct = np.empty(table.num_rows)
     for part in range(every):
         part_PK = np.sort(stored.rewards(part), axis=1)
-        rewards_PK[part::every], spread[part::every] = part_PK, part_PK.std(axis=1)
+        rewards_PK[part::every] = part_PK
         distinct[part::every] = 1 + (part_PK[:, 1:] != part_PK[:, :-1]).sum(axis=1)
     ends = pa.array(np.arange(len(rewards_PK) + 1) * k, pa.int32())
     lists = pa.ListArray.from_arrays(ends, pa.array(rewards_PK.ravel(), pa.float64()))
@@ -55,5 +55,4 @@ def calibrate_prompts(
         "k": k,
         "tied": float(1 - distinct.mean() / k),
         "degenerate_prompts": int((distinct == 1).sum()),
-        "reward_spread_between_prompts": float(spread.max() / max(spread.min(), 1e-12)),
     }

@@ -139,7 +139,7 @@ def prepare_data(
         "kept_columns": sorted({name for e in examples for name in e.columns}),
         "control_tokens": sum(spells_control(tokenizer, e.prompt) for e in examples),
         "repeated": len(pairs) - len(distinct),
-        "contradictory": sum((prompt, rejected, chosen) in distinct for prompt, chosen, rejected in pairs),
+        "contradictory": sum((prompt, no, yes) in distinct for prompt, yes, no in pairs if yes != no),
         "dropped_shared_start": found.overlapping,
         **{name: len(rows) for name, rows in found.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
