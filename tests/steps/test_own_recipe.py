@@ -108,7 +108,7 @@ def test_a_function_of_a_file_is_imported_once_and_errors_name_the_file(tmp_path
     file.write_text("from dataclasses import dataclass\n@dataclass\nclass Two:\n    value: float = 2.0\n" + REWARD)
     reward = function_reward(f"{file}:score")
     assert reward([], ["abc"]) == [3.0]
-    assert function_reward(f"{file}:score") is reward
+    assert function_reward(f"{file}:score").function is reward.function
     (tmp_path / "broken.py").write_text("1 / 0\n")
     for _ in range(2):  # a failed import leaves nothing behind that a second one would find
         with pytest.raises(ConfigError, match=r"importing .*broken\.py raised ZeroDivisionError in broken\.py, line 1"):

@@ -108,7 +108,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         solver = read_solver(solver=name, generations=4, fit=fit, **strength)
         _, tokenizer = load_policy(case.folder)
         tokenizer.padding_side = "left"
-        parts = str(case.folder), tokenizer, rows, lambda prompts, texts: [float(len(text)) for text in texts]
+        parts = str(case.folder), tokenizer, rows, lambda prompts, responses: [float(len(text)) for text in responses]
         return fit_on_policy(Problem(*parts, 0.1, Standard(), max_new_tokens=2), solver, job(folder, report))
 
     kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank}

@@ -247,8 +247,16 @@ def _render(tokenizer: Any, conversations: Sequence[Messages], tools: Tools, pro
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """Return the token ids of rendered conversations."""
-    options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-    ids: list[list[int]] = tokenizer(texts, verbose=False, **options)["input_ids"]
+    if not tokenizer.is_fast:
+        return [
+            [i for part in text.split(BREAK) for i in tokenizer.encode(part, add_special_tokens=False)]
+            for text in texts
+        ]
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = False
+    ids = [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
     for place in [place for place, text in enumerate(texts) if BREAK in text]:
         ids[place] = _breaking_tokenizer(tokenizer).encode(texts[place], add_special_tokens=False).ids
     return ids
@@ -263,8 +271,6 @@ def _breaking_tokenizer(tokenizer: Any) -> Any:
 
     if tokenizer not in _BREAKING:
         copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        copy.no_truncation()
-        copy.no_padding()
         steps = [] if copy.pre_tokenizer is None else [copy.pre_tokenizer]
         steps.append(pre_tokenizers.Split(Regex(f"{BREAK}|{BREAK_BYTES}"), "removed"))
         copy.pre_tokenizer = pre_tokenizers.Sequence(steps)
