@@ -255,7 +255,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = False
+    backend.encode_special_tokens = tokenizer.split_special_tokens
     ids = [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
     for place in [place for place, text in enumerate(texts) if BREAK in text]:
         ids[place] = _breaking_tokenizer(tokenizer).encode(texts[place], add_special_tokens=False).ids
