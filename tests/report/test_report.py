@@ -4,6 +4,7 @@ import io
 import json
 import re
 from base64 import b64decode
+from math import comb
 from xml.etree import ElementTree
 
 import numpy as np
@@ -309,3 +310,22 @@ def test_the_explorer_is_in_the_report_with_its_policies(run, browser):
     browser.switch_to.default_content()
     assert set(json.loads((run[1] / "results.json").read_text())["policies"]) <= words
     assert browser.get_log("browser") == []
+
+
+def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
+    """By counts of right answers, with the lead over the reference; other rewards have none."""
+    recipe = make_recipe(tmp_path, **ONE)
+    finish_run(tmp_path, recipe, levels=1)
+    report(recipe, tmp_path)
+    found = read_results(tmp_path)["pass_at_k"]
+    evaluated = ScoredSamples.of(recipe, Layout(tmp_path))
+    right = {name: evaluated.column(name, "reward").sum(axis=1).astype(int) for name in ("reference", "only")}
+    for k in (1, 8, SAMPLES):
+        passed = {name: 1 - np.array([comb(SAMPLES - c, k) for c in right[name]]) / comb(SAMPLES, k) for name in right}
+        for name, values in passed.items():
+            assert found[name][f"{k}"]["mean"] == pytest.approx(values.mean())
+        ahead = found["only"][f"{k}"]["ahead"]
+        assert ahead["mean"] == pytest.approx((passed["only"] - passed["reference"]).mean())
+    page = html_of(tmp_path)
+    assert 'id="pass-at-k"' in page
+    assert share(found["only"]["8"]) in re.sub(r"<[^>]+>", "", page)

@@ -32,6 +32,7 @@ from infalign.report.run_figures import (
     STYLE,
     Look,
     Picture,
+    pass_at_k,
     rank_histogram,
     reward_by_rank,
     save_picture,
@@ -148,6 +149,7 @@ def _pictures(
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
+        "pass_at_k": [pass_at_k(results, looks)] if "pass_at_k" in results else [],
         "calibration": [reward_by_rank(reference_rewards(evaluated.layout)), rank_histogram(evaluated, results)],
         "training": [
             training_curves(

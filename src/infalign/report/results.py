@@ -16,6 +16,7 @@ from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
+from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.settings import Confidence
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
@@ -82,10 +83,27 @@ def write_results(
             },
         },
     }
+    if right := _pass_at_k(evaluated, solvers):
+        results["pass_at_k"] = right
     if evaluated.held_out_likelihood:
         results["held_out_likelihood"] = _held_out_likelihood(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
+
+
+def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
+    """Return pass@k of the reference and each policy, and how far a policy is ahead, where rewards are all 0 or 1."""
+    right = {name: evaluated.column(name, "reward") for name in ("reference", *policies)}
+    if not all(np.isin(rewards_PM, (0.0, 1.0)).all() for rewards_PM in right.values()):
+        return {}
+    found: dict[str, Any] = {name: {} for name in right}
+    for k in (2**power for power in range(evaluated.samples.bit_length())):
+        metric = Metric.parse(f"pass@{k}")
+        passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
+        for name, values in passed.items():
+            ahead = {} if name == "reference" else {"ahead": evaluated.intervals.of(values - passed["reference"])}
+            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | ahead
+    return found
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

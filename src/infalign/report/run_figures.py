@@ -195,6 +195,26 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     )
 
 
+def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
+    """Draw pass@k of the reference and of every policy."""
+    figure, axes = axes_of("k", "pass@k, %")
+    ends = []
+    for name, by_k in results["pass_at_k"].items():
+        look = looks.get(name)
+        color, marker = (QUIET, ".") if look is None else (look.color, look.marker)
+        mean, low, high = (100 * np.array([found[key] for found in by_k.values()]) for key in ("mean", "low", "high"))
+        k = list(map(int, by_k))
+        axes.fill_between(k, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.plot(k, mean, color=color, marker=marker, markersize=3.5, label=name)
+        ends.append(f"{name} {mean[0]:.1f} per cent at k = 1, {mean[-1]:.1f} at k = {k[-1]}")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    legend(figure)
+    caption = f"pass@k: how often one of k responses is right. Bands: {results['confidence']:.0%} intervals."
+    return Picture("pass-at-k", figure, caption, f"pass@k against k: {'; '.join(ends)}.")
+
+
 def reward_by_rank(rewards_PK: Array) -> Picture:
     """Draw calibrated against raw reward for ten training prompts, evenly spaced by their median reward."""
     from matplotlib import colormaps
