@@ -26,9 +26,10 @@ def texts_of(count: int) -> list[str]:
 def main() -> None:
     """Print the best rate of some rounds, of each step and of all."""
     from infalign.data.examples import parse_example
-    from infalign.models.conversations import load_tokenizer, prompt_ids
+    from infalign.models.conversations import prompt_ids
     from infalign.models.scratch import train_tokenizer
     from infalign.models.settings import Scratch
+    from infalign.models.tokenizers import load_tokenizer
 
     texts = texts_of(ROWS)
     tokenizer = load_tokenizer(sys.argv[1]) if len(sys.argv) > 1 else train_tokenizer(texts, Scratch())

@@ -19,8 +19,8 @@ from faults.registry import fault
 from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
 from infalign.data.hub import Hub, hub_rows
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_classifier, load_policy
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe

@@ -13,8 +13,9 @@ from faults.data import ROWS, lines
 from faults.lab import Lab, Seen, told
 from faults.registry import fault
 from infalign.data.files import read_rows
-from infalign.models.conversations import load_tokenizer, prompt_ids
+from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import model_digest
+from infalign.models.tokenizers import load_tokenizer
 
 
 @fault(3, brief=True)

@@ -14,7 +14,7 @@ from faults.lab import Lab, Seen, infalign, told
 from faults.registry import fault
 from faults.rewards import keep, remote
 from infalign.core.errors import PartialError
-from infalign.models.conversations import load_tokenizer
+from infalign.models.tokenizers import load_tokenizer
 from infalign.sampling.engine import Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
 

@@ -19,7 +19,7 @@ from infalign.data.messages import prompt_id
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Identity
-from infalign.models.conversations import load_tokenizer
+from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch
 from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to

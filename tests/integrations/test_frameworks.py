@@ -25,7 +25,7 @@ from infalign.method.calibration import calibrate
 from infalign.method.credit import credit, served_win_rate
 from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Exponential
-from infalign.models.conversations import load_tokenizer
+from infalign.models.tokenizers import load_tokenizer
 from infalign.theory.law import training_beta
 from infalign.world import gold
 

@@ -13,13 +13,12 @@ from infalign.models.conversations import (
     TrainingIds,
     conversation_ids,
     decode,
-    load_tokenizer,
     marked_text,
-    prints_date,
     prompt_ids,
     prompt_ids_or_errors,
     training_ids,
 )
+from infalign.models.tokenizers import load_tokenizer, prints_date
 
 
 def user(content: str) -> dict[str, Any]:

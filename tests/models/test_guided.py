@@ -11,12 +11,12 @@ import torch
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.kl import rao_blackwell_kl
-from infalign.models.conversations import load_tokenizer
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.settings import Recipe
 from infalign.sampling.engine import Prompt, Sampling

@@ -11,12 +11,13 @@ from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import reply
-from infalign.models.conversations import conversation_ids, load_tokenizer, prompt_ids
+from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.pooled import ANY_TOKEN, PooledForSequenceClassification, response_opening
 from infalign.models.pretrained import load_without_head
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.heads import share_passes
 from infalign.training.common import save_model

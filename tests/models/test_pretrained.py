@@ -17,10 +17,11 @@ from infalign.core.errors import ConfigError
 from infalign.data.examples import Example
 from infalign.data.messages import reply
 from infalign.method.procedures import Standard
-from infalign.models.conversations import TEMPLATES, check_response_end, conversation_ids, load_tokenizer, prompt_ids
+from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
+from infalign.models.tokenizers import TEMPLATES, check_response_end, load_tokenizer
 from infalign.training import supervised
 from infalign.training.on_policy_trainer import Problem, on_policy_trainer
 from infalign.training.solvers import read_solver

@@ -15,9 +15,9 @@ from transformers import (
 
 from infalign import world
 from infalign.core.storage import read_table
-from infalign.models.conversations import load_tokenizer
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
 from infalign.training.common import save_model

@@ -13,8 +13,9 @@ import pytest
 from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving, until
 from openai import AsyncOpenAI, OpenAI
 
-from infalign.models.conversations import load_tokenizer, prompt_ids
+from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
+from infalign.models.tokenizers import load_tokenizer
 from infalign.serving.app import MAX_BYTES
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws

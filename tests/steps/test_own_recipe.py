@@ -10,9 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from infalign.core.errors import ConfigError
-from infalign.models.conversations import conversation_ids, load_tokenizer, prompt_ids
+from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
+from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.function import function_reward

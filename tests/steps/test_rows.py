@@ -9,7 +9,7 @@ import pytest
 from rows import assistant, user
 
 from infalign.core.storage import read_table
-from infalign.models.conversations import read_template
+from infalign.models.tokenizers import read_template
 
 TEMPLATE = "{# name, tools #}{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
 KEPT = {

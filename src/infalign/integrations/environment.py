@@ -101,7 +101,7 @@ def tokenizer(source: str) -> Any:
 
     Raises ConfigError if there is none.
     """
-    from infalign.models.conversations import load_tokenizer
+    from infalign.models.tokenizers import load_tokenizer
 
     if not has_tokenizer(source):
         raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")

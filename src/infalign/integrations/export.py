@@ -37,7 +37,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     whose folder lacks the run's chat template; DataError if the run is not calibrated, or with other models than it
     has now.
     """
-    from infalign.models.conversations import prints_date
+    from infalign.models.tokenizers import prints_date
     from infalign.steps.run import Run
     from infalign.steps.status import recorded_recipe
 

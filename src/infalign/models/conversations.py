@@ -1,40 +1,22 @@
 """Conversations as token ids, and ids as text: the one place where a chat template is applied."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from infalign.core.errors import ConfigError, DataError
-from infalign.data.messages import Message, prompt_id, reply
-from infalign.models.pretrained import check_reachable, loading
+from infalign.core.errors import DataError
+from infalign.data.messages import Message, prompt_id
 
-TEMPLATES = {
-    # Only EOS is a special token: a model that was never tuned has no others that it understands.
-    "plain": "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] }}"
-    "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\\n\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
-}
-# Of an encoder that was never taught to converse: the response is its second text, and a word opens it, so that the
-# separator before a response is told from the one after it.
-ENCODER_TEMPLATE = (
-    "{{ cls_token }}{% for message in messages %}{{ '' if loop.first else sep_token }}"
-    "{{ message['role'] + ': ' + message['content'] }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ sep_token + 'assistant: ' }}{% elif messages[-1]['role'] == 'assistant' %}{{ sep_token }}{% endif %}"
-)
 TOKENIZERS_PANIC = "PanicException"  # on a text that a regular expression cannot decide
 BATCH = 1024  # conversations that are rendered and encoded together
 BREAK = "\ufdd0"  # within a control token that a message spells, so that it is none; never a character of a text
 BREAK_BYTES = "ï·Ĳ"  # as byte-level tokenizers write it
 THOUGHT = re.compile(r"<think>\s*$")  # of what a policy is asked: the template opens its thought
-NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")  # a template asks for the date
 
 Messages = Sequence[Message]
 Tools = Sequence[Any] | None
@@ -335,80 +317,3 @@ def _broken(value: Any, pattern: re.Pattern[str]) -> Any:
         return value
     broken = pattern.sub(lambda token: f"{token[0][0]}{BREAK}{token[0][1:]}", value)
     return broken if broken == value else _broken(broken, pattern)
-
-
-def read_template(name: str) -> str:
-    """Return the chat template that is called ``name``, or that a file holds. Raises ConfigError if there is none."""
-    if name in TEMPLATES:
-        return TEMPLATES[name]
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the chat template {name} cannot be read ({error}); name a Jinja file, or {' or '.join(TEMPLATES)}"
-        ) from error
-
-
-def prints_date(model: str | Path, template: str | None = None) -> bool:
-    """Return whether the chat template of a model folder, or ``template``, prints the day; of a hub id it may."""
-    if template is None and not Path(model).is_dir():
-        return True
-    names = ("chat_template.jinja", "tokenizer_config.json")
-    files = [Path(model) / name for name in names] if template is None else [Path(template)]
-    return any(file.is_file() and b"strftime_now" in file.read_bytes() for file in files)
-
-
-def set_date(tokenizer: Any, date: str | None) -> None:
-    """Have the chat template print ``date``, if it is given, where it would print the day on which it is applied."""
-    if date is not None and isinstance(tokenizer.chat_template, str):
-        day = datetime.fromisoformat(date)
-        tokenizer.chat_template = NOW.sub(lambda now: json.dumps(day.strftime(now[2])), tokenizer.chat_template)
-
-
-def load_tokenizer(path: str | Path, *, template: str | None = None, date: str | None = None, **options: Any) -> Any:
-    """Load a tokenizer, with ``template`` for its chat template; without a padding token it pads with EOS.
-
-    The template prints ``date``, such as 2026-07-26, where it would print the day on which it is applied; ``plain``
-    begins with BOS where the tokenizer's own encoding does. An encoder's EOS is its separator, and its chat template,
-    if it has none, `ENCODER_TEMPLATE`.
-    Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
-    template that renders.
-    """
-    from transformers import AutoTokenizer
-
-    check_reachable(str(path))
-    with loading(f"{path} has no tokenizer that can be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
-    if tokenizer.cls_token and tokenizer.sep_token and tokenizer.eos_token in (None, tokenizer.sep_token):
-        tokenizer.eos_token = tokenizer.sep_token
-        tokenizer.chat_template = tokenizer.chat_template or ENCODER_TEMPLATE
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
-    if template is not None:
-        begins_with_bos = template in TEMPLATES and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-        tokenizer.chat_template = ("{{ bos_token }}" if begins_with_bos else "") + read_template(template)
-    set_date(tokenizer, date)
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            f"the tokenizer of {path} has no chat template; choose a model with one, or for the policy set "
-            "policy.chat_template to plain or to a file"
-        )
-    try:
-        prompt_ids(tokenizer, [[{"role": "user", "content": "Hello"}]])
-    except DataError as error:
-        raise ConfigError(f"the chat template of {path} cannot render one user turn: {error.__cause__}") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def check_response_end(tokenizer: Any, path: str | Path) -> None:
-    """Raise ConfigError for a chat template that does not end a response with EOS: engines stop at nothing else."""
-    turn = [{"role": "user", "content": "Hello"}]
-    asked, answered = conversation_ids(tokenizer, [turn, [*turn, reply("Hi")]])
-    if answered.count(tokenizer.eos_token_id) <= asked.count(tokenizer.eos_token_id):
-        raise ConfigError(
-            f"the chat template of {path} does not end a response with the tokenizer's EOS, {tokenizer.eos_token}, so "
-            "responses would not end; in a copy of the folder set eos_token to the token that ends a turn, or set "
-            "policy.chat_template to one that writes eos_token"
-        )

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
-from infalign.models.conversations import conversation_ids, set_date
+from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import length_batches, right_padded
 from infalign.models.pretrained import loading, read_weights
 from infalign.models.settings import is_hub_id
+from infalign.models.tokenizers import set_date
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -7,9 +7,9 @@ from pathlib import Path
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
 from infalign.method.calibration import Array
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.function import function_reward, is_file, source_file

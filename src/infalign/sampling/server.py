@@ -25,9 +25,9 @@ from infalign.core.http import (
     url_list,
 )
 from infalign.core.settings import Count
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import config_of, generation_of
 from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.sampling.engine import (
     Asked,
     EngineSettings,

@@ -14,8 +14,9 @@ from infalign.core.http import checked_url
 from infalign.data.messages import Message
 from infalign.method.procedures import parse_procedure
 from infalign.models.adapters import merge_adapter
-from infalign.models.conversations import load_tokenizer, prompt_ids
+from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import generation_of, is_adapter, load_policy
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward

@@ -13,16 +13,9 @@ from infalign.data.examples import Example, to_table
 from infalign.data.messages import to_text
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import drop_groups, split_by_group
-from infalign.models.conversations import (
-    check_response_end,
-    find_refused,
-    load_tokenizer,
-    marked_text,
-    prompt_ids_or_errors,
-    spells_control,
-    training_ids,
-)
+from infalign.models.conversations import find_refused, marked_text, prompt_ids_or_errors, spells_control, training_ids
 from infalign.models.settings import PolicyModel
+from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout

@@ -18,10 +18,10 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.http import api_key, run_within
 from infalign.data.examples import Example
 from infalign.method.procedures import Standard
-from infalign.models.conversations import check_response_end, load_tokenizer
 from infalign.models.conversion import converted_folder, is_convertible
 from infalign.models.pretrained import check_causal
 from infalign.models.settings import is_hub_id
+from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.pipeline.ownership import check_inputs, check_run_dir
 from infalign.pipeline.pending import pending, reasons
 from infalign.pipeline.records import records

@@ -11,9 +11,9 @@ from rich.console import Console
 from infalign.core.display import amount, heading, plain_table, say, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import is_hub_id
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.recipe.settings import Recipe
 from infalign.report.results import sample_numbers

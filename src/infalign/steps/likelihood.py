@@ -13,9 +13,10 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.data.examples import Example, from_table
 from infalign.method.calibration import Array
-from infalign.models.conversations import load_tokenizer, training_ids
+from infalign.models.conversations import training_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.steps.costs import Cost, Counts, reading_rows

@@ -13,8 +13,8 @@ from infalign.data.messages import Message, reply
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import calibrate
-from infalign.models.conversations import load_tokenizer
 from infalign.models.settings import RankModel
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import write_table
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.steps.costs import Cost, Counts, UnknownSizeError, reading
 from infalign.steps.policy_inputs import PolicyInputs

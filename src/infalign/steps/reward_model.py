@@ -15,9 +15,9 @@ from infalign.data.messages import Conversation, Message, reply
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_without_head
 from infalign.models.settings import Fit
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.rewards.base import RewardFunction, score

@@ -10,10 +10,10 @@ from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.storage import read_table
-from infalign.models.conversations import prints_date
 from infalign.models.conversion import converted_folder, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Scratch
+from infalign.models.tokenizers import prints_date
 from infalign.pipeline.records import records
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.layout import Layout

@@ -7,9 +7,9 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, PolicyModel, Scratch
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.steps.costs import Cost, Counts, training

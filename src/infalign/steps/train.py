@@ -17,9 +17,9 @@ from infalign.data.messages import from_cell
 from infalign.method.procedures import rewinds
 from infalign.method.shapings import Ranked, rank_transform
 from infalign.method.transforms import Identity
-from infalign.models.conversations import load_tokenizer
 from infalign.models.pretrained import TRANSFORMATION, load_policy
 from infalign.models.settings import Lora
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
