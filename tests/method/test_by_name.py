@@ -1,5 +1,6 @@
 """A reward function is called by the names of its parameters, and gets the columns of the data by name."""
 
+import json
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.by_name import ABSENT, ByName, columns_of
 from infalign.method.reward import CalibratedReward
+from infalign.training.on_policy_trainer import with_row_columns
 
 PROMPTS = [[{"role": "user", "content": "2 + 3?"}], [{"role": "user", "content": "2 + 4?"}]]
 RESPONSES = ["5", "7"]
@@ -109,3 +111,6 @@ def test_columns_of_a_trainer_reach_the_reward_inside_a_calibrated_one() -> None
     found = reward(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, answer=["5", "6"], trainer_state=object())
     assert found == [0.75, 0.25]
     assert seen == said
+    rows = [json.dumps({"answer": answer, "level": level}) for answer, level in (("5", 1), ("6", 2))]
+    of_run = CalibratedReward(with_row_columns(ByName(checker)), "identity")
+    assert of_run(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, columns=rows) == [0.75, 0.25]

@@ -174,7 +174,7 @@ def rewards_of(
 
     The function is called by the names of its parameters (`by_name.ByName`), which may be ``columns`` that are lists.
     """
-    responses = [_spoken(row, completion) for row, completion in enumerate(completions)]
+    responses = [spoken_text(row, completion) for row, completion in enumerate(completions)]
     lists = {name: values for name, values in (columns or {}).items() if isinstance(values, list)}
     by_name = reward if isinstance(reward, ByName) else ByName(reward)
     called = partial(by_name, columns=lists, completions=deepcopy(completions))
@@ -190,7 +190,7 @@ def rewards_of(
     return np.asarray(values, float)
 
 
-def _spoken(row: int, completion: object) -> str:
+def spoken_text(row: int, completion: object) -> str:
     """Return the text of a completion; of messages all that the assistant says, without what tools answer."""
     if isinstance(completion, str):
         return completion

@@ -22,10 +22,12 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from infalign.core.errors import ConfigError
 from infalign.data.messages import Message, prompt_id
+from infalign.method.by_name import ByName, columns_of
 from infalign.method.procedures import Served
-from infalign.method.reward import CalibratedReward, PredictedRankReward
+from infalign.method.reward import CalibratedReward, PredictedRankReward, spoken_text
 from infalign.method.shapings import Shaping, rank_transform
 from infalign.models.conversations import decode, prompt_ids
+from infalign.sampling.engine import Vocabulary
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.common import lora_config, run_training, trainer_config, training_order
 from infalign.training.output_folder import Job
@@ -73,16 +75,20 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
             f"{len(problem.rows)} prompts × {generations} generations do not fill a batch of {fit.batch_size}; "
             "lower fit.batch_size or raise rollout.prompts"
         )
+    model = AutoConfig.from_pretrained(problem.reference)
+    # Ids that pad the model's vocabulary beyond the tokenizer's have no text.
+    absent = Vocabulary(problem.tokenizer, size=model.get_text_config(decoder=True).vocab_size).absent
     order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
     options = UNTRUNCATED | dict(solver.trl_options)
     options |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
     options |= {"shuffle_dataset": False, "model_init_kwargs": {"use_safetensors": True}}
+    options |= {"generation_kwargs": {"suppress_tokens": absent}} if absent else {}
     advantages = solver.advantages(problem.reference, problem.procedure)
     parts = {
         "model": problem.reference,
         "train_dataset": Dataset.from_list(problem.rows).select(order),
         "processing_class": problem.tokenizer,
-        "peft_config": lora_config(fit, TaskType.CAUSAL_LM, AutoConfig.from_pretrained(problem.reference)),
+        "peft_config": lora_config(fit, TaskType.CAUSAL_LM, model),
         "reward_funcs": _shaped(problem, solver),
     }
     if solver.trl_trainer == "rloo":
@@ -106,7 +112,18 @@ def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedR
         transform = rank_transform(shaping)
         assert transform is not None
         return PredictedRankReward(problem.reward, transform)
-    return CalibratedReward(problem.reward, shaping)
+    reward = with_row_columns(problem.reward) if isinstance(problem.reward, ByName) else problem.reward
+    return CalibratedReward(reward, shaping)
+
+
+def with_row_columns(reward: ByName) -> Rewards:
+    """Return a reward that gives the user's function the columns of its rows, which the trainer's rows hold as JSON."""
+
+    def rewards(prompts: list[Any], completions: list[Any], columns: Sequence[str] = ()) -> Any:
+        texts = [spoken_text(row, completion) for row, completion in enumerate(completions)]
+        return reward(prompts, texts, columns_of([json.loads(row) for row in columns]), completions)
+
+    return rewards
 
 
 class _Conversations:
