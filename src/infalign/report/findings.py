@@ -207,5 +207,6 @@ def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:
 def _of_judges(recipe: Recipe) -> Iterator[str]:
     if list(recipe.rewards) == ["reward"]:
         yield (
-            "only the reward that training saw judges, so a gain may be a gain of its mistakes; give the recipe a judge"
+            "only the reward that training saw judges, so a gain may be a gain of its mistakes; unless it is the "
+            "truth, as a checker's is, give the recipe a judge"
         )

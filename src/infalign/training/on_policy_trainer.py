@@ -121,7 +121,7 @@ def with_row_columns(reward: ByName) -> Rewards:
 
     def rewards(prompts: list[Any], completions: list[Any], columns: Sequence[str] = ()) -> Any:
         texts = [spoken_text(row, completion) for row, completion in enumerate(completions)]
-        return reward(prompts, texts, columns_of([json.loads(row) for row in columns]), completions)
+        return reward(prompts, texts, columns_of([json.loads(row) for row in columns]))
 
     return rewards
 
