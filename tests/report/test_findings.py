@@ -57,6 +57,7 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
             r"prefers garbage .* \(noise\), and policies",
         ),
         ("rank-model", {"rank_correlation": {"low": 0.0}}, {"rank_correlation": {"low": 0.1}}, "raise rollout.prompts"),
+        ("data", {"with_tools": 3}, {"with_tools": 0}, "3 rows with tools, .* let a function reward them"),
         ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
         ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the 1 it is to spend; raise .*epochs"),
         (

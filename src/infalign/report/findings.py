@@ -106,6 +106,11 @@ def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
             f"{counted(spelled, 'row')} with control tokens of the chat template in the prompt, where they are read as "
             "text; if they stand for turns, give the prompts as messages"
         )
+    if (tools := summary.get("with_tools", 0)) and any(source.is_classifier for source in recipe.rewards.values()):
+        yield (
+            f"{counted(tools, 'row')} with tools, which the policy's chat template gets and a reward model's does not; "
+            "let a function reward them, which gets the column tools"
+        )
     for name, long in summary.items():
         kept = name.removesuffix("_too_long")
         if name != kept and long > summary.get(kept, long):

@@ -130,6 +130,7 @@ def prepare_data(
         "skipped": len(skipped),
         "prompts_alone": sum(not e.chosen for e in examples),
         "kept_columns": sorted({name for e in examples for name in e.columns}),
+        "with_tools": sum("tools" in e.columns for e in examples),
         "control_tokens": sum(spells_control(tokenizer, e.prompt) for e in examples),
         "repeated": len(pairs) - len(distinct),
         "contradictory": sum((prompt, no, yes) in distinct for prompt, yes, no in pairs if yes != no),

@@ -15,7 +15,7 @@ from infalign.data.messages import Conversation, Message, reply
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
-from infalign.models.pretrained import load_without_head
+from infalign.models.pretrained import is_classifier, load_without_head
 from infalign.models.settings import Fit
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
@@ -83,7 +83,9 @@ def fit_reward(
         if isinstance(settings, Fit):
             from infalign.training.supervised import fit_reward_model
 
-            found: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job)}
+            new_head = not is_classifier(start)
+            history = fit_reward_model(start, tokenizer, train, test, settings, job)
+            found: Summary = {"history": history} | ({"new_head": True} if new_head else {})
         else:
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
