@@ -79,6 +79,9 @@ FORMATS = {
     "HelpSteer3": (helpsteer3, lambda i: (talk(i), *PAIR), ("domain", "language", "individual_preference")),
     "SHP": (shp, lambda i: ([user(asked(i))], *PAIR), ("post_id", "score_A", "score_B")),
     "PKU-SafeRLHF": (pku, lambda i: ([user(asked(i))], *PAIR), ("is_response_0_safe",)),
+    "Capybara": (
+        lambda i: {"source": "a", "conversation": [{"input": asked(i), "output": GOOD}]},
+        lambda i: ([user(asked(i))], *DEMO), ("source",)),
     "Capybara, of TRL": (
         lambda i: {"source": "a", "messages": [*talk(i), assistant(GOOD)], "num_turns": 2},
         lambda i: (talk(i), *DEMO), ("source", "num_turns")),
@@ -137,7 +140,6 @@ REFUSED = {
     "UltraFeedback": ({"source": "a", "instruction": "Hi", "completions": RATED}, "completions"),
     "Nectar": ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": RATED, "turns": 1}, "prompt"),
     "HelpSteer": ({"prompt": "Hi", "response": GOOD, "helpfulness": 3, "coherence": 4}, "helpfulness"),
-    "Capybara": ({"source": "a", "conversation": [{"input": "Hi", "output": GOOD}]}, "conversation"),
     "KTO-mix": ({"prompt": talk(1), "completion": [assistant(BAD)], "label": False}, "label"),
     "OASST": ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "parent_id"),
     "PKU-SafeRLHF": ({"prompt": "Hi", "response_0": GOOD, "response_1": BAD} | VERDICTS, "safer_response_id"),

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -106,7 +107,7 @@ def messages_of_text(text: str, column: str) -> Conversation | None:
 
 
 def read_messages(values: object, column: str) -> Conversation:
-    """Return the messages of a list, with ``role`` and ``content`` or with ShareGPT's ``from`` and ``value``.
+    """Return the messages of a list: ``role`` and ``content``, ShareGPT's ``from`` and ``value``, Capybara's exchanges.
 
     A field that is null or an empty list is absent. Raises DataError for what is no message.
     """
@@ -115,7 +116,7 @@ def read_messages(values: object, column: str) -> Conversation:
             f"column {column} is {'empty' if values == [] else describe_type(values)}, not a list of messages"
         )
     messages: list[Message] = []
-    for number, value in enumerate(values, 1):
+    for number, value in enumerate(chain.from_iterable(map(_turns, values)), 1):
         if not isinstance(value, dict):
             raise DataError(
                 f"message {number} of {column} is {describe_type(value)}, not an object with role and content"
@@ -125,6 +126,13 @@ def read_messages(values: object, column: str) -> Conversation:
         except DataError as error:
             raise DataError(f"message {number} of {column}: {error}") from None
     return tuple(messages)
+
+
+def _turns(value: Any) -> list[Any]:
+    """Return the two turns of an exchange, as Capybara has them; a message as it is."""
+    if isinstance(value, dict) and value.keys() == {"input", "output"}:
+        return [{"role": "user", "content": value["input"]}, reply(value["output"])]
+    return [value]
 
 
 def _read_turn(value: Mapping[str, Any]) -> Message:
