@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from infalign.evaluation.win_rates import win_rates
     from infalign.method.calibration import calibrate
+    from infalign.method.group_advantages import advantages
+    from infalign.method.optimum import optimum
     from infalign.method.procedures import (
         BestOfN,
         Mixture,
@@ -42,11 +44,13 @@ __all__ = [
     "RewindAndRepeat",
     "Tabulated",
     "WorstOfN",
+    "advantages",
     "calibrate",
     "calibrate_prompts",
     "choose",
     "law_at_kl",
     "optimal",
+    "optimum",
     "parse_procedure",
     "parse_transform",
     "run",
@@ -59,6 +63,8 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "method.procedures",
     "method.transforms",
     "method.reward",
+    "method.optimum",
+    "method.group_advantages",
     "theory.law",
     "theory.optimum",
     "theory.choose",

@@ -89,7 +89,7 @@ def optimum(
     without an objective; DataError for rewards that are not finite.
 
     >>> o = optimum([[0, 0, 0, 0, 1]], BestOfN(4), beta=0.5)
-    >>> round(o.laws_PK[0, -1], 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
+    >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
     rewards = np.asarray(rewards_PK, float)

@@ -1,0 +1,78 @@
+"""Advantages of responses from the rewards of their own group, for any trainer that takes them.
+
+They see the current pass rate, so nothing has to be stored. In the mean over a group, advantage × ∇log π(y) is an
+estimate of the gradient of the objective, exact in expectation but for GRPO's, which divides by the group's spread.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.calibration import Array
+from infalign.method.credit import credit
+from infalign.method.procedures import BestOfN, WorstOfN
+
+GRPO_EPSILON = 1e-4  # TRL's
+
+
+def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8") -> Any:
+    """Return the advantage of each response, (B,), from ``rewards`` (B,) and the number or name of its group, (B,).
+
+    ``objective``:
+
+    - ``pass@K`` or ``best-of-K``: E[max of K draws], by leave-one-out credit over all sets of K (PKPO, arXiv
+      2505.15201); ``pass^K`` or ``worst-of-K``: E[min of K draws];
+    - ``rloo``: E[reward], reward − mean of the others;
+    - ``maxrl``: E log pass rate, cut off after M − 1 terms in a group of M, (reward − mean)/mean, and 0 where none is
+      right (arXiv 2602.02710); rewards ≥ 0;
+    - ``grpo``: (reward − mean)/(standard deviation + 1e-4), as TRL has it.
+
+    Tensors of torch give one of the same type and device. Raises ConfigError for another objective and DataError for
+    rewards that are not finite, or a group with too few responses.
+
+    >>> advantages([0, 0, 0, 1], [7, 7, 7, 7], "pass@2")  # among failures one more costs nothing
+    array([0., 0., 0., 2.])
+    """
+    values, names = np.asarray(rewards, float), np.asarray(groups)
+    if values.ndim != 1 or values.shape != names.shape or not np.isfinite(values).all():
+        raise DataError(f"advantages take one finite reward and one group per response, found {values.shape}")
+    share, least = _objective(objective)
+    found = np.empty(values.shape)
+    _, group_of, sizes = np.unique(names, return_inverse=True, return_counts=True)
+    if (smallest := int(sizes.min(initial=least))) < least:
+        raise DataError(f"{objective} needs {least} responses in each group, and one has {smallest}")
+    for size in np.unique(sizes):
+        rows_GM = np.stack([np.flatnonzero(group_of == group) for group in np.flatnonzero(sizes == size)])
+        found[rows_GM] = share(values[rows_GM])
+    as_tensor = getattr(rewards, "new_tensor", None)
+    return found if as_tensor is None else as_tensor(found.tolist())
+
+
+def _objective(name: str) -> tuple[Callable[[Array], Array], int]:
+    """Return how the rewards of groups of one size, (G, M), become advantages, and the smallest M."""
+    if found := re.fullmatch(r"(?:pass@|best-of-)([1-9]\d*)|(?:pass\^|worst-of-)([1-9]\d*)", name):
+        procedure = BestOfN(int(found[1])) if found[1] else WorstOfN(int(found[2]))
+        return lambda rewards_GM: credit(rewards_GM, procedure), max(2, procedure.n)
+    if name == "rloo":
+        return lambda rewards_GM: credit(rewards_GM, BestOfN(1)), 2
+    if name == "maxrl":
+        return _maxrl, 2
+    if name == "grpo":
+        return _grpo, 2
+    raise ConfigError(f"unknown objective {name!r}; known: pass@K, pass^K, best-of-K, worst-of-K, rloo, maxrl, grpo")
+
+
+def _maxrl(rewards_GM: Array) -> Array:
+    if (rewards_GM < 0).any():
+        raise DataError("maxrl takes rewards that are not negative, such as 0 and 1")
+    mean_G1 = rewards_GM.mean(axis=1, keepdims=True)
+    return np.asarray((rewards_GM - mean_G1) / np.where(mean_G1 > 0, mean_G1, 1.0))
+
+
+def _grpo(rewards_GM: Array) -> Array:
+    spread_G1 = rewards_GM.std(axis=1, ddof=1, keepdims=True)
+    return np.asarray((rewards_GM - rewards_GM.mean(axis=1, keepdims=True)) / (spread_G1 + GRPO_EPSILON))

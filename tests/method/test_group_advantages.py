@@ -1,0 +1,104 @@
+"""Advantages of a group have, over all groups that a policy can draw, the gradient of their objective."""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.calibration import Array
+from infalign.method.group_advantages import advantages
+
+POLICY, SIZE = np.array([0.3, 0.1, 0.4, 0.2]), 4
+CHECKED, GRADED = np.array([0.0, 1.0, 0.0, 1.0]), np.array([0.5, 1.0, 0.0, 0.5])  # responses of equal reward tie
+
+
+def of_the_extreme(k: int, sign: float) -> Callable[[Array, Array], float]:
+    """Return E[max of k draws], or of the minimum with sign −1, as a function of policy and rewards."""
+
+    def value(policy: Array, rewards: Array) -> float:
+        sets = product(range(len(policy)), repeat=k)
+        return sum(policy[list(one)].prod() * sign * (sign * rewards[list(one)]).max() for one in sets)
+
+    return value
+
+
+def maximum_likelihood(policy: Array, rewards: Array) -> float:
+    """Return log of the pass rate, its series cut off after SIZE − 1 terms."""
+    p = float(policy @ rewards)
+    return -sum((1 - p) ** j / j for j in range(1, SIZE))
+
+
+@pytest.mark.parametrize("rewards", [CHECKED, GRADED])
+@pytest.mark.parametrize(
+    ("objective", "value"),
+    [
+        ("rloo", of_the_extreme(1, 1.0)),
+        ("pass@2", of_the_extreme(2, 1.0)),
+        ("best-of-3", of_the_extreme(3, 1.0)),
+        ("pass@4", of_the_extreme(4, 1.0)),
+        ("pass^3", of_the_extreme(3, -1.0)),
+        ("worst-of-2", of_the_extreme(2, -1.0)),
+        ("maxrl", maximum_likelihood),
+    ],
+)
+def test_the_gradient_is_that_of_the_objective(
+    objective: str, value: Callable[[Array, Array], float], rewards: Array
+) -> None:
+    """In the logits, by enumeration of all groups; of maxrl for rewards 0 and 1."""
+    if objective == "maxrl" and rewards is GRADED:
+        return
+
+    def at(logits: Array) -> float:
+        weights = np.exp(logits)
+        return value(weights / weights.sum(), rewards)
+
+    logits = np.log(POLICY)
+    exact = np.array([(at(logits + step) - at(logits - step)) / 2e-5 for step in 1e-5 * np.eye(4)])
+    found = np.zeros(4)
+    for group in map(list, product(range(4), repeat=SIZE)):
+        shares = advantages(rewards[group], [0] * SIZE, objective)
+        found += POLICY[group].prod() * (shares[:, None] * (np.eye(4)[group] - POLICY)).mean(axis=0)
+    assert found == pytest.approx(exact, abs=1e-8)
+
+
+def test_groups_may_be_mixed_and_of_any_size() -> None:
+    """Each group has what it has alone, in the order of the responses, as an array or a tensor."""
+    rewards, groups = np.array([0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]), np.array([3, 8, 3, 3, 8, 8, 8])
+    for objective in ("pass@2", "rloo", "maxrl", "grpo"):
+        found = advantages(rewards, groups, objective)
+        for group in (3, 8):
+            here = groups == group
+            assert found[here] == pytest.approx(advantages(rewards[here], groups[here], objective))
+        tensor = advantages(torch.tensor(rewards, dtype=torch.float32), torch.tensor(groups), objective)
+        assert tensor.dtype == torch.float32
+        assert tensor.tolist() == pytest.approx(found, abs=1e-6)
+
+
+def test_grpo_is_trls() -> None:
+    """Mean and standard deviation of the sample, and its epsilon."""
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    assert advantages(rewards.numpy(), np.zeros(5), "grpo") == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["pass@2", "pass^2", "rloo", "maxrl", "grpo"])
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_group_without_difference_has_no_advantage(objective: str, reward: float) -> None:
+    """All wrong or all right says nothing."""
+    assert advantages([reward] * 4, [0] * 4, objective) == pytest.approx(np.zeros(4))
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    """An unknown objective, too few responses, other shapes, NaN, and negative rewards of maxrl."""
+    with pytest.raises(ConfigError, match="unknown objective 'pass8'; known: pass@K"):
+        advantages([0.0, 1.0], [0, 0], "pass8")
+    with pytest.raises(DataError, match="pass@3 needs 3 responses in each group, and one has 2"):
+        advantages([0.0, 1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1, 1], "pass@3")
+    for rewards in ([0.0], [np.nan, 1.0]):
+        with pytest.raises(DataError, match="one finite reward and one group per response"):
+            advantages(rewards, [0, 0], "rloo")
+    with pytest.raises(DataError, match="not negative"):
+        advantages([-1.0, 1.0], [0, 0], "maxrl")
