@@ -139,5 +139,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     for given in ({}, {"kl": 0.1, "beta": 0.1}):
         with pytest.raises(ConfigError, match="exactly one of kl and beta"):
             optimum(CHECKED, BestOfN(4), **given)
+    with pytest.raises(ConfigError, match="beta is positive and finite, found 0"):
+        optimum(CHECKED, BestOfN(4), beta=0)
     with pytest.raises(DataError, match="finite prompts × rollouts array"):
         optimum([[0.0, np.nan]], BestOfN(4), kl=0.1)

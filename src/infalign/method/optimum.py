@@ -84,9 +84,10 @@ def optimum(
     Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
     is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
     optima (β of the win rate is half as large) and the first is the default. ``smoothed`` takes (c + ½)/(K + 1) for the
-    share of c successes, as training does. Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is
-    the largest below it. Raises ConfigError for a budget that cannot be spent, with the largest, and for graded rewards
-    without an objective; DataError for rewards that are not finite.
+    share of c successes, as training does; the law over rollouts then leaves out the mass of what none of them is.
+    Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is the largest below it. Raises
+    ConfigError for a budget that cannot be spent, with the largest, and for graded rewards without an objective;
+    DataError for rewards that are not finite.
 
     >>> o = optimum([[0, 0, 0, 0, 1]], BestOfN(4), beta=0.5)
     >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
@@ -101,6 +102,8 @@ def optimum(
         objective = "reward"
     if (kl is None) == (beta is None):
         raise ConfigError("give exactly one of kl and beta")
+    if beta is not None and not 0 < beta < np.inf:
+        raise ConfigError(f"beta is positive and finite, found {beta}")
     laws = _Laws.of(np.sort(rewards, axis=1), procedure, objective, smoothed=smoothed)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
