@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -130,10 +131,17 @@ def main() -> None:
 def _stop(number: int, frame: FrameType | None) -> None:
     """Raise, so that `main` ends in one sentence; exit at once on a second signal. Workers end with this process."""
     for second in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(second, lambda number, _: os._exit(128 + number))
+        signal.signal(second, _stop_at_once)
     if sys.stderr is not None and sys.stderr.isatty():  # workers take seconds to end
         os.write(sys.stderr.fileno(), b"\ninfalign: stopping; once more stops at once\n")
     raise_outside(KeyboardInterrupt if number == signal.SIGINT else StoppedError, frame)
+
+
+def _stop_at_once(number: int, _: FrameType | None) -> NoReturn:
+    """End this process without waiting for anything."""
+    with suppress(OSError):
+        os.write(2, f"infalign: stopped at once; {CONTINUES}\n".encode())
+    os._exit(128 + number)
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:
