@@ -74,7 +74,7 @@ def test_a_set_is_fetched_whole_and_its_parts_are_what_the_hub_has(
 
 
 def test_a_part_that_is_there_is_kept_and_the_rest_is_fetched(main: Any, tmp_path: Path, hub: Path) -> None:
-    """The same command goes on where it stopped: here at a missing file, with what was fetched before as it was."""
+    """The same command resumes where it stopped: here at a missing file, with what was fetched before as it was."""
     words = ("data", "get", "hh-harmless", "--from", hub, "--to", tmp_path / "data")
     absent = hub / "hh-rlhf" / "harmless-base" / "test.jsonl.gz"
     absent.rename(hub / "elsewhere")

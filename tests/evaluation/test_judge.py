@@ -94,7 +94,7 @@ def test_too_little_is_refused() -> None:
     with pytest.raises(ConfigError, match="not by rewind"):
         estimated_judge(gaussian(0.5, 10, 40), RewindAndRepeat(0.85, 4))
     for prompts, samples, procedure, words in (
-        (10, 7, Standard(), "at least 8 samples a prompt, found 7"),
+        (10, 7, Standard(), "at least 8 samples per prompt, found 7"),
         (3, 8, Standard(), "at least 4 prompts, found 3"),
         (10, 8, BestOfN(5), "best-of-5 cannot be estimated from 4 samples"),
     ):

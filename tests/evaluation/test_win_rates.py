@@ -145,7 +145,7 @@ def test_more_draws_than_samples_is_an_error() -> None:
 def test_a_quantile_beyond_the_base_samples_is_an_error() -> None:
     """Nineteen samples cannot show the 0.99 quantile, whatever serves the base."""
     samples = Samples(*np.random.default_rng(0).random((2, 2, 38)))
-    with pytest.raises(DataError, match=r"rewind:0.99:2 needs 198 base samples a prompt, found 38"):
+    with pytest.raises(DataError, match=r"rewind:0.99:2 needs 198 base samples per prompt, found 38"):
         prompt_win_rates(samples, samples, RewindAndRepeat(0.99, 2), Standard())
     assert prompt_win_rates(samples, samples, RewindAndRepeat(0.95, 2), Standard()).shape == (2,)
 

@@ -165,7 +165,7 @@ def test_fine_tuning_trains_what_the_policy_says(name: str, end: str, reply: lis
     ],
 )
 def test_what_a_template_renders_otherwise_is_trained_as_it_is_said(name: str, reply: Any, rendered: str) -> None:
-    """The ids are those that the policy is asked, its reply and EOS, and the row says so."""
+    """The ids are those that the policy is asked, its reply and EOS, and the row is marked."""
     tokenizer = tokenizer_of(FAMILIES[name])
     (row,) = training_ids(tokenizer, [[user("Why?")]], [[reply]])
     (asked,) = prompt_ids(tokenizer, [[user("Why?")]])

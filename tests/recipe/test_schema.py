@@ -55,7 +55,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     assert out == (
         "policies.NAME.kl_budget\n"
         "  number > 0; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
-        "  nats a response; the theory gives β\n"
+        "  nats per response; the theory gives β\n"
     )
     _, out, _ = main("recipes", "--explain", "data.sources.3")
     assert [line for line in out.splitlines() if not line.startswith(" ")][:2] == [

@@ -99,7 +99,7 @@ def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_pa
     [
         (["--policy", "absent"], 2, "has no policy absent, and there is no such folder; it has reference, aware"),
         (["--procedure", "best"], 2, "unknown procedure 'best'"),
-        (["--procedure", "rewind:0.99:2"], 2, "32 rollouts a prompt do not show the quantile 0.99"),
+        (["--procedure", "rewind:0.99:2"], 2, "32 rollouts per prompt do not show the quantile 0.99"),
         (["--input", "absent.txt"], 2, "give --prompt or --input, not both"),
         (["--prompt", " "], 3, "--prompt: the last turn of the prompt is empty"),
         (["--engine-url", "http://127.0.0.1:9/?api_key=x"], 2, "--engine-url: a URL with api_key"),

@@ -22,7 +22,7 @@ QUESTIONS: dict[str, tuple[str, Any]] = {  # with the default answer
     "policy": ("Policy: a model's folder, GGUF or hub id, or scratch", "scratch"),
     "reward": ("Reward: my_file.py:function, a URL, a model, fit, head", FROM_PAIRS),
     "procedure": ("Served as: best-of-N, worst-of-N, rewind:Q:N, standard", "best-of-4"),
-    "kl_budget": ("KL budget, nats a response", 0.6),
+    "kl_budget": ("KL budget, nats per response", 0.6),
 }
 INIT_EPILOGUE = """\
 Examples:
@@ -50,7 +50,9 @@ def init(
         Parameter(help="fit or head (from pairs), my_file.py:function, a URL, or a model. Default: from pairs."),
     ] = None,
     procedure: Annotated[str | None, Parameter(help="How the policy will be served. Default: best-of-4.")] = None,
-    kl_budget: Annotated[float | None, Parameter(help="How far it may move, in nats a response. Default: 0.6.")] = None,
+    kl_budget: Annotated[
+        float | None, Parameter(help="How far it may move, in nats per response. Default: 0.6.")
+    ] = None,
     out: Annotated[Path, Parameter(help="The new file.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a first recipe of your own, commented and checked."""

@@ -133,7 +133,7 @@ def choose(
     *,
     procedure: ProcedureName,
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
-    rollouts: Annotated[int, Parameter(help="K, the reference rollouts a prompt that calibrate rewards.")],
+    rollouts: Annotated[int, Parameter(help="K, the reference rollouts per prompt that calibrate rewards.")],
     base: BaseName = None,
     judged: Annotated[
         Path | None, Parameter(help="The base's responses with reward and judge_reward: win by the judge.")
@@ -141,7 +141,7 @@ def choose(
     output: Annotated[Path | None, Parameter(help="Write the recommended transformation to FILE.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank transformations by what they achieve with K rollouts a prompt."""
+    """Rank transformations by what they achieve with K rollouts per prompt."""
     from infalign.core.storage import write_text
     from infalign.evaluation.judge import estimated_judge
     from infalign.evaluation.reward_tables import judged_samples
@@ -188,7 +188,7 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
     """Print a row for each candidate, and what to write into a recipe."""
     against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
     measure = "win rate by the judge, %" if ranking.judge else "win rate, %"
-    setting = f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts a prompt"
+    setting = f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts per prompt"
     heading(console, f"{setting}: {measure}")
     columns = ["transform", *["memorizes"] * bool(ranking.prompts), "generalizes", "exact ranks", "behind,\npoints"]
     table = plain_table(*columns, breaking=[0])

@@ -37,7 +37,7 @@ def export(
     *,
     to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer.")],
     transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],
-    kl: Annotated[float, Parameter(help="How far the policy may move, in nats a response.")],
+    kl: Annotated[float, Parameter(help="How far the policy may move, in nats per response.")],
 ) -> None:
     """Write a run's calibrated prompts for another trainer, and print how to start it."""
     import shlex

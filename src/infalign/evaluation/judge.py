@@ -27,7 +27,7 @@ def estimated_judge(base: Samples, procedure: Procedure, *, seed: int = 0) -> Es
 
     N⁻¹(A) is a natural cubic spline in the normal score of the rank, by least squares, with as few knots as miss the
     measured chances by no more than their standard error. The resampled judges come from prompts drawn with
-    replacement. Raises DataError for fewer than 8 samples a prompt or 4 prompts,
+    replacement. Raises DataError for fewer than 8 samples per prompt or 4 prompts,
     and for fewer samples in a half than ``procedure`` draws; ConfigError for Rewind-and-Repeat.
     """
     if rewinds(procedure):
@@ -60,7 +60,7 @@ def judged_chances(base: Samples, procedure: Procedure, *, seed: int = 0) -> Arr
     """
     prompts, samples = base.selected.shape
     if samples < MIN_JUDGED_SAMPLES:
-        raise DataError(f"a judge is estimated from at least {MIN_JUDGED_SAMPLES} samples a prompt, found {samples}")
+        raise DataError(f"a judge is estimated from at least {MIN_JUDGED_SAMPLES} samples per prompt, found {samples}")
     half, rng = samples // 2, np.random.default_rng(seed)
     chances_PH = np.zeros((prompts, half))
     for _ in range(RANDOM_SPLITS):

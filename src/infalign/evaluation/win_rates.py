@@ -176,7 +176,7 @@ def _rewound(procedure: Procedure, samples: Samples, references_PK: Array) -> tu
 
 
 def rewind_samples(procedure: RewindAndRepeat, draws: int | None = None) -> int:
-    """Return how many base samples a prompt Rewind-and-Repeat needs: each half shows the quantile and N ``draws``."""
+    """Return how many base samples per prompt Rewind-and-Repeat needs: each half shows the quantile and N ``draws``."""
     q = procedure.quantile
     shown = math.ceil(max(q / (1 - q), (1 - q) / q) - 1e-9)  # of K samples q lies between two if q(K + 1) ≤ K
     return 2 * max(procedure.n if draws is None else draws, shown)
@@ -189,7 +189,7 @@ def halves(base: Samples, rewinding: Sequence[RewindAndRepeat], draws: int) -> l
     """
     needed, found = max(rewind_samples(rewind, draws) for rewind in rewinding), base.selected.shape[1]
     if found < needed:
-        raise DataError(f"{rewinding[0].name} needs {needed} base samples a prompt, found {found}")
+        raise DataError(f"{rewinding[0].name} needs {needed} base samples per prompt, found {found}")
     half = found // 2
     parts = [
         Samples(base.selected[:, part], base.judged[:, part], None if base.lengths is None else base.lengths[:, part])

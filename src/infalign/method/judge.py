@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from infalign.method.calibration import Array
 
-MIN_JUDGED_SAMPLES = 8  # samples a prompt from which a judge is estimated
+MIN_JUDGED_SAMPLES = 8  # samples per prompt from which a judge is estimated
 MAX_NORMAL_SCORE = 38.0  # the normal score of the smallest floating-point numbers
 
 

@@ -206,9 +206,9 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     largest = mean_kl(LOWEST_LOG_BETA)
     if not 0 < kl < largest:
         raise ConfigError(
-            f"{shaped_PK.shape[1]} rollouts a prompt cannot spend a KL of {kl:g} nats; the budget must be positive and "
-            f"below {largest:.4g} (the mean of log K less the log of ties at the top): give a smaller budget or sample "
-            "more rollouts"
+            f"{shaped_PK.shape[1]} rollouts per prompt cannot spend a KL of {kl:g} nats; the budget must be positive "
+            f"and below {largest:.4g} (the mean of log K less the log of ties at the top): give a smaller budget or "
+            "sample more rollouts"
         )
     highest = -0.5 * np.log(kl)  # a tilt by rewards of range 1 has a KL of at most 1/(8β²)
     return spread * float(np.exp(brentq(lambda x: mean_kl(x) - kl, LOWEST_LOG_BETA, highest, xtol=1e-12)))

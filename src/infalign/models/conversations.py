@@ -91,7 +91,7 @@ class _Turn(NamedTuple):
     whole: _Rendered
 
     def is_as_said(self, reply: str) -> bool:
-        """Return whether the template goes on from what it asks with what the policy says, blanks before it apart."""
+        """Return whether, after what it asks, the template writes what the policy says, apart from blanks before it."""
         rest = self.whole.text.removeprefix(self.asked.text)
         if self.message.keys() <= {"role", "content"}:
             begins = reply in rest and not rest[: rest.index(reply)].strip()
@@ -119,7 +119,7 @@ def _training_row(tokenizer: Any, turns: list[_Turn]) -> TrainingIds:
 
 
 def _reply_text(tokenizer: Any, turn: _Turn) -> str:
-    """Return the text that the policy says in a turn; a thought that the template has opened goes on."""
+    """Return the text that the policy says in a turn, without the opening of a thought that the template writes."""
     text, thought = turn.message.get("content") or "", turn.message.get("reasoning_content")
     if thought:
         text = f"<think>\n{thought}\n</think>\n\n{text}"

@@ -18,7 +18,7 @@ TEMPLATES = {
     "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
 }
 # Of an encoder that was never taught to converse: the response is its second text, and a word opens it, so that the
-# separator before a response is told from the one after it.
+# separator before a response differs from the one after it.
 ENCODER_TEMPLATE = (
     "{{ cls_token }}{% for message in messages %}{{ '' if loop.first else sep_token }}"
     "{{ message['role'] + ': ' + message['content'] }}{% endfor %}{% if add_generation_prompt %}"

@@ -124,12 +124,12 @@ reward:                    # ranks responses, in training and when the policy is
 
 {judge if has_pairs else NO_JUDGE}
 
-rollout: {{prompts: 256, k: {k}, max_new_tokens: {48 if scratch else 128}}}   # K responses a prompt
+rollout: {{prompts: 256, k: {k}, max_new_tokens: {48 if scratch else 128}}}   # K responses per prompt
 
 policies:
   aware:                   # trained for the way it is served
     transform: {transform}
-    kl_budget: {budget}         # nats a response; more wins more, and moves further away
+    kl_budget: {budget}         # nats per response; more wins more, and moves further away
 {how}{"" if transform == "identity" else ordinary}
   # student:               # aware as one plain model, which any server loads
   #   {{solver: distil, teacher: aware, fit: {{epochs: 1, batch_size: 64, learning_rate: {STUDENT[scratch]}}}}}

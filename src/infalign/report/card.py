@@ -78,7 +78,7 @@ def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
         for judge, by_procedure in found["win_rates"].items()
         for procedure in dict.fromkeys([results["procedure"], "standard"])
     ]
-    return [*wins, metric("kl", "KL to the reference, nats a response", found["kl"])]
+    return [*wins, metric("kl", "KL to the reference, nats per response", found["kl"])]
 
 
 def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any], prompts: int) -> str:
@@ -111,7 +111,7 @@ Against the reference under the same procedure, on {samples}, with
 
 {_table(results, found)}
 
-KL to the reference: {amount(found["kl"], 3)} nats a response. Mean length: {found["length"]["mean"]:.1f} tokens.
+KL to the reference: {amount(found["kl"], 3)} nats per response. Mean length: {found["length"]["mean"]:.1f} tokens.
 
 Who judged:
 

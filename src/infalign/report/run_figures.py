@@ -102,7 +102,7 @@ def win_rate_by_kl(
     def by(what: str, judge: str) -> str:
         return what if len(judges) == 1 else f"{what}, {judge}"
 
-    figure, axes = axes_of("KL to the reference, nats a response", f"win rate as {procedure}, %")
+    figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
     for curve in curves if judges == ["reward"] else ():
         expected = [100 * law.win_rate(served) for law in curve.laws]
         axes.plot([0, *curve.kls], [50, *expected], linestyle=curve.line, color=curve.color, label=curve.label)

@@ -96,7 +96,7 @@ class BaseRewards:
         too small to show the quantile.
         """
         if not 1 <= quantile * (self._k + 1) <= self._k:
-            raise RefusedError(f"{self._k} rollouts a prompt do not show the quantile {quantile:g}; raise rollout.k")
+            raise RefusedError(f"{self._k} rollouts per prompt do not show the quantile {quantile:g}; raise rollout.k")
         known = self._known.setdefault(asked.prompt.prompt_id, _Known())
         self._known.move_to_end(asked.prompt.prompt_id)
         if len(self._known) > MAX_KNOWN_PROMPTS:

@@ -194,7 +194,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
 
 def _held_back(text: str, stop: Sequence[str]) -> str:
-    """Return what of a text that goes on will be served: nothing after a stop, nor the beginning of one at its end."""
+    """Return the part of an unfinished text before a stop and before what may be the beginning of one."""
     text = before_stop(text, stop)
     begun = [n for one in stop for n in range(1, len(one)) if text.endswith(one[:n])]
     return text[: len(text) - max(begun, default=0)]

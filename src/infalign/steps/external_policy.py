@@ -93,4 +93,4 @@ def print_external_policy(found: dict[str, Any], console: Console) -> None:
     for procedure in dict.fromkeys([found["procedure"], *rates["reward"]]):
         table.add_row(procedure, *(share(of_judge[procedure]) for of_judge in rates.values()))
     console.print(table)
-    say(console, f"KL to the reference: {amount(found['kl'])} nats a response")
+    say(console, f"KL to the reference: {amount(found['kl'])} nats per response")

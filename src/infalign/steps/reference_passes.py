@@ -26,7 +26,7 @@ from infalign.training.solvers.base import Solver, States
 from infalign.training.solvers.offline import Offline
 
 BATCH_TOKENS = 16384  # tokens per forward pass
-TOP_TOKEN_BYTES = 8  # of a token that is told apart: its id and its log-probability
+TOP_TOKEN_BYTES = 8  # per top token: its id and its log-probability
 
 
 def units(run: Run) -> Iterator[Unit]:

@@ -1,4 +1,4 @@
-"""Which transformation to train with: what each wins when K reference rollouts a prompt calibrate the reward.
+"""Which transformation to train with: what each wins when K reference rollouts per prompt calibrate the reward.
 
 K rollouts are a price that depends on the policy. One that is free on every prompt and *memorizes* the ranks Ĉ of its
 rollouts also learns their noise (`theory.finite_rollouts`). A network that *generalizes*, from many prompts, learns the
@@ -185,7 +185,7 @@ def choose(
     judge: EstimatedJudge | None = None,
     seed: int = 0,
 ) -> Ranking:
-    """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` reference rollouts a prompt, best first.
+    """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` rollouts per prompt, best first.
 
     Candidates: identity, log, the exponentials of the paper, the best exponentials, for Best- and Worst-of-N against
     themselves the limit of the optimum at small KL, and the optimum of exact calibration. All see the same simulated

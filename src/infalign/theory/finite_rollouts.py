@@ -28,7 +28,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class FiniteRollouts:
-    """What calibration on K reference rollouts a prompt costs at one KL budget.
+    """What calibration on K reference rollouts per prompt costs at one KL budget.
 
     ``win_rates`` has one entry a prompt, W_p − (dW/dKL)·(KL_p − ``kl``): a prompt that spends more of the shared budget
     is charged for it. With the same seed, prompts and K the prompts are the same, so that the difference of two

@@ -85,7 +85,7 @@ def checked_samples(rewards_PM: ArrayLike, n: int, name: str) -> Array:
     if rewards.ndim != 2:
         raise DataError(f"{name} weighs a prompts × samples array, found shape {rewards.shape}")
     if rewards.shape[1] < n:
-        raise DataError(f"{name} cannot be estimated from {rewards.shape[1]} samples a prompt; draw at least {n}")
+        raise DataError(f"{name} cannot be estimated from {rewards.shape[1]} samples per prompt; draw at least {n}")
     if not np.isfinite(rewards).all():
         prompt, sample = np.argwhere(~np.isfinite(rewards))[0]
         raise DataError(f"reward of prompt {prompt}, sample {sample} is {rewards[prompt, sample]}, not finite")

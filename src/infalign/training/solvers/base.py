@@ -149,7 +149,7 @@ class Solver(Kind):
 class ToBudget(Solver):
     """A solver whose strength is a KL budget or the paper's β."""
 
-    kl_budget: Positive | None = Field(None, description="nats a response; the theory gives β")
+    kl_budget: Positive | None = Field(None, description="nats per response; the theory gives β")
     beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
 
     @model_validator(mode="after")
