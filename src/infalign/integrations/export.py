@@ -15,8 +15,6 @@ from infalign.data.messages import prompts_of
 from infalign.method.shapings import parse_shaping, rank_transform
 from infalign.theory.law import training_beta
 
-FRAMEWORKS = "trl", "verl", "openrlhf"
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -31,7 +29,7 @@ class Launch:
 
 
 def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, list[str]]:
-    """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats a response.
+    """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats per response.
 
     Raises ConfigError for a transformation that is not by the rank, or cannot spend the budget, and for a reference
     whose folder lacks the run's chat template; DataError if the run is not calibrated, or with other models than it

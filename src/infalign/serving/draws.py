@@ -106,7 +106,7 @@ class LocalDraws:
             assert draw.row is not None
             if draw.answer.cancelled():
                 continue
-            if draw.on_tokens is not None:
+            if draw.on_tokens is not None and draw.row not in ended:  # the whole answer follows
                 draw.on_tokens(draw.row.token_ids)
             if draw.row in ended:
                 (response,) = self._batch.responses([draw.row])
