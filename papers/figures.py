@@ -32,7 +32,7 @@ from infalign.theory.curve import Point
 Verdict = Literal["confirmed", "refuted", "undecided"]
 JUDGES = ("reward", "judge")
 K = 100  # the paper's rollouts per prompt
-BASELINES = ("qrpo-identity", "qrpo-raw", "rloo-raw", "ipo", "bonbon", "bond", "grpo-once")
+BASELINES = ("qrpo-identity", "qrpo-raw", "rloo-raw", "ipo", "bonbon", "bond")
 USUAL_KL = (0.1, 3.0)  # nats: where theory's transformations are compared
 
 
@@ -353,10 +353,9 @@ FIGURES = [
     by_kl(
         6,
         "Calibrated rewards, GRPO and Best-of-N, served plainly",
-        ("qrpo-identity", "ppo-identity", "grpo-once", "grpo-raw", BEST_OF_N),
+        ("qrpo-identity", "ppo-identity", "grpo-raw", BEST_OF_N),
         win_rates(plainly),
         *ahead(PARITY, "ppo-identity", ["grpo-raw"], plainly, -0.01),
-        *ahead(PARITY, "qrpo-identity", ["grpo-once"], plainly, -0.01),
         Claim(
             f"With K = {K} rollouts per prompt calibration takes about 29 % of the time of training.",
             f"seconds of rollouts, scores and ranks for K = {K} by those of on-policy training",
@@ -416,10 +415,10 @@ FIGURES = [
     by_kl(
         10,
         "GRPO, served as the procedure",
-        ("qrpo", "rloo", "grpo-once", "grpo-raw"),
+        ("qrpo", "rloo", "grpo-raw"),
         win_rates(served_by()),
-        *ahead(GRPO, "qrpo", ["grpo-once", "grpo-raw"], served_by()),
-        *ahead(GRPO, "rloo", ["grpo-once", "grpo-raw"], served_by()),
+        *ahead(GRPO, "qrpo", ["grpo-raw"], served_by()),
+        *ahead(GRPO, "rloo", ["grpo-raw"], served_by()),
     ),
     by_kl(
         12,

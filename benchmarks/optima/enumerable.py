@@ -288,9 +288,7 @@ def pair_optimum(case: Enumerable, tau: float, *, length_averaged: bool = False)
     return _tabular(case, loss)
 
 
-def best_worst_optimum(
-    case: Enumerable, n: int, *, alpha: float = 0.005, released_code: bool = False, margin: float | None = None
-) -> Array:
+def best_worst_optimum(case: Enumerable, n: int, *, alpha: float = 0.005, margin: float | None = None) -> Array:
     """Return the log-law that minimises the expected loss of BoNBoN, found numerically, (P, Y)."""
     if margin is None:
         margin = (n - 1) * sum(1.0 / k for k in range(1, n))
@@ -304,8 +302,9 @@ def best_worst_optimum(
         joint = joint.clamp(min=0.0)
         worst, best = h[ranks.copy()][:, None], h[ranks.copy()][None, :]
         gap = best - worst
-        contrast = torch.nn.functional.softplus(-gap / (2.0 * margin)) if released_code else (gap - margin).square()
-        contrast = contrast.masked_fill(torch.eye(len(ranks), dtype=torch.bool), 0.0)  # one response is both
+        contrast = (
+            (gap - margin).square().masked_fill(torch.eye(len(ranks), dtype=torch.bool), 0.0)
+        )  # one response is both
         return (joint * (-alpha * best + (1.0 - alpha) * contrast)).sum()
 
     return _tabular(case, loss)

@@ -22,7 +22,7 @@ from infalign.training.solvers.bon_sft import best_of_n_tuning
 from infalign.training.solvers.bonbon import bonbon
 from infalign.training.solvers.ipo import ipo
 from infalign.training.solvers.offline import Objective
-from infalign.training.solvers.qrpo import kliep, qrpo, squared
+from infalign.training.solvers.qrpo import qrpo, squared
 from infalign.training.solvers.resample import resampling
 
 TAU = 0.3
@@ -52,9 +52,6 @@ METHODS = {
     "qrpo squared": Method(
         qrpo(Identity(), TAU, squared), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
     ),
-    "qrpo kliep": Method(
-        qrpo(Identity(), TAU, kliep), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU)
-    ),
     "qrpo guided": Method(
         qrpo(Identity(), TAU), fit(6, 256), lambda case: enumerable.tilted(case, Identity(), TAU), guided=True
     ),
@@ -62,9 +59,6 @@ METHODS = {
     "qrpo exp:10": Method(qrpo(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)),
     "qrpo squared exp:10": Method(
         qrpo(EXP10, BETA10, squared), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
-    ),
-    "qrpo kliep exp:10": Method(
-        qrpo(EXP10, BETA10, kliep), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
     "resample exp:10": Method(
         resampling(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
@@ -76,12 +70,6 @@ METHODS = {
         lambda case: enumerable.pair_optimum(case, TAU, length_averaged=True),
     ),
     "bonbon n=4": Method(bonbon(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
-    "bonbon n=4 code": Method(
-        bonbon(4, released_code=True),
-        fit(40, 256),
-        lambda case: enumerable.best_worst_optimum(case, 4, released_code=True),
-        within=0.2,  # only α = 0.005 keeps the best response of all, which never loses, from infinity: a flat optimum
-    ),
 }
 
 

@@ -114,16 +114,6 @@ def maxk(procedure: BestOfN | WorstOfN) -> Method:
     return Method(climber, 0.2, lambda case: enumerable.optimum(case, procedure, 0.2), procedure)
 
 
-def at_rest(case: Enumerable) -> Array:
-    """Return where GRPO as shipped rests at β = 1: the law that its own group advantages tilt to, token by token."""
-    others = np.random.default_rng(0).random((4096, 7))
-    values, law = enumerable.transformed(case, EXP10), case.log_reference
-    for _ in range(60):
-        advantages = enumerable.group_advantages(values, law, others)
-        law = np.logaddexp(law, enumerable.token_tilted(case, advantages, 1.0)) - np.log(2.0)
-    return law
-
-
 METHODS = {
     "rloo exp:10": Method(solver("rloo", 80), BETA10 / EXP10.scale, tilted),
     "ppo exp:10": Method(solver("ppo", 240), BETA10 / EXP10.scale, tilted),
@@ -140,7 +130,6 @@ METHODS = {
         # the group's mean has the response itself in it, which takes an eighth of the reward's gradient
         lambda case: enumerable.token_tilted(case, enumerable.transformed(case, EXP10), BETA10 / EXP10.scale * 8 / 7),
     ),
-    "grpo, shipped": Method(solver("grpo", 80, shipped=True), 1.0, at_rest),
 }
 
 

@@ -56,7 +56,7 @@ def test_every_method_is_a_policy_of_the_recipe(tmp_path: Path, served: str) -> 
     aware = {method for method, policy in methods.items() if policy.shaping.name == name}
     assert aware == {"qrpo", "resample", "rloo", "ppo", "grpo"}
     assert methods["rloo"].fit == methods["bond"].fit == changed.policies["online"].fit
-    assert methods["ipo"].fit == methods["grpo-once"].fit == changed.policies["aware"].fit
+    assert methods["ipo"].fit == changed.policies["aware"].fit
     assert methods["rloo"].generations == 4
 
 
@@ -66,11 +66,11 @@ def test_all_offline_methods_have_the_form_of_the_recipes_first(tmp_path: Path) 
     student = read_solver(solver="distil", teacher="aware", fit={"learning_rate": 0.5})
     guided = changed.policies["aware"].model_copy(update={"guide": Guide(trunk="reward")})
     changed = changed.model_copy(update={"policies": {"student": student, "aware": guided}})
-    offline, others = ["qrpo", "qrpo-raw", "resample", "ipo", "bon-sft", "bonbon"], ["grpo-once", "rloo"]
+    offline, others = ["qrpo", "qrpo-raw", "resample", "ipo", "bon-sft", "bonbon"], ["rloo"]
     found = MethodPolicies(changed, [*offline, *others], [0.5]).recipe.policies.values()
     fits = [(getattr(policy, "guide", None), policy.fit.learning_rate) for policy in found]
     own = (Guide(trunk="reward"), guided.fit.learning_rate)
-    assert fits == [own] * len(offline) + [(None, 0.5), (None, 2.5 * 0.5)]
+    assert fits == [own] * len(offline) + [(None, 2.5 * 0.5)]
 
 
 def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path) -> None:
@@ -87,11 +87,10 @@ def test_without_names_the_methods_are_those_that_the_recipe_has_settings_for(tm
     both = recipe(tmp_path)
     chosen, left_out = possible_methods(both, [0.5])
     assert [*METHODS] == sorted([*chosen, *left_out], key=[*METHODS].index)
-    assert left_out.keys() == {"grpo-once"}
-    assert "no multiple of rollout.k 6" in left_out["grpo-once"]
+    assert not left_out
     offline = both.model_copy(update={"policies": {"aware": both.policies["aware"]}})
     chosen, left_out = possible_methods(offline, [0.5])
-    assert set(chosen) == {name for name, method in METHODS.items() if not method.generates} - {"grpo-once"}
+    assert set(chosen) == {name for name, method in METHODS.items() if not method.generates}
     assert "no on-policy policy" in left_out["bond"]
 
 

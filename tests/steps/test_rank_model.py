@@ -225,10 +225,6 @@ def test_what_is_not_finite_is_no_reward(output: float, transform: Any, said: st
             ["policies.fast={solver: qrpo, kl_budget: 0.5, ranks: model}"],
             "`policies.fast`: ranks is for the solver rloo or ppo or grpo, found qrpo",
         ),
-        (
-            ["policies.fast.solver=grpo", "policies.fast.stored=true"],
-            "ranks: model is for fresh responses, found stored rollouts (grpo)",
-        ),
         (["policies.rank={kl_budget: 1}"], "a policy cannot be called rank"),
     ],
 )

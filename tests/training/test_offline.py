@@ -29,7 +29,7 @@ from infalign.training.solvers.ipo import ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
 from infalign.training.solvers.resample import resampling
 
-QUICK = ("qrpo", "qrpo squared", "qrpo kliep", "qrpo guided", "ipo")
+QUICK = ("qrpo", "qrpo squared", "qrpo guided", "ipo")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,12 @@ def test_averaging_over_tokens_moves_ipo_from_the_identity(case: Enumerable) -> 
 
 
 def test_bonbon_is_not_best_of_n(case: Enumerable) -> None:
-    """For n = 2 its square is the identity at β = 1/2; for n = 4 it spends more than Best-of-4; its code far more."""
+    """For n = 2 its square is the identity at β = 1/2; for n = 4 it spends more than Best-of-4."""
     two = enumerable.best_worst_optimum(case, 2, alpha=0.0)
     assert two == pytest.approx(enumerable.tilted(case, Identity(), 0.5), abs=1e-3)
     four = enumerable.best_of_n(case, 4), enumerable.best_worst_optimum(case, 4)
     spent = [enumerable.kl(law, case.log_reference) for law in four]
     assert spent == pytest.approx([0.63, 0.85], abs=0.02)  # continuous: 0.636 and 0.854
-    code = enumerable.best_worst_optimum(case, 2, released_code=True)
-    assert enumerable.kl(code, case.log_reference) > 1.9  # Best-of-2 spends 0.19
 
 
 def test_bonbon_has_the_margins_of_the_paper() -> None:
@@ -91,8 +89,6 @@ def test_losses_are_those_of_the_papers() -> None:
     assert ipo(0.25, length_averaged=True).loss(h, lengths, number).item() == pytest.approx((0.25 + 0.5 - 2) ** 2)
     margin = torch.tensor([bonbon_margin(2)])
     assert bonbon(2).loss(h, lengths, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
-    released = -0.005 + 0.995 * np.log1p(np.exp(-0.5 * 2))
-    assert bonbon(2, released_code=True).loss(h, lengths, margin).item() == pytest.approx(released)
 
 
 def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ import micro
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import Method, left_padding
+from online_solvers import Method
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from infalign.data.messages import prompt_id
-from infalign.method.procedures import BestOfN, Standard
+from infalign.method.procedures import BestOfN
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.pipeline.pending import pending
@@ -28,7 +26,7 @@ from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
 from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
+from infalign.training.on_policy_trainer import fit_on_policy
 from infalign.training.solvers import read_solver
 
 K = 16  # rollouts of a prompt
@@ -42,7 +40,6 @@ ONLINE = {
     "rloo": {"solver": "rloo", "beta": 0.3},
     "ppo": {"solver": "ppo", "beta": 0.3},
     "grpo": {"solver": "grpo", "beta": 0.3},
-    "grpo, stored": {"solver": "grpo", "beta": 0.3, "stored": True},
     "maxk": {"solver": "maxk", "beta": 0.3},
     "bond": {"solver": "bond", "kl_budget": 5.0},
 }
@@ -51,31 +48,6 @@ WAYS = {
     "checkpointing": {"gradient_checkpointing": True},
     "lora, checkpointing": {"lora": Lora(rank=4), "gradient_checkpointing": True},
 }
-
-
-def stored_problem(case: Enumerable, k: int) -> Problem:
-    """Return a problem whose responses are stored rollouts, and no reward is asked for."""
-    by_name, stored, rows = defaultdict(list), {}, []
-    for row in case.rollouts(k):
-        by_name[row["prompt_id"]].append(row)
-    for text in enumerable.PROMPTS:
-        prompt, rollouts = [{"role": "user", "content": text}], by_name[f"{text} 0"]
-        stored[prompt_id(prompt)] = rollouts
-        rows.append({"prompt": prompt, "reference_rewards": sorted(row["reward"] for row in rollouts)})
-    tokenizer, groups = left_padding(case), StoredGroups(stored)
-    return Problem(
-        str(case.folder), tokenizer, rows * 10, pytest.fail, 0.1, BestOfN(4), max_new_tokens=2, stored=groups
-    )
-
-
-@pytest.mark.parametrize("shipped", [True, False])
-def test_grpo_learns_from_stored_rollouts_without_generating(shipped: bool, case: Enumerable, tmp_path: Path) -> None:
-    """One outer iteration on the reference's rollouts raises the probability of the better responses."""
-    fit = Fit(epochs=2, batch_size=64, learning_rate=1e-3)
-    solver = read_solver(solver="grpo", transform="raw", stored=True, shipped=shipped, beta=0.1, fit=fit)
-    fit_on_policy(stored_problem(case, 64), solver, enumerable.job_in(tmp_path))
-    law = case.laws(load_policy(tmp_path / "policy")[0])
-    assert enumerable.win_rate(case, law, Standard()) > 0.6
 
 
 def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, Any]:
@@ -90,9 +62,8 @@ def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, An
         fit_to_rollouts(loss, model, case.rollouts(K), fit, job).save(tokenizer)
     else:
         solver = read_solver(**ONLINE[name], generations=4, fit=fit)
-        generated = Method(solver, 0.1, Enumerable.laws, BestOfN(2)).problem(case)
-        problem = replace(generated, rows=generated.rows[:30]) if solver.generates else stored_problem(case, K)
-        fit_on_policy(problem, solver, job)
+        problem = Method(solver, 0.1, Enumerable.laws, BestOfN(2)).problem(case)
+        fit_on_policy(replace(problem, rows=problem.rows[:30]), solver, job)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())
     assert not list(saved.glob("adapter_*"))

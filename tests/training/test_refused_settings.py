@@ -23,7 +23,6 @@ ELSEWHERE = {
     "{solver: bond, beta: 1}": "bond has no beta: give kl_budget, at which it stops",
     "{solver: bond, kl_budget: 1, fit: {lora: {rank: 4}}}": "bond moves a whole model as its anchor, not an adapter",
     "{solver: ppo, beta: 1, generations: 5}": "fit.batch_size 32 is no multiple of generations 5",
-    "{solver: grpo, beta: 1, stored: true}": "fit.batch_size 32 is no multiple of rollout.k 6, its group",
     "{beta: 1, guide: {}, fit: {lora: {rank: 2}}}": "a guide takes guide.lora: leave fit.lora out",
     "{beta: 1, guide: {trunk: reward, lora: {}}}": "an adapter on the reference, found the trunk reward",
     "{beta: 1, guide: {trunk: reward, side: {}}}": "reads the reference's states, found the trunk reward",

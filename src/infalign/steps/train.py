@@ -1,7 +1,7 @@
 """The stage train: each policy by its solver, from the stored rollouts or on-policy."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
-from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.data.messages import from_cell
 from infalign.method.procedures import rewinds
@@ -28,7 +27,7 @@ from infalign.steps import judged_transform, reference_passes
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
-from infalign.steps.samples import Samples, StoredRollouts
+from infalign.steps.samples import Samples
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
 from infalign.training.solvers.base import JUDGED, Shaped, Solver
@@ -89,9 +88,9 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
     if isinstance(policy, OnPolicy):
         if policy.predicts_ranks:
             table = replace(table, first=counts.count("train_prompts"))
-        groups = Samples(table, policy.generations if policy.generates else k, run.layout.root)
+        groups = Samples(table, policy.generations, run.layout.root)
         trained = training(fit, counts.prompt + counts.drawn, counts.prompts(table) * groups.each, own, frozen=2 * own)
-        scored = policy.generates and (policy.predicts_ranks or run.recipe.reward.is_classifier)
+        scored = policy.predicts_ranks or run.recipe.reward.is_classifier
         reward = reading([run.architecture("reward")] if scored else [], groups, counts)
         once = summed([drawing([run.architecture("policy")], groups, 0, counts), reward])
         times = policy.responses_per_prompt / groups.each
@@ -196,7 +195,7 @@ def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target
 
     With ranks from the rank model it uses all training prompts, including those without rollouts.
     """
-    from infalign.training.on_policy_trainer import Problem, StoredGroups, fit_on_policy
+    from infalign.training.on_policy_trainer import Problem, fit_on_policy
 
     layout = inputs.layout
     if policy.predicts_ranks:
@@ -213,13 +212,5 @@ def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target
         beta,
         inputs.procedure,
         inputs.max_new_tokens,
-        stored=None if policy.generates else StoredGroups(_group_by_prompt(inputs.stored)),
     )
     return fit_on_policy(problem, policy, job)
-
-
-def _group_by_prompt(stored: StoredRollouts) -> dict[str, Sequence[dict[str, Any]]]:
-    """Return the rollouts of each prompt."""
-    rows, k = stored.rows(), stored.k
-    groups = (Lazy(k, partial(lambda first, i: rows[first + i], first)) for first in range(0, len(rows), k))
-    return {group[0]["prompt_id"]: group for group in groups}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from peft import TaskType
@@ -21,11 +20,11 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, Trainer, TrainerCa
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from infalign.core.errors import ConfigError
-from infalign.data.messages import Message, prompt_id
+from infalign.data.messages import prompt_id
 from infalign.method.by_name import ByName, columns_of
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, PredictedRankReward, spoken_text
-from infalign.method.shapings import Shaping, rank_transform
+from infalign.method.shapings import rank_transform
 from infalign.models.conversations import decode, prompt_ids
 from infalign.sampling.engine import Vocabulary
 from infalign.training.advantages import Advantages, Batch
@@ -44,8 +43,7 @@ class Problem:
     """What an on-policy training starts from: a reference, prompts and a reward.
 
     ``rows`` have prompt and reference_rewards; ``reward`` gives rewards, or, for a solver that predicts ranks, their
-    logits. ``beta`` is for the solver's shaped rewards; ``procedure`` is how the policy will be served. With ``stored``
-    rollouts nothing is generated.
+    logits. ``beta`` is for the solver's shaped rewards; ``procedure`` is how the policy will be served.
     """
 
     reference: str
@@ -55,7 +53,6 @@ class Problem:
     beta: float
     procedure: Served
     max_new_tokens: int
-    stored: StoredGroups | None = None
 
 
 def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job) -> list[dict[str, Any]]:
@@ -69,7 +66,7 @@ def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job) -> list[dict[str
 
 def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     """Return the TRL trainer that runs the solver on the problem; see `fit_on_policy`."""
-    fit, generations = solver.fit, solver.generations if problem.stored is None else problem.stored.k
+    fit, generations = solver.fit, solver.generations
     if len(problem.rows) * generations < fit.batch_size:
         raise ConfigError(
             f"{len(problem.rows)} prompts × {generations} generations do not fill a batch of {fit.batch_size}; "
@@ -94,9 +91,6 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     if solver.trl_trainer == "rloo":
         return _Rloo(args=trainer_config(RLOOConfig, fit, job, **options), **parts)
     config = trainer_config(GRPOConfig, fit, job, **options)
-    if problem.stored is not None:
-        shaped = problem.stored.shaped(solver.shaping)
-        return _FirstIteration(args=config, **parts | {"rollout_func": problem.stored.rollouts, "reward_funcs": shaped})
     if advantages is None:
         return _Grpo(args=config, **parts)
     trainer = AdvantageLoop(advantages, args=config, **parts)
@@ -244,43 +238,6 @@ class AdvantageLoop(_Grpo):
         if self._advantages.companion is not None:
             file = str(Path(resume_from_checkpoint) / COMPANION)
             load_model(self.accelerator.unwrap_model(self._advantages.companion), file)
-
-
-class _FirstIteration(_Grpo):
-    """GRPO on rollouts of the reference, which is therefore the old policy of the importance ratio."""
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        output["old_per_token_logps"] = output["ref_per_token_logps"]
-        return output
-
-
-@dataclass(frozen=True)
-class StoredGroups:
-    """The K rollouts of each prompt, in place of generation: prompt_ids, completion_ids and reward, by prompt_id."""
-
-    by_prompt: dict[str, Sequence[dict[str, Any]]]
-
-    @property
-    def k(self) -> int:
-        """Rollouts per prompt."""
-        return len(next(iter(self.by_prompt.values())))
-
-    def rollouts(self, prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
-        """Return the rollouts of ``prompts``, as a ``rollout_func`` of TRL does."""
-        first = trainer.accelerator.process_index * len(prompts)  # a group may span several processes
-        rows = [self.by_prompt[prompt_id(p)][(first + i) % self.k] for i, p in enumerate(prompts)]
-        columns = ("prompt_ids", "completion_ids", "reward")
-        return {name: [row[name] for row in rows] for name in columns} | {"logprobs": None}
-
-    def shaped(self, shaping: Shaping) -> Callable[..., list[float]]:
-        """Return the reward function that shapes the stored rewards."""
-
-        def shaped_reward(reward: list[float], reference_rewards: list[list[float]], **_: Any) -> list[float]:
-            rows = zip(reward, reference_rewards, strict=True)
-            return [float(shaping(value, np.asarray(references, float))) for value, references in rows]
-
-        return shaped_reward
 
 
 class _StopAtKL(TrainerCallback):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field
 
 from infalign.method.calibration import Array
 from infalign.training.solvers.base import ToBestOfN
@@ -22,11 +21,10 @@ def bonbon_margin(n: int) -> float:
     return float((n - 1) * (1.0 / np.arange(1, n)).sum())
 
 
-def bonbon(n: int, *, released_code: bool = False) -> Objective:
+def bonbon(n: int) -> Objective:
     """Return −α·log π(best) + (1 − α)·(h_best − h_worst − 1/2β_n)² of the best and the worst of n, relative to π_ref.
 
-    Its optimum is not Best-of-n: pairs with that *mean* difference do not make it the optimum. ``released_code``
-    selects the loss of the paper's repository, which has −log σ(β_n·(h_best − h_worst)) instead of the square. Each
+    Its optimum is not Best-of-n: pairs with that *mean* difference do not make it the optimum. Each
     pass splits the rollouts into K/n random sets; in a set of equal rewards the best and the worst are one rollout.
     """
 
@@ -37,24 +35,17 @@ def bonbon(n: int, *, released_code: bool = False) -> Objective:
         return pairs, np.full(len(sets), bonbon_margin(n))
 
     def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, margin_B: torch.Tensor) -> torch.Tensor:
-        from torch.nn.functional import logsigmoid
-
         best, worst = h_BM.unbind(1)
-        if released_code:
-            contrast = -logsigmoid((best - worst) / (2.0 * margin_B))
-        else:
-            contrast = (best - worst - margin_B).square()
-        return (ALPHA * -best + (1.0 - ALPHA) * contrast).mean()
+        return (ALPHA * -best + (1.0 - ALPHA) * (best - worst - margin_B).square()).mean()
 
     return Objective(examples, loss)
 
 
 class Settings(ToBestOfN, Offline):
-    """BoNBoN, with the paper's loss or that of the released code."""
+    """BoNBoN, with the loss of the paper."""
 
     solver: Literal["bonbon"]
-    released_code: bool = Field(False, description="the loss of the authors' code, not of the paper")
 
     def objective(self, beta: float) -> Objective:
         """Return its objective."""
-        return bonbon(self.n, released_code=self.released_code)
+        return bonbon(self.n)

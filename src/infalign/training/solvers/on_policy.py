@@ -29,7 +29,7 @@ class OnPolicy(ToBudget):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> OnPolicy:
-        if self.generates and self.fit.batch_size % self.generations:
+        if self.fit.batch_size % self.generations:
             raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
         return self
 
@@ -41,7 +41,7 @@ class OnPolicy(ToBudget):
     @property
     def responses_per_prompt(self) -> float:
         """How many responses are generated per training prompt, over the whole training."""
-        return self.fit.epochs * self.generations * self.draws_per_response if self.generates else 0.0
+        return self.fit.epochs * self.generations * self.draws_per_response
 
     @property
     def trl_options(self) -> Mapping[str, Any]:
@@ -66,11 +66,8 @@ class OnRanks(Shaped, OnPolicy):
 
     @model_validator(mode="after")
     def _can_predict_ranks(self) -> OnRanks:
-        if self.predicts_ranks:
-            if not self.generates:
-                raise ValueError(f"ranks: model is for fresh responses, found stored rollouts ({self.solver})")
-            if rank_transform(self.transform) is None:
-                raise ValueError(f"ranks: model needs a transformation of the rank, and {self.transform.name} is none")
+        if self.predicts_ranks and rank_transform(self.transform) is None:
+            raise ValueError(f"ranks: model needs a transformation of the rank, and {self.transform.name} is none")
         return self
 
     @property

@@ -38,12 +38,7 @@ def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return cross_entropy(h, label, reduction="none") - cross_entropy(target, label, reduction="none")
 
 
-def kliep(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return e^h − e^T − e^T·(h − T) under π_ref (Sugiyama et al. 2008), as it weighs rows drawn with (1 + e^T)/2."""
-    return 2.0 * (h.exp() - target.exp() * (1.0 + h - target)) / (1.0 + target.exp())
-
-
-DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic, "kliep": kliep}
+DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic}
 
 
 def qrpo(shaping: Transformation | Shaping, beta: float, divergence: Divergence = logistic) -> Objective:
@@ -94,8 +89,8 @@ class Settings(Shaped, Offline):
     """QRPO for any shaping of the reward."""
 
     solver: Literal["qrpo"] = "qrpo"
-    loss: Literal["squared", "logistic", "kliep"] = Field(
-        "logistic", description="how log π/π_ref is fitted; all have the same optimum"
+    loss: Literal["squared", "logistic"] = Field(
+        "logistic", description="how log π/π_ref is fitted; both have the same optimum"
     )
 
     @property
