@@ -13,13 +13,12 @@ from scipy.special import logit
 from scipy.stats import spearmanr
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.storage import read_table
 from infalign.evaluation.diagnostics import rank_correlations
 from infalign.method.calibration import calibrate
 from infalign.method.reward import PredictedRankReward
 from infalign.method.transforms import Exponential, Function, Log
 from infalign.pipeline.records import records
-from infalign.pipeline.units import Identity, Unit, identify
+from infalign.pipeline.units import Identity, identify
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
@@ -29,9 +28,7 @@ from infalign.steps import whole_run
 from infalign.steps.rank_model import rank_model_start
 from infalign.steps.run import Run
 
-PREDICTING = {"transform": "exp:10", "kl_budget": 0.5, "generations": 4, "ranks": "model"}
 K = 24
-SOLVERS = {"fast": "rloo", "ppo": "ppo", "grpo": "grpo"}
 
 
 def last(prompts: list[Any], responses: list[str]) -> list[float]:
@@ -45,15 +42,14 @@ def constant(prompts: list[Any], responses: list[str]) -> list[float]:
 
 
 def settings(root: Path) -> dict[str, Any]:
-    """Return a recipe of policies that are trained on predicted ranks; the reward is a function of the text."""
-    policy = PREDICTING | {"fit": micro.FIT | {"batch_size": 24, "epochs": 0.5}}
+    """Return a recipe with a rank model; the reward is a function of the text."""
     return micro.settings(root) | {
         "data": {"sources": [{"world": 80}], "max_prompt_tokens": 180},
         "reward": {"function": "test_rank_model:last"},
         "judge": micro.GOLD,
         "rollout": {"prompts": 40, "k": K, "max_new_tokens": 12},
         "rank_model": {"fit": micro.FIT | {"epochs": 6, "learning_rate": 1e-2, "batch_size": 16}},
-        "policies": {name: policy | {"solver": solver} for name, solver in SOLVERS.items()},
+        "policies": {"plain": {"kl_budget": 0.5, "fit": micro.FIT}},
         "compute": {"device": "cpu", "threads": 1},
         "report_to": [],
     }
@@ -65,15 +61,15 @@ def recipe(folder: Path, *overrides: str) -> Recipe:
 
 
 def trained(asked: Recipe) -> list[str]:
-    """Train the policies and return the names of the units that were done."""
+    """Calibrate, train the rank model and return the names of the units that were done."""
     console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(asked, until="train", console=console)
+    whole_run.run_recipe(asked, until="calibrate", console=console)
     return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run up to its policies."""
+    """Return the folder of a run up to its rank model."""
     folder = tmp_path_factory.mktemp("predicted")
     trained(recipe(folder))
     return folder
@@ -118,38 +114,15 @@ def test_a_rank_that_is_in_the_text_is_learned(finished: Path) -> None:
     assert found["rank_correlation"]["mean"] > 0.5
 
 
-@pytest.mark.parametrize("policy", SOLVERS)
-def test_a_policy_is_trained_on_prompts_without_rollouts(finished: Path, policy: str) -> None:
-    """Half an epoch has the steps of half of all training prompts, and the logged win rate is a rank."""
-    prompts = read_table(finished / "run" / "data" / "train_prompts.parquet").num_rows
-    history = summary(finished, f"train-{policy}")["history"]
-    assert prompts > 2 * 40
-    assert history[-1]["step"] == round(0.5 * prompts) * 4 // 24
-    rates = [row["win_rate"] for row in history if "win_rate" in row]
-    assert len(rates) > 3
-    assert all(0 < rate < 1 for rate in rates)
-    rewards = [row["reward"] for row in history if "reward" in row]
-    assert all(0 < reward < 1 for reward in rewards)  # the normalized exp:10
-
-
 def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) -> None:
-    """Another rank model costs its training and that of the policies that ask it, and nothing of the others."""
-    plain = "policies.plain={kl_budget: 0.5}"
-
-    def units(*overrides: str) -> list[Unit]:
-        return whole_run.units(Run.of(recipe(finished, *overrides)))
+    """Another rank model costs its training, and no policy's."""
 
     def keys(*overrides: str) -> dict[str, Identity]:
-        return identify(units(plain, *overrides))
+        return identify(whole_run.units(Run.of(recipe(finished, *overrides))))
 
-    before, after = keys(), keys("rank_model.fit.epochs=2")
-    assert {name for name in before if before[name] != after[name]} == {
-        *("rank-model", "results", "report", "card-plain"),
-        *(f"{work}-{name}" for work in ("train", "samples", "kl", "evaluate", "card") for name in SOLVERS),
-    }
-    assert not any("ranks" in unit.settings.get("policy", {}) for unit in units())
-    alone = keys("policies={plain: {kl_budget: 0.5}}", "rank_model=null")
-    assert {name for name in alone if before[name] != alone[name]} == {"results", "report", "card-plain"}
+    before, after, without = keys(), keys("rank_model.fit.epochs=2"), keys("rank_model=null")
+    assert {name for name in before if before[name] != after[name]} == {"rank-model"}
+    assert [name for name in without if before[name] != without[name]] == []
     assert trained(recipe(finished)) == []
 
 
@@ -218,18 +191,12 @@ def test_what_is_not_finite_is_no_reward(output: float, transform: Any, said: st
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["rank_model=null"], "policies.fast: ranks: model needs the recipe's `rank_model`"),
         (["rank_model={}"], "`rank_model.fit` is missing"),
-        (["policies.fast.transform=par"], "ranks: model needs a transformation of the rank, and par is none"),
-        (
-            ["policies.fast={solver: qrpo, kl_budget: 0.5, ranks: model}"],
-            "`policies.fast`: ranks is for the solver rloo or ppo or grpo, found qrpo",
-        ),
         (["policies.rank={kl_budget: 1}"], "a policy cannot be called rank"),
     ],
 )
-def test_a_policy_that_cannot_use_predicted_ranks_is_refused(tmp_path: Path, overrides: list[str], said: str) -> None:
-    """The recipe says which policy asks for what no rank model gives."""
+def test_settings_that_do_not_fit_the_rank_model_are_refused(tmp_path: Path, overrides: list[str], said: str) -> None:
+    """It needs a training, and its name."""
     with pytest.raises(ConfigError) as raised:
         recipe(tmp_path, *overrides)
     assert said in str(raised.value)

@@ -39,7 +39,7 @@ class Recipe(Settings):
         description="only evaluates, unless a policy has transform: judged. Without one the reward judges",
     )
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
-    rank_model: RankModel | None = Field(None, description="learns Ĉ from the rollouts, for policies with ranks: model")
+    rank_model: RankModel | None = Field(None, description="learns Ĉ from rollouts: a reward for other prompts")
     rollout: Rollout = Rollout()
     policies: Annotated[dict[Name, AnySolver], Field(min_length=1)] = Field(
         description="policies that are trained and compared, by names of yours"
@@ -159,7 +159,6 @@ class Recipe(Settings):
         facts = RecipeFacts(
             self.procedure,
             self.rollout.k,
-            has_rank_model=self.rank_model is not None,
             has_judge=self.judge is not None,
             has_reward_model=self.reward.has_trunk,
             own_models=self.rollout.engine.is_local,

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
-from infalign.rewards.classifier import ClassifierReward
 from infalign.steps import judged_transform, reference_passes
 from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
 from infalign.steps.policy_inputs import PolicyInputs
@@ -86,11 +84,9 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
     frozen = reference.parameters if trunk and states is None else 0.0  # that each token goes through too
     table, fit = run.rollout_prompts, policy.fit
     if isinstance(policy, OnPolicy):
-        if policy.predicts_ranks:
-            table = replace(table, first=counts.count("train_prompts"))
         groups = Samples(table, policy.generations, run.layout.root)
         trained = training(fit, counts.prompt + counts.drawn, counts.prompts(table) * groups.each, own, frozen=2 * own)
-        scored = policy.predicts_ranks or run.recipe.reward.is_classifier
+        scored = run.recipe.reward.is_classifier
         reward = reading([run.architecture("reward")] if scored else [], groups, counts)
         once = summed([drawing([run.architecture("policy")], groups, 0, counts), reward])
         times = policy.responses_per_prompt / groups.each
@@ -118,8 +114,7 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     """
     policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
     transform, kl = rank_transform(policy.shaping), policy.theory.kl_budget
-    by_rollouts = isinstance(policy, Shaped) and not policy.predicts_ranks
-    if rewinds(procedure) or not by_rollouts or transform is None or kl is None:
+    if rewinds(procedure) or not isinstance(policy, Shaped) or transform is None or kl is None:
         return []
     try:
         found = finite_rollouts(transform, procedure, simulated_gaps(k, seed=recipe.seed), kl=kl)
@@ -191,24 +186,16 @@ def _distil(policy: Distil, beta: float, inputs: PolicyInputs, target: Target, j
 
 
 def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
-    """Train a policy on-policy, with ``beta`` for the normalized values, and return the log.
-
-    With ranks from the rank model it uses all training prompts, including those without rollouts.
-    """
+    """Train a policy on-policy, with ``beta`` for the normalized values, and return the log."""
     from infalign.training.on_policy_trainer import Problem, fit_on_policy
 
     layout = inputs.layout
-    if policy.predicts_ranks:
-        reward: Any = ClassifierReward.load(layout.model("rank"), device=target.compute.torch_device())
-        prompts = read_table(layout.prompts("train"), columns=["prompt", "columns"])
-    else:
-        reward = inputs.provenance.reward.load()
-        prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
+    prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
     problem = Problem(
         inputs.reference,
         load_tokenizer(layout.tokenizer, padding_side="left"),
         [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
-        reward,
+        inputs.provenance.reward.load(),
         beta,
         inputs.procedure,
         inputs.max_new_tokens,

@@ -23,8 +23,7 @@ from infalign.core.errors import ConfigError
 from infalign.data.messages import prompt_id
 from infalign.method.by_name import ByName, columns_of
 from infalign.method.procedures import Served
-from infalign.method.reward import CalibratedReward, PredictedRankReward, spoken_text
-from infalign.method.shapings import rank_transform
+from infalign.method.reward import CalibratedReward, spoken_text
 from infalign.models.conversations import decode, prompt_ids
 from infalign.sampling.engine import Vocabulary
 from infalign.training.advantages import Advantages, Batch
@@ -42,8 +41,8 @@ COMPANION = "companion.safetensors"  # file name in a checkpoint
 class Problem:
     """What an on-policy training starts from: a reference, prompts and a reward.
 
-    ``rows`` have prompt and reference_rewards; ``reward`` gives rewards, or, for a solver that predicts ranks, their
-    logits. ``beta`` is for the solver's shaped rewards; ``procedure`` is how the policy will be served.
+    ``rows`` have prompt and reference_rewards. ``beta`` is for the solver's shaped rewards; ``procedure`` is how the
+    policy will be served.
     """
 
     reference: str
@@ -81,12 +80,13 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     options |= {"shuffle_dataset": False, "model_init_kwargs": {"use_safetensors": True}}
     options |= {"generation_kwargs": {"suppress_tokens": absent}} if absent else {}
     advantages = solver.advantages(problem.reference, problem.procedure)
+    reward = with_row_columns(problem.reward) if isinstance(problem.reward, ByName) else problem.reward
     parts = {
         "model": problem.reference,
         "train_dataset": Dataset.from_list(problem.rows).select(order),
         "processing_class": problem.tokenizer,
         "peft_config": lora_config(fit, TaskType.CAUSAL_LM, model),
-        "reward_funcs": _shaped(problem, solver),
+        "reward_funcs": CalibratedReward(reward, solver.reward_shaping(problem.procedure)),
     }
     if solver.trl_trainer == "rloo":
         return _Rloo(args=trainer_config(RLOOConfig, fit, job, **options), **parts)
@@ -97,17 +97,6 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     if solver.stops_at_budget and solver.kl_budget is not None:
         trainer.add_callback(_StopAtKL(solver.kl_budget))
     return trainer
-
-
-def _shaped(problem: Problem, solver: OnPolicy) -> CalibratedReward | PredictedRankReward:
-    """Return the shaped reward as a TRL reward function."""
-    shaping = solver.reward_shaping(problem.procedure)
-    if solver.predicts_ranks:
-        transform = rank_transform(shaping)
-        assert transform is not None
-        return PredictedRankReward(problem.reward, transform)
-    reward = with_row_columns(problem.reward) if isinstance(problem.reward, ByName) else problem.reward
-    return CalibratedReward(reward, shaping)
 
 
 def with_row_columns(reward: ByName) -> Rewards:

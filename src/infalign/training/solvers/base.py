@@ -60,7 +60,6 @@ class RecipeFacts:
 
     procedure: Served
     rollouts: int  # K, per training prompt
-    has_rank_model: bool
     has_judge: bool
     has_reward_model: bool  # the reward is a model that transformers loads
     own_models: bool  # the engine loads models of infalign's own kind
@@ -130,11 +129,6 @@ class Solver(Kind):
     @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        return False
-
-    @property
-    def predicts_ranks(self) -> bool:
-        """Whether a rank model predicts the ranks, instead of ranking among stored rollouts."""
         return False
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:

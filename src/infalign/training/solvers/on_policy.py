@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from infalign.core.settings import Draws
 from infalign.method.procedures import Served
-from infalign.method.shapings import Shaping, rank_transform
-from infalign.training.solvers.base import DataNeeds, RecipeFacts, Shaped, ToBudget
+from infalign.method.shapings import Shaping
+from infalign.training.solvers.base import ToBudget
 
 if TYPE_CHECKING:
     from infalign.training.advantages import Advantages
@@ -55,32 +55,3 @@ class OnPolicy(ToBudget):
     def advantages(self, reference: str, procedure: Served) -> Advantages | None:
         """Return the advantages that replace the TRL trainer's, or None to keep those. ``reference`` is a model."""
         return None
-
-
-class OnRanks(Shaped, OnPolicy):
-    """An on-policy solver of the RLHF objective: it uses one reward per response, whose rank may be predicted."""
-
-    ranks: Literal["rollouts", "model"] = Field(
-        "rollouts", description="model: as `rank_model` predicts them, on all training prompts"
-    )
-
-    @model_validator(mode="after")
-    def _can_predict_ranks(self) -> OnRanks:
-        if self.predicts_ranks and rank_transform(self.transform) is None:
-            raise ValueError(f"ranks: model needs a transformation of the rank, and {self.transform.name} is none")
-        return self
-
-    @property
-    def predicts_ranks(self) -> bool:
-        """Whether a rank model predicts the ranks."""
-        return self.ranks == "model"
-
-    @property
-    def data_needs(self) -> DataNeeds:
-        """The rank model, if it predicts the ranks."""
-        return DataNeeds(models=("rank",) if self.predicts_ranks else ())
-
-    def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError if there is no model to predict ranks."""
-        if self.predicts_ranks and not recipe.has_rank_model:
-            raise ValueError("ranks: model needs the recipe's `rank_model`; add it, with `fit`")

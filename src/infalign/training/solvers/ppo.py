@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.method.procedures import Served
 from infalign.training.advantages import Advantages, Batch
-from infalign.training.solvers.on_policy import OnRanks
+from infalign.training.solvers.base import Shaped
+from infalign.training.solvers.on_policy import OnPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class GeneralizedAdvantage(Advantages):
         return found
 
 
-class Settings(OnRanks):
+class Settings(Shaped, OnPolicy):
     """PPO with a critic that starts from the reference policy."""
 
     solver: Literal["ppo"]

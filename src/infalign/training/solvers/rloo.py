@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from infalign.training.solvers.on_policy import OnRanks
+from infalign.training.solvers.base import Shaped
+from infalign.training.solvers.on_policy import OnPolicy
 
 
-class Settings(OnRanks):
+class Settings(Shaped, OnPolicy):
     """RLOO, with the KL term in the reward."""
 
     trl_trainer: ClassVar[Literal["rloo"]] = "rloo"
