@@ -15,15 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from listening import listening
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import DataError
 from infalign.data.messages import prompt_id
 from infalign.integrations import environment, openrlhf
 from infalign.integrations.export import export
 from infalign.integrations.server import app
 from infalign.integrations.verl import compute_score
 from infalign.method.calibration import calibrate
-from infalign.method.credit import credit, served_win_rate
-from infalign.method.procedures import parse_procedure
 from infalign.method.transforms import Exponential
 from infalign.models.tokenizers import load_tokenizer
 from infalign.theory.law import training_beta
@@ -164,34 +162,6 @@ def test_verl_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any)
         found = compute_score("infalign", "Knead the dough.", "", given["extra_info"])
         assert found["reward"] == gold([row["prompt"]], ["Knead the dough."])[0]
         assert found["win_rate"] == calibrate(found["reward"], row["reference_rewards"])
-
-
-def test_verl_climbs_the_served_win_rate(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards are win rates over the base's best of two, and the estimator that verl finds by itself our credit."""
-    from verl.trainer.config.algorithm import AlgoConfig
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
-    monkeypatch.setenv("INFALIGN_TRANSFORM", "win against best-of-2")
-    batch = scored_by_verl(tokenizer, tmp_path, rows_for_verl())
-    texts = [tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) for text in SAID]
-    served = parse_procedure("best-of-2")
-    wins = [
-        served_win_rate(gold([prompt] * len(texts), texts), references, served)
-        for prompt, references in zip(PROMPTS, REFERENCES, strict=True)
-    ]
-    given = batch.batch["token_level_scores"].sum(1).numpy().reshape(2, -1)
-    np.testing.assert_allclose(given, wins, rtol=1e-6)
-    assert np.ptp(given) > 0
-    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
-    options = {"num_repeat": len(SAID), "config": AlgoConfig(adv_estimator="infalign_maxk")}
-    found = compute_advantage(batch, "infalign_maxk", **options).batch["advantages"]
-    np.testing.assert_allclose(found[:, 0].numpy().reshape(2, -1), credit(given, served), rtol=1e-5, atol=1e-7)
-    with pytest.raises(ConfigError, match="KL cannot be in them"):
-        compute_advantage(batch, "infalign_maxk", config=AlgoConfig(use_kl_in_reward=True))
-    monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
-    environment._loaded.cache_clear()
-    with pytest.raises(ConfigError, match="climbs a win rate"):
-        compute_advantage(batch, "infalign_maxk", **options)
 
 
 # OpenRLHF

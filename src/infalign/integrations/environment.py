@@ -1,10 +1,9 @@
 """The calibrated and transformed reward that the environment names, for trainers that take a function by its name.
 
 ``INFALIGN_REWARD`` is the reward: a run directory (its recipe's reward), ``package.module:function``, a URL, or the
-folder or hub id of a classifier. ``INFALIGN_TRANSFORM`` is Φ, such as ``exp:10``, another shaping, or ``win against
-best-of-4``, the rate of beating what the base policy serves. Without a run directory, ``INFALIGN_TOKENIZER`` names the
-policy's tokenizer where one is needed: for a URL, and for OpenRLHF. ``INFALIGN_REWARD_KEY`` may hold the key of a URL,
-``INFALIGN_DEVICE`` is a classifier's device, ``auto`` by default.
+folder or hub id of a classifier. ``INFALIGN_TRANSFORM`` is Φ, such as ``exp:10``, or another shaping. Without a run
+directory, ``INFALIGN_TOKENIZER`` names the policy's tokenizer where one is needed: for a URL, and for OpenRLHF.
+``INFALIGN_REWARD_KEY`` may hold the key of a URL, ``INFALIGN_DEVICE`` is a classifier's device, ``auto`` by default.
 """
 
 import os
@@ -16,14 +15,12 @@ from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, from_cell, prompt_id
-from infalign.method.procedures import is_extreme, parse_procedure
 from infalign.method.reward import CalibratedReward, Score
-from infalign.method.shapings import Shaping, parse_shaping
+from infalign.method.shapings import parse_shaping
 from infalign.models.settings import Compute
 from infalign.rewards.base import RewardFunction
 
 KEY_VARIABLE = "INFALIGN_REWARD_KEY"
-WIN = "win against "
 _loading = Lock()
 
 
@@ -58,18 +55,7 @@ def _loaded() -> CalibratedReward:
 
 def calibrated(source: str, shaping: str) -> CalibratedReward:
     """Return the reward ``source``, as ``INFALIGN_REWARD`` spells it, shaped by ``shaping``. Raises ConfigError."""
-    return CalibratedReward(_reward(source), _shaping(shaping))
-
-
-def _shaping(name: str) -> Shaping:
-    if not name.startswith(WIN):
-        return parse_shaping(name)
-    from infalign.training.solvers.maxk import WinOverServed
-
-    procedure = parse_procedure(name.removeprefix(WIN))
-    if not is_extreme(procedure):
-        raise ConfigError(f"{name}: a win rate is taken against best-of-N and worst-of-N, not {procedure.name}")
-    return WinOverServed(procedure)
+    return CalibratedReward(_reward(source), parse_shaping(shaping))
 
 
 def _reward(source: str) -> RewardFunction:

@@ -4,7 +4,6 @@
 ``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet.
 Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, and ``grpo`` with
 ``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
-``infalign_maxk`` (`verl_plugin`) needs no Φ.
 """
 
 from __future__ import annotations
@@ -12,16 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from infalign.core.errors import ConfigError
 from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment
-from infalign.method.credit import credit
 
 if TYPE_CHECKING:
-    import torch
-
     from infalign.integrations.export import Launch
 
 
@@ -38,40 +31,6 @@ def compute_score(
     """
     messages, references = calibrated_row(extra_info, f"extra_info of a row of {data_source!r}")
     return from_environment().score(messages, solution_str, references)._asdict()
-
-
-def maxk(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any = None, **_: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return advantages and returns, (rows, tokens): the gradient of the served win rate itself (`method.credit`).
-
-    ``INFALIGN_TRANSFORM`` is ``win against best-of-4``, or another best- or worst-of-N, so that rewards are win rates
-    over what the base serves; ``index`` is the prompt of each row. Raises ConfigError for another transformation, with
-    KL in the rewards, where it would be taken for a part of the win rate, and for fewer than N responses to a prompt.
-    """
-    import torch
-
-    procedure = getattr(from_environment().shaping, "procedure", None)
-    if procedure is None:
-        raise ConfigError(
-            "infalign_maxk climbs a win rate; set INFALIGN_TRANSFORM to one, such as win against best-of-4"
-        )
-    if config is not None and config.use_kl_in_reward:
-        raise ConfigError(
-            "infalign_maxk ranks rewards, so KL cannot be in them; set actor_rollout_ref.actor.use_kl_loss"
-        )
-    values, prompts = token_level_rewards.sum(-1).double().cpu().numpy(), np.asarray(index)
-    credits = np.empty(len(values))
-    for prompt in dict.fromkeys(prompts.tolist()):
-        rows = np.flatnonzero(prompts == prompt)
-        if len(rows) < max(procedure.n, 2):
-            raise ConfigError(
-                f"{procedure.name} needs at least {max(procedure.n, 2)} responses to a prompt, found {len(rows)}; set "
-                "actor_rollout_ref.rollout.n"
-            )
-        credits[rows] = credit(values[rows][None], procedure)[0]
-    found = torch.tensor(credits).to(token_level_rewards)[:, None] * response_mask
-    return found, found
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
