@@ -38,9 +38,11 @@ def test_official_counts():
     assert sum(len(rows) for rows, _, _ in official()) == 8552
     assert faults["the chosen and the rejected response are identical, which says nothing"] == 36
     assert faults["the chosen response is empty"] + faults["the rejected response is empty"] == 11
-    assert faults["the rejected transcript ends with a Human turn"] == 2
+    assert faults["rejected ends with a message of the user"] == 2
     assert faults.total() == 49
-    bad_turns = [reason for reason in real("hh/helpful-online/test.jsonl.gz")[2] if "ends with a Human turn" in reason]
+    bad_turns = [
+        reason for reason in real("hh/helpful-online/test.jsonl.gz")[2] if "ends with a message of the user" in reason
+    ]
     assert [re.search(r"line (\d+)", reason)[1] for reason in bad_turns] == ["786", "1056"]
 
 

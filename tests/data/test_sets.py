@@ -23,8 +23,6 @@ from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
 from infalign.steps.run import Run
 
-UNUSABLE = {"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: Yes"}
-
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -36,7 +34,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for split in ("train", "test"):
             path = folder / "hh-rlhf" / name / f"{split}.jsonl.gz"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_gzip(path, [comparison(f"{name} {split} {i} of é\u2028?") for i in range(5)] + [UNUSABLE])
+            write_gzip(path, [comparison(f"{name} {split} {i} of é\u2028?") for i in range(5)])
     post = {"prompt": "SUBREDDIT: r/a\n\nTITLE: b\n\nPOST: c\n\nTL;DR:"}
     for repository, split, row in (
         ("tldr-preference", "train", post | {"chosen": " d", "rejected": " e"}),
@@ -57,18 +55,18 @@ def quiet(*_: Any) -> None:
 def test_a_set_is_fetched_whole_and_its_parts_are_what_the_hub_has(
     main: Any, tmp_path: Path, hub: Path, name: str
 ) -> None:
-    """All parts arrive with their rows, license and counts; what no run can use and what is too little is said."""
+    """All parts arrive with their rows, license and counts; what is too little is said."""
     code, out, _ = main("data", "get", name, "--from", hub, "--to", tmp_path / "data")
     assert code == 0
     assert SETS[name].license in out
     for split, part in SETS[name].parts.items():
         file = part_file(tmp_path / "data", name, split)
         found = [row for _, row in read_rows(file)]
-        expected = 1 if name == "tldr" else 6
+        expected = 1 if name == "tldr" else 5
         assert len(found) == expected
         if name != "tldr":
-            assert found[:5] == [comparison(f"{part.data_dir} {part.split} {i} of é\u2028?") for i in range(5)]
-        assert f"{file}: {expected} rows, {expected // 6} of them for no run" in out
+            assert found == [comparison(f"{part.data_dir} {part.split} {i} of é\u2028?") for i in range(5)]
+        assert f"{file}: {expected} rows\n" in out
         assert f"the public part has {part.rows:,} rows, this one {expected}" in out
     assert SETS[name].license in (tmp_path / "data" / name / "LICENSE.txt").read_text(encoding="utf-8")
 
@@ -89,31 +87,22 @@ def test_a_part_that_is_there_is_kept_and_the_rest_is_fetched(main: Any, tmp_pat
     assert code == 0
     assert f"{folder / 'train.jsonl.gz'} is there already" in out
     assert (folder / "train.jsonl.gz").stat().st_mtime_ns == first.st_mtime_ns
-    assert len(list(read_rows(folder / "test.jsonl.gz"))) == 6
+    assert len(list(read_rows(folder / "test.jsonl.gz"))) == 5
 
 
 def test_equal_rows_are_an_equal_file(tmp_path: Path, hub: Path) -> None:
     """Two fetches give the same bytes, so a run does not take the second for other data."""
-    files = [
-        fetch("hh-helpful", "test", tmp_path / name, source=str(hub), on_progress=quiet).file.read_bytes()
-        for name in ("a", "b")
-    ]
+    for name in ("a", "b"):
+        fetch("hh-helpful", "test", tmp_path / name, source=str(hub), on_progress=quiet)
+    files = [part_file(tmp_path / name, "hh-helpful", "test").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
     assert json.loads(gzip.decompress(files[0]).split(b"\n")[0]) == comparison("helpful-base test 0 of é\u2028?")
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([], r"hh-rlhf/helpful-base/test.jsonl.gz holds no rows"),
-        ([{"text": "a"}, {"text": "b"}], r"no run could use one of the 2 rows of .*hh-rlhf: .*columns \['text'\]"),
-    ],
-)
-def test_a_set_that_no_run_could_use_is_refused(tmp_path: Path, hub: Path, rows: list[Any], said: str) -> None:
-    """Without rows, or with rows of another form; no file appears."""
-    for split in ("train", "test"):
-        write_gzip(hub / "hh-rlhf" / "helpful-base" / f"{split}.jsonl.gz", rows)
-    with pytest.raises(DataError, match=said):
+def test_a_set_without_rows_is_refused(tmp_path: Path, hub: Path) -> None:
+    """No file appears."""
+    write_gzip(hub / "hh-rlhf" / "helpful-base" / "test.jsonl.gz", [])
+    with pytest.raises(DataError, match=r"hh-rlhf/helpful-base/test.jsonl.gz holds no rows"):
         fetch("hh-helpful", "test", tmp_path / "data", source=str(hub), on_progress=quiet)
     assert not part_file(tmp_path / "data", "hh-helpful", "test").exists()
 

@@ -58,7 +58,7 @@ def get(
             continue
         with ProgressDisplay(console) as display:
             display.start(split)
-            found = fetch(name, split, to, source=from_, on_progress=partial(display.update, split))
-        say(console, f"{file}: {found.rows:,} rows, {found.invalid:,} of them for no run", markup=False)
-        if found.rows != found.expected:
-            say(console, f"[yellow]![/] the public part has {found.expected:,} rows, this one {found.rows:,}")
+            rows = fetch(name, split, to, source=from_, on_progress=partial(display.update, split))
+        say(console, f"{file}: {rows:,} rows", markup=False)
+        if rows != (expected := chosen.parts[split].rows):
+            say(console, f"[yellow]![/] the public part has {expected:,} rows, this one {rows:,}")

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -272,48 +272,28 @@ def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
     if row.first(PROMPTS) or isinstance(chosen, dict):
         prompt = _prompt(row, PROMPTS if row.first(PROMPTS) else CONVERSATIONS)
         return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
-    if isinstance(chosen, list) or messages_of_text(row.text("chosen"), "chosen"):
-        (prompt, chosen), (other_prompt, rejected) = (
-            _split(row.messages(name), name) for name in ("chosen", "rejected")
-        )
-        if prompt != other_prompt or not (chosen and rejected):
-            raise DataError("chosen and rejected differ before their replies, or end with a message of the user")
-    else:
-        for column in ("chosen", "rejected"):
-            if not row.text(column).startswith("\n\nHuman:"):
-                raise DataError(
-                    f"there is no prompt, and {column} is no transcript that starts with a Human turn; the row has "
-                    f"{sorted(row.columns)}: if another column is the prompt, rename it to prompt"
-                )
-        prompt, chosen, rejected = _split_transcripts(chosen, rejected)
+    (prompt, chosen), (other_prompt, rejected) = (
+        _split(_conversation(row, name), name) for name in ("chosen", "rejected")
+    )
+    for column, replied in (("chosen", chosen), ("rejected", rejected)):
+        if not replied:
+            raise DataError(f"{column} ends with a message of the user")
+    if prompt != other_prompt:
+        raise DataError("chosen and rejected differ before their replies")
     return _with_system(row, prompt), chosen, rejected
 
 
-def _split_transcripts(chosen: str, rejected: str) -> tuple[Conversation, Conversation, Conversation]:
-    # Where one side's answer goes on in a second Assistant turn, only the shared start says where the answer starts.
-    shared = cut = 0
-    for asked, turn in pairwise(TURN.finditer(chosen)):
-        if not rejected.startswith(chosen[shared : turn.end()], shared):
-            break
-        shared = turn.end()
-        if (asked[1], turn[1]) == ("Human", "Assistant"):
-            cut = turn.start()
-    if not cut:
-        raise DataError("chosen and rejected share no prompt")
-    return _turns(chosen[:cut]), _final_turn(chosen[cut:], "chosen"), _final_turn(rejected[cut:], "rejected")
-
-
-def _final_turn(transcript: str, column: str) -> Conversation:
-    turns = _turns(transcript)
-    if turns[-1]["role"] == "user":
-        raise DataError(f"the {column} transcript ends with a Human turn")
-    if len(turns) > 1:
-        raise DataError("chosen and rejected differ before their last Human turn")
-    return turns
-
-
-def _turns(transcript: str) -> Conversation:
-    _, *parts = TURN.split(transcript)  # the blank after a colon is of the notation, others are of the text
+def _conversation(row: _Row, column: str) -> Conversation:
+    """Return a whole conversation: messages, or a transcript as HH has it."""
+    value = row.value(column)
+    if isinstance(value, list) or messages_of_text(row.text(column), column):
+        return row.messages(column)
+    if not value.startswith("\n\nHuman:"):
+        raise DataError(
+            f"there is no prompt, and {column} is no transcript that starts with a Human turn; the row has "
+            f"{sorted(row.columns)}: if another column is the prompt, rename it to prompt"
+        )
+    _, *parts = TURN.split(value)  # the blank after a colon is of the notation, others are of the text
     spoken = [
         (SPEAKERS[speaker], text.removeprefix(" ")) for speaker, text in zip(parts[::2], parts[1::2], strict=True)
     ]

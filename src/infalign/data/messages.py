@@ -14,6 +14,7 @@ from infalign.core.storage import listed
 
 Message = dict[str, Any]  # role, content and what else its owner gave: name, tool_calls, reasoning_content, …
 Conversation = tuple[Message, ...]
+Pair = tuple[Sequence[Message], Sequence[Message], Sequence[Message]]  # prompt, chosen reply, rejected reply
 TURN = [("role", pa.string()), ("content", pa.string())]
 MESSAGES = pa.list_(pa.struct(TURN))
 MESSAGES_WITH_MORE = pa.list_(pa.struct([*TURN, ("more", pa.string())]))  # other fields, which have any type, as JSON

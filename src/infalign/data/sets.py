@@ -2,16 +2,13 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import atomic_path, write_text, writing
-from infalign.data.examples import parse_example
 from infalign.data.hub import Hub, hub_rows
 
 REPORT_EVERY = 1000  # rows
@@ -77,30 +74,6 @@ SETS = {
 }
 
 
-@dataclass(slots=True)
-class Fetched:
-    """A part that is written to its file: how many rows it has, and how many of them no run can use."""
-
-    file: Path
-    expected: int
-    rows: int = 0
-    invalid: int = 0
-    first_error: str = ""
-
-    def count(self, rows: Iterable[tuple[str, dict[str, Any]]], on_progress: OnProgress) -> Iterator[dict[str, Any]]:
-        """Yield the rows, counted, and those that `parse_example` refuses."""
-        for where, row in rows:
-            self.rows += 1
-            try:
-                parse_example(row, where)
-            except DataError as error:
-                self.invalid += 1
-                self.first_error = self.first_error or str(error)
-            if self.rows % REPORT_EVERY == 0:
-                on_progress(self.rows, max(self.rows, self.expected), "rows")
-            yield row
-
-
 def part_file(folder: str | Path, name: str, split: str) -> Path:
     """Return the file of a part of the set ``name`` below ``folder``."""
     return Path(folder) / name / f"{split}.jsonl.gz"
@@ -119,11 +92,11 @@ def find_part(folder: str | Path, name: str, split: str) -> Path:
 
 def fetch(
     name: str, split: str, folder: str | Path, *, source: str | Path | None = None, on_progress: OnProgress
-) -> Fetched:
-    """Write the rows of one part to its file in ``folder``, whole or not at all.
+) -> int:
+    """Write the rows of one part to its file in ``folder``, whole or not at all, and return their number.
 
     They come from the hub, or from copies of the hub's repositories below the folder ``source``. Raises ConfigError
-    if they cannot be had, with the way to bring them, and DataError if they cannot be read or no run could use one.
+    if they cannot be had, with the way to bring them, and DataError if they cannot be read.
     """
     chosen, file = SETS[name], part_file(folder, name, split)
     part = chosen.parts[split]
@@ -132,27 +105,22 @@ def fetch(
         raise ConfigError(f"there is no folder {origin}; {_remedy(name, part, source)}")
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-    fetched = Fetched(file, part.rows)
+    number = 0
     try:
-        with atomic_path(file) as temporary:
+        with (
+            atomic_path(file) as temporary,
+            temporary.open("wb") as raw,
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,  # no name and no time: equal rows, equal file
+        ):
             rows = hub_rows(Hub(id=origin, split=part.split, data_dir=part.data_dir))
-            _write_rows(temporary, fetched.count(rows, on_progress))
-            if fetched.invalid == fetched.rows:
-                raise DataError(f"no run could use one of the {fetched.rows} rows of {origin}: {fetched.first_error}")
+            for number, (_, row) in enumerate(rows, 1):
+                packed.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+                if number % REPORT_EVERY == 0:
+                    on_progress(number, max(number, part.rows), "rows")
     except ConfigError as error:
         raise ConfigError(f"{error}; {_remedy(name, part, source)}") from error
     write_text(file.parent / "LICENSE.txt", f"{chosen.about}\n{chosen.license}\n")
-    return fetched
-
-
-def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with (
-        file.open("wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,  # no name and no time, so equal rows are an equal file
-        TextIOWrapper(packed, encoding="utf-8", newline="\n") as text,
-    ):
-        for row in rows:
-            text.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return number
 
 
 def _remedy(name: str, part: Part, source: str | Path | None) -> str:

@@ -11,7 +11,7 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table
-from infalign.data.messages import Conversation, Message, reply
+from infalign.data.messages import Message, Pair, reply
 from infalign.evaluation.corruptions import CORRUPTIONS
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
@@ -28,7 +28,6 @@ from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, reading_rows, summe
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
-Pair = tuple[Conversation, Conversation, Conversation]  # prompt, chosen reply, rejected reply
 MAX_GARBAGE_PAIRS = 256  # test pairs whose chosen response is compared with garbage made of it
 
 
@@ -177,7 +176,7 @@ def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> t
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
     part = _source_of_pairs(name)
     examples = from_table(read_table(layout.data / f"{part}_pairs.parquet"))
-    pairs = [(e.prompt, e.chosen, e.rejected or ()) for e in examples]
+    pairs: list[Pair] = [(e.prompt, e.chosen, e.rejected or ()) for e in examples]
     rows, long = drop_long_rows(
         pairs, tokenizer, settings.max_length, lambda pair: [(*pair[0], *said) for said in pair[1:]]
     )

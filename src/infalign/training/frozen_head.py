@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
-from infalign.data.messages import Message, prompt_id
+from infalign.data.messages import Pair, prompt_id
 from infalign.method.calibration import Array
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.logprobs import TokenIds, padded_batches
@@ -24,8 +24,6 @@ DEPTHS = 6  # layers to choose from, evenly spaced
 PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 FOLDS = 4
 BATCH_TOKENS = 4096  # in a pass that keeps the states of all layers
-
-Pair = tuple[Sequence[Message], Sequence[Message], Sequence[Message]]  # prompt, chosen reply, rejected reply
 
 
 @dataclass(frozen=True)

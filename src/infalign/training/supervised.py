@@ -12,7 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from infalign.data.examples import Example
-from infalign.data.messages import Message, reply
+from infalign.data.messages import Message, Pair, reply
 from infalign.models.conversations import conversation_ids, training_ids
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
@@ -28,7 +28,6 @@ from infalign.training.output_folder import Job
 
 IGNORED = -100  # the label of a token without loss
 PIECE = 1024  # number of rows held as Python lists at once
-Pair = tuple[Sequence[Message], Sequence[Message], Sequence[Message]]  # prompt, chosen reply, rejected reply
 Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
 
 
