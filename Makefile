@@ -68,7 +68,7 @@ test-faults: env
 tutorials: env
 	$(BIN)/python tests/notebooks.py
 
-# The adapters inside verl's and OpenRLHF's own code, on CPU.
+# The adapters inside verl's and OpenRLHF's own code, and a real Ray, all on CPU.
 # verl and OpenRLHF want other versions of torch and transformers, but the parts that call a reward run beside ours.
 test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/pytest -m frameworks tests/integrations

@@ -1,10 +1,11 @@
-"""Commands that do a run, all of it or up to a stage, and show where it stands."""
+"""Commands that do a run, all of it or up to a stage, on this machine or a cluster, and show where it stands."""
 
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from infalign.cli.completion import recipes_and_runs
 from infalign.cli.options import AsJson, DryRun, Overrides, SkipInvalid, read_recipe, read_run_or_recipe
@@ -25,11 +26,18 @@ Examples:
   infalign run my.yaml --until train    up to the policies, no evaluation
   infalign run demo --set rollout.k=128    more rollouts, none lost
   infalign run runs/demo --policy ~/models/dpo
+  infalign run my.yaml --until reward-model            all that rollouts need
+  infalign run my.yaml --ray-actors 64 --ray-gpus 1    draws and scores them
 
 With --policy, a folder or hub id, one policy that was trained elsewhere is
 measured beside an evaluated run: its KL to the run's reference and its win
 rates under the run's procedure, by the run's judges. It needs the reference's
 tokenizer and vocabulary. The numbers are kept in evaluation/NAME.DIGEST.
+
+--ray-actors needs the extra ray. The cluster is that of RAY_ADDRESS, or one
+that is started here; its nodes see the run directory under the same path. A
+job that was killed is continued by the same command; no finished shard is
+drawn again.
 """
 
 
@@ -48,6 +56,13 @@ def run(
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
+    ray_actors: Annotated[
+        int | None, Parameter(help="Draw and score rollouts in as many actors of a Ray cluster.")
+    ] = None,
+    ray_gpus: Annotated[float, Parameter(help="GPUs of each of them.", validator=Number(gte=0))] = 0,
+    ray_cpus: Annotated[
+        int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
+    ] = None,
 ) -> None:
     """Run a recipe from data to report; done work is not repeated."""
     if policy is not None:
@@ -59,6 +74,11 @@ def run(
         print_external_policy(evaluate_external_policy(measured, policy, console=console), console)
         return
     settings, console = read_recipe(recipe, set_, skip_invalid), open_console()
+    if ray_actors is not None:
+        from infalign.integrations.ray import on_cluster
+
+        on_cluster(settings, actors=ray_actors, gpus=ray_gpus, cpus=ray_cpus, console=console)
+        return
     from infalign.steps import whole_run
 
     if dry_run:

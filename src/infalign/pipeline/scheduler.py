@@ -109,7 +109,7 @@ def check_distributed(remaining: Remaining, stage: str) -> None:
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {stage}; run them without it first")
 
 
-def _begin(root: Path, unit: Unit, base: str) -> None:
+def begin(root: Path, unit: Unit, base: str) -> None:
     """Make the place of a unit's output ready: what an attempt with another ``base`` left is removed."""
     started = started_path(root, unit.name)
     if not is_first():
@@ -133,7 +133,7 @@ def _begin(root: Path, unit: Unit, base: str) -> None:
 
 def _work(root: Path, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
     """Do a unit; the output of an earlier attempt with another ``base`` is removed first."""
-    _begin(root, unit, base)
+    begin(root, unit, base)
     if not (unit.together or is_first()):
         return {}  # the next unit begins when the first process has done this one
     summary: Summary = unit.work(on_progress=on_progress)

@@ -89,6 +89,21 @@ def score_to(
     return rewards_D[distinct_R]
 
 
+def score_shard(
+    path: Path,
+    reward: NamedReward,
+    rows: Batch,
+) -> None:
+    """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
+    distinct = {
+        (prompt_id(prompt), text): row
+        for row, (prompt, text) in enumerate(zip(rows.prompts, rows.responses, strict=True))
+    }
+    batch = rows.take(list(distinct.values()))
+    ((_, rewards),) = score_each(reward.function, [batch], name=reward.name)
+    _write(path, reward.made_by, batch, rewards)
+
+
 def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float]) -> None:
     prompts, responses, columns = batch
     table = {

@@ -65,7 +65,7 @@ def draw(
 
     def write(chosen: Sequence[int]) -> None:
         nonlocal number
-        _write(directory / f"part-{number:05d}.parquet", [row for i in chosen for row in rows.pop(i)])
+        _write(shard_path(directory, number), [row for i in chosen for row in rows.pop(i)])
         number += 1
 
     try:
@@ -79,6 +79,18 @@ def draw(
     finally:
         if rows:
             write(sorted(rows))
+
+
+def draw_shard(engine: Engine | ConcurrentEngine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
+    """Draw rollouts 0 … k-1 of each prompt into one shard, which is written whole, prompt by prompt, or not at all."""
+    with closing(_draw_in_any_order(engine, ((prompt, range(k)) for prompt in prompts), k)) as finished:
+        rows = {one[0].prompt_id: _rows(one, responses) for one, responses in finished}
+    _write(path, [row for prompt in prompts for row in rows[prompt.prompt_id]])
+
+
+def shard_path(directory: Path, number: int) -> Path:
+    """Return the path of a shard."""
+    return directory / f"part-{number:05d}.parquet"
 
 
 def _rows(asked: Asked, responses: Sequence[Response]) -> list[dict[str, Any]]:

@@ -1,0 +1,214 @@
+"""Rollouts and rewards of a run on a Ray cluster, as a job of Ray Data (the ``ray`` extra).
+
+Each actor holds the recipe's engine and reward and does one shard after another: some prompts with all of their
+rollouts, and their rewards, each file whole or not there. Shards have the names and the form that the run itself would
+give them, so a killed job goes on with those that are missing, and `infalign run` takes all as its own. What a killed
+node still writes is the same shard under the same name. All nodes see the run directory under one path.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from infalign.core import errors
+from infalign.core.display import listed_names, say
+from infalign.core.errors import ConfigError, InfalignError, first_line
+from infalign.core.progress import ProgressDisplay
+from infalign.core.storage import listed, read_table
+from infalign.pipeline.pending import pending
+from infalign.pipeline.scheduler import begin
+from infalign.pipeline.units import identify
+from infalign.pipeline.workers import Task, call
+from infalign.recipe.settings import Recipe
+from infalign.rewards.base import Batch
+from infalign.rewards.scores import NamedReward, score_shard
+from infalign.sampling.engine import ConcurrentEngine, Engine
+from infalign.sampling.prompts import PromptTable
+from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
+from infalign.steps.run import Run
+from infalign.steps.whole_run import do_units, open_run, units
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the training prompts, and the folders of its rollouts and of their rewards."""
+
+    table: PromptTable
+    rollouts: Path
+    scores: Path
+
+    def missing(self, k: int) -> list[int]:
+        """Return the numbers of the shards whose rollouts or rewards are to be made.
+
+        Where another command drew some prompts of a shard, it stays theirs: `infalign run` draws the others. Raises
+        ConfigError if prompts have fewer than ``k`` rollouts.
+        """
+        prompt_ids, shards = self.table.read().prompt_ids, sorted(self.rollouts.glob("part-*.parquet"))
+        drawn = Counter(
+            identity for shard in shards for identity in listed(read_table(shard, ["prompt_id"]), "prompt_id")
+        )
+        if drawn and (fewer := min(drawn.values())) < k:
+            raise ConfigError(
+                f"{self.rollouts} has {fewer} rollouts of a prompt, and rollout.k is {k}; a cluster draws whole "
+                "shards, so add to them with `infalign run --until rollout`, or choose another run_dir"
+            )
+        names, missing = {shard.name for shard in shards}, list[int]()
+        for number, start in enumerate(range(0, len(prompt_ids), SHARD_PROMPTS)):
+            if shard_path(self.rollouts, number).name in names:
+                to_do = not shard_path(self.scores, number).exists()
+            else:
+                to_do = drawn.keys().isdisjoint(prompt_ids[start : start + SHARD_PROMPTS])
+            missing += [number] * to_do
+        return missing
+
+
+def parts_of(run: Run) -> list[Part]:
+    """Return the parts of a run's training prompts."""
+    numbered = enumerate(run.rollout_parts)
+    return [Part(table, run.layout.rollouts(i), run.layout.scores(i).with_suffix("")) for i, table in numbered]
+
+
+class Actor:
+    """One engine and one reward of a run, which draw and score shards; the run's paths start in ``folder``."""
+
+    def __init__(self, run: Run, folder: str) -> None:
+        self.run, self.folder, self.kept = run, folder, ExitStack()
+        self.parts, self.scorer = parts_of(run), run.scorer("reward")
+        self.prompts = cache(lambda part: self.parts[part].table.read())
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Do the one shard of a batch; return what was wrong with it: the class of an error and what it says, or "".
+
+        An error is returned, because Ray would raise another one, without its cause.
+        """
+        os.chdir(self.folder)
+        part, shard = (int(batch[name][0]) for name in ("part", "shard"))
+        kind = said = ""
+        try:
+            task = Task(f"shard {shard} of part {part}", lambda **_: self.do(part, shard))
+            call(task, print, self.run.recipe.compute.threads)
+        except InfalignError as error:
+            kind, said = type(error).__name__, str(error)
+        return {"kind": np.array([kind]), "said": np.array([said])}
+
+    def __del__(self) -> None:
+        """Stop a server that the engine started."""
+        self.kept.close()
+
+    @cached_property
+    def reward(self) -> NamedReward:
+        """The reward, loaded when it is first needed."""
+        return self.scorer.named(self.scorer.load())
+
+    @cached_property
+    def engine(self) -> Engine | ConcurrentEngine:
+        """The engine, opened when it is first needed."""
+        sampler, probe = self.run.sampler(self.run.reference), self.prompts(0).asked()[0]
+        return self.kept.enter_context(sampler.open(probe, seed=self.run.recipe.seed))
+
+    def do(self, number: int, shard: int) -> None:
+        """Draw and score what of a shard is not there."""
+        part, prompts = self.parts[number], self.prompts(number)
+        drawn, scored = (shard_path(folder, shard) for folder in (part.rollouts, part.scores))
+        if not drawn.exists():
+            asked = prompts.asked()[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
+            draw_shard(self.engine, asked, self.run.recipe.rollout.k, drawn)
+        if not scored.exists():
+            table = read_table(drawn, ["prompt_id", "text", "columns"])
+            # The run may have numbered its shards otherwise.
+            conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
+            conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
+            rows = Batch(conversations, listed(table, "text"), listed(table, "columns"))
+            score_shard(scored, self.reward, rows)
+
+
+def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
+    """Draw and score the rollouts of a recipe by ``actors`` with so many GPUs each, and return the run directory.
+
+    Ray is a cluster that it finds, as by RAY_ADDRESS, or one that is started here with ``cpus`` logical CPUs. Raises
+    ConfigError if what rollouts need is not done, or the cluster is too small.
+    """
+    with open_run(recipe) as run:
+        wanted = units(run, until="score")
+        by_name, found, todo = {unit.name: unit for unit in wanted}, identify(wanted), pending(wanted, run.layout.root)
+        if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
+            raise ConfigError(
+                f"{listed_names(before)} must be done before rollouts are drawn on a cluster; run "
+                "`infalign run RECIPE --until reward-model` first"
+            )
+        if todo:
+            with _cluster(actors, gpus, cpus):
+                for name in todo:
+                    begin(run.layout.root, by_name[name], found[name].base)
+                _draw(run, actors, gpus, console)
+        do_units(run, wanted, until="score", console=console)
+    return run.layout.root
+
+
+def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
+    """Do all shards that are missing, on the cluster."""
+    import ray
+
+    parts, k = parts_of(run), run.recipe.rollout.k
+    for part in parts:
+        part.rollouts.mkdir(parents=True, exist_ok=True)
+        part.scores.mkdir(parents=True, exist_ok=True)
+    shards = [{"part": i, "shard": number} for i, part in enumerate(parts) for number in part.missing(k)]
+    say(console, f"{len(shards):,} shards of {SHARD_PROMPTS} prompts × {k} rollouts to do")
+    if not shards:
+        return
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    done = ray.data.from_items(shards, override_num_blocks=len(shards)).map_batches(
+        Actor,
+        fn_constructor_args=(run, str(Path.cwd())),
+        compute=ray.data.ActorPoolStrategy(size=min(actors, len(shards))),
+        batch_size=1,
+        num_cpus=1,
+        num_gpus=gpus,
+    )
+    with ProgressDisplay(console) as display:
+        display.start("shards")
+        try:
+            for number, row in enumerate(done.iter_rows(), 1):
+                if row["kind"]:
+                    raise getattr(errors, row["kind"])(row["said"])
+                display.update("shards", number, len(shards))
+        except ray.exceptions.RayError as error:
+            raise InfalignError(f"Ray stopped ({first_line(error)}); the same command continues") from error
+        display.finish("shards")
+
+
+@contextmanager
+def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
+    """Connect to Ray for as long as the block runs. Raises ConfigError without Ray, or with too small a cluster."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError(f"rollouts on a cluster need Ray ({error}); pip install 'infalign[ray]'") from error
+    try:
+        ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    except (ValueError, ConnectionError) as error:  # such as --cpus for a cluster that is there
+        raise ConfigError(f"Ray cannot be reached or started ({first_line(error)})") from error
+    try:
+        there = ray.cluster_resources()
+        # Without a CPU for what reads the list of shards, Ray Data would wait for ever.
+        for what, needed in (("CPU", actors + 1.0), ("GPU", actors * gpus)):
+            if there.get(what, 0.0) < needed:
+                raise ConfigError(
+                    f"{actors} actors need {needed:g} {what}s, and Ray has {there.get(what, 0.0):g}; give fewer "
+                    "--ray-actors, or a larger cluster"
+                )
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,207 @@
+"""What actors on a cluster draw is what the run itself would draw, also after a kill.
+
+``make test-frameworks`` runs those with a real Ray on this machine, of four logical CPUs on however many cores.
+"""
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import micro
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from infalign.core.errors import ConfigError
+from infalign.integrations.ray import Actor, Part, on_cluster, parts_of
+from infalign.recipe.reading import load_recipe
+from infalign.rewards.base import Batch
+from infalign.rewards.scores import NamedReward, score_shard
+from infalign.sampling.engine import Response
+from infalign.sampling.prompts import PromptTable
+from infalign.sampling.rollouts import draw_shard, shard_path
+from infalign.steps import whole_run
+from infalign.steps.run import Run
+from infalign.world import gold
+
+on_ray = pytest.mark.frameworks
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HELD = '''
+import time
+from pathlib import Path
+
+def reward(prompts, responses):
+    """Return the number of vowels, once fewer than three shards are scored or nobody holds the job up."""
+    while Path("hold").exists() and len(list(Path("cluster/scores").glob("part-*/part-*.parquet"))) >= 3:
+        time.sleep(0.05)
+    return [float(sum(letter in "aeiou" for letter in text)) for text in responses]
+'''
+RAY = ("--ray-actors", "2", "--ray-cpus", "4")
+
+
+@pytest.fixture
+def folder(calibrated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the same recipe for a run on a cluster and for one here: eight shards of prompts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.py").write_text(HELD, encoding="utf-8")
+    for name in ("cluster", "here"):
+        recipe = micro.given(Path(name), str(calibrated_run.parent / "policy"))
+        recipe |= {"reward": {"function": "held.py:reward"}, "rollout": {"prompts": 100, "k": 6, "max_new_tokens": 12}}
+        micro.write(tmp_path / f"{name}.yaml", recipe)
+    return tmp_path
+
+
+def shards(root: Path, kind: str) -> dict[str, tuple[int, int]]:
+    """Return inode and time of change of each shard of rollouts or scores."""
+    found = sorted(root.glob(f"{kind}/part-*/part-*.parquet"))
+    return {path.relative_to(root).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+def wait_for(happened: Callable[[], Any], process: subprocess.Popen[bytes]) -> None:
+    """Wait until something happened in a process that goes on."""
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def rows(root: Path) -> list[dict[str, Any]]:
+    """Return all rollouts of a run, in an order that does not depend on their shards."""
+    tables = [pq.read_table(path) for path in sorted(root.glob("rollouts/part-*/part-*.parquet"))]
+    return pa.concat_tables(tables).sort_by([("prompt_id", "ascending"), ("index", "ascending")]).to_pylist()
+
+
+def calibrate(recipe: str) -> list[str]:
+    """Run a recipe up to its calibrated prompts here, and return the names of the units that were done."""
+    console = Console(file=io.StringIO(), width=200)
+    whole_run.run_recipe(load_recipe(recipe), until="calibrate", console=console)
+    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+
+
+@on_ray
+def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -> None:
+    """Its actors go with it, no finished shard is touched again, and the run takes all shards as its own."""
+    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
+    (folder / "hold").touch()
+    root, command = folder / "cluster", [micro.COMMAND, "run", "cluster.yaml", *RAY]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: len(shards(root, "scores")) >= 3 and len(shards(root, "rollouts")) >= 4, job)
+    workers = psutil.Process(job.pid).children(recursive=True)
+    os.kill(job.pid, signal.SIGKILL)
+    job.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=120)
+    assert not alive
+    before = shards(root, "rollouts") | shards(root, "scores")
+    assert 7 <= len(before) < 16
+    (folder / "hold").unlink()
+
+    ended = micro.infalign("run", "cluster.yaml", *RAY)
+    assert ended.returncode == 0, ended.stderr
+    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts to do" in ended.stdout
+    after = shards(root, "rollouts") | shards(root, "scores")
+    assert before.items() <= after.items()
+    assert len(after) == 16
+
+    assert calibrate("cluster.yaml") == ["calibrate"]
+    calibrate("here.yaml")
+    assert rows(root) == rows(folder / "here")
+    assert pq.read_table(root / "calibrated.parquet").equals(pq.read_table(folder / "here" / "calibrated.parquet"))
+
+
+def shards_done(made: dict[str, Any]) -> list[str]:
+    """Return the shards of which both rollouts and rewards were made."""
+    return [name for name in made if name.startswith("scores") and name.replace("scores", "rollouts") in made]
+
+
+@on_ray
+def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None:
+    """Stages that rollouts need, and a cluster without a CPU to spare or a GPU."""
+    needs_data = micro.infalign("run", "cluster.yaml", *RAY)
+    assert needs_data.returncode == 2
+    assert "data must be done before rollouts are drawn on a cluster" in needs_data.stderr
+    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
+    for words, said in (
+        (("--ray-actors", "2", "--ray-cpus", "2"), "2 actors need 3 CPUs, and Ray has 2"),
+        (("--ray-actors", "2", "--ray-cpus", "4", "--ray-gpus", "64"), "2 actors need 128 GPUs"),
+    ):
+        ended = micro.infalign("run", "cluster.yaml", *words)
+        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+
+
+@on_ray
+def test_an_error_of_an_actor_is_said_as_elsewhere(folder: Path) -> None:
+    """A reward that fails there is named, and the exit code is the same as without a cluster."""
+    (folder / "held.py").write_text("def reward(prompts, responses):\n    raise OSError('down')\n", encoding="utf-8")
+    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
+    ended = micro.infalign("run", "cluster.yaml", *RAY)
+    assert (ended.returncode, "raised OSError in held.py, line 2: down" in ended.stderr) == (1, True), ended.stderr
+
+
+@pytest.fixture
+def copied(calibrated_run: Path, tmp_path: Path) -> Run:
+    """Return a copy of a run whose rollouts are drawn and scored, three prompts in each of four parts."""
+    root = shutil.copytree(calibrated_run, tmp_path / "run")
+    recipe = load_recipe(root / "recipe.yaml").model_copy(update={"run_dir": str(root)})
+    return Run.of(recipe)
+
+
+def test_an_actor_draws_and_scores_what_the_run_did(copied: Run) -> None:
+    """A shard that is missing comes back the same, and one without rewards keeps its rollouts."""
+    for number, part in enumerate(parts_of(copied)[:2]):
+        drawn, scored = (shard_path(folder, 0) for folder in (part.rollouts, part.scores))
+        before = [pq.read_table(path) for path in (drawn, scored)]
+        assert part.missing(6) == []
+        scored.unlink()
+        if number == 0:
+            drawn.unlink()
+        assert part.missing(6) == [0]
+        assert Actor(copied, str(Path.cwd()))({"part": [number], "shard": [0]}) == {"kind": [""], "said": [""]}
+        assert [pq.read_table(path) for path in (drawn, scored)] == before
+
+
+class Parrot:
+    """An engine that says the number of each rollout."""
+
+    def sample_together(self, draws: Any) -> list[Response]:
+        """Return a response of one token to each."""
+        return [Response((index,), str(index), "length", 0.0) for _, index in draws]
+
+
+def test_a_shard_of_which_another_command_drew_prompts_is_left_to_it(tmp_path: Path) -> None:
+    """So is one that is there with its rewards; more rollouts of old prompts are refused by name."""
+    rows = [
+        {"prompt_id": str(i), "prompt": [{"role": "user", "content": f"Say {i}."}], "token_ids": [i]} for i in range(80)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
+    part = Part(PromptTable(tmp_path / "prompts.parquet", 72), tmp_path / "rollouts", tmp_path / "scores")
+    part.rollouts.mkdir()
+    part.scores.mkdir()
+    assert part.missing(2) == [0, 1, 2, 3, 4]
+    prompts = list(part.table.read().asked())
+    draw_shard(Parrot(), prompts[:16], 2, shard_path(part.rollouts, 0))
+    asked = [row["prompt"] for row in rows[:16] for _ in range(2)]
+    score_shard(shard_path(part.scores, 0), NamedReward(gold, "gold", "gold"), Batch(asked, ["0", "1"] * 16))
+    draw_shard(Parrot(), prompts[16:32], 2, shard_path(part.rollouts, 1))
+    draw_shard(Parrot(), prompts[40:43], 2, shard_path(part.rollouts, 9))
+    assert part.missing(2) == [1, 3, 4]
+    with pytest.raises(ConfigError, match=r"has 2 rollouts of a prompt, and rollout\.k is 3"):
+        part.missing(3)
+
+
+def test_without_ray_the_extra_is_named(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the run is touched."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    recipe = copied.recipe.model_copy(update={"rollout": copied.recipe.rollout.model_copy(update={"k": 8})})
+    before = {path: path.stat().st_mtime_ns for path in (copied.layout.root / "stages").iterdir()}
+    with pytest.raises(ConfigError, match=r"pip install 'infalign\[ray\]'"):
+        on_cluster(recipe, actors=1, gpus=0, cpus=None, console=Console(file=io.StringIO()))
+    assert {path: path.stat().st_mtime_ns for path in (copied.layout.root / "stages").iterdir()} == before
