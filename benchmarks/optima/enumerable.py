@@ -274,16 +274,13 @@ def bond(case: Enumerable, kl_budget: float) -> Array:
     return at_kl(case, partial(bond_step, case, anchor), kl_budget, between=(1e-9, 1e6))
 
 
-def pair_optimum(case: Enumerable, tau: float, *, length_averaged: bool = False) -> Array:
+def pair_optimum(case: Enumerable, tau: float) -> Array:
     """Return the log-law that minimises the expected loss of IPO over independent pairs, found numerically, (P, Y)."""
-    lengths = torch.tensor([len(ids) for ids in case.responses]).double()
-    scale = lengths if length_averaged else torch.ones_like(lengths)
 
     def loss(h: torch.Tensor, p: int) -> torch.Tensor:
         reference, rewards = torch.tensor(np.exp(case.log_reference[p])), torch.tensor(case.rewards[p])
         label = torch.sign(rewards[:, None] - rewards) / (2.0 * tau)
-        ratio = h / scale
-        return reference @ (ratio[:, None] - ratio - label).square() @ reference
+        return reference @ (h[:, None] - h - label).square() @ reference
 
     return _tabular(case, loss)
 

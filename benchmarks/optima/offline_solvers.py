@@ -64,11 +64,6 @@ METHODS = {
         resampling(EXP10, BETA10), fit(12, 256), lambda case: enumerable.tilted(case, EXP10, BETA10)
     ),
     "bon-sft n=4": Method(best_of_n_tuning(4), fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
-    "ipo averaged": Method(
-        ipo(TAU, length_averaged=True),
-        fit(24, 128),
-        lambda case: enumerable.pair_optimum(case, TAU, length_averaged=True),
-    ),
     "bonbon n=4": Method(bonbon(4), fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
 }
 

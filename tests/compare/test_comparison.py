@@ -193,11 +193,11 @@ class Told(Comparison):
 
 def test_a_method_that_spends_far_less_or_far_more_is_left_out(tmp_path: Path) -> None:
     """One that spends a quarter more stays and is marked; two at the ends are named with what they spend."""
-    policies = MethodPolicies(recipe(tmp_path), ["qrpo", "qrpo-identity", "ipo", "resample", "ipo-averaged"], [0.5])
-    spent = {"qrpo-0.5": 0.1, "qrpo-identity-0.5": 0.5, "ipo-0.5": 0.5, "resample-0.5": 0.62, "ipo-averaged-0.5": 0.63}
+    policies = MethodPolicies(recipe(tmp_path), ["qrpo", "qrpo-identity", "ipo", "resample", "qrpo-raw"], [0.5])
+    spent = {"qrpo-0.5": 0.1, "qrpo-identity-0.5": 0.5, "ipo-0.5": 0.5, "resample-0.5": 0.62, "qrpo-raw-0.5": 0.63}
     at = Told(policies, {name: (kl, 0.6) for name, kl in spent.items()}).at_budget(0.5)
     assert at["left_out"] == pytest.approx({"qrpo": 0.1})
-    assert at["not_bracketed"] == pytest.approx({"resample": 0.62, "ipo-averaged": 0.63})
+    assert at["not_bracketed"] == pytest.approx({"resample": 0.62, "qrpo-raw": 0.63})
     assert at["kl"] == at["median"] == 0.5
     assert at["win_rates"]["reward"]["standard"].keys() == {"qrpo-identity", "ipo", "resample"}
     spent["qrpo-0.5"] = 0.4  # near enough to be waited for

@@ -15,7 +15,7 @@ ELSEWHERE = {
     "{solver: bonbon, n: 4, kl_budget: 1}": "kl_budget is for the solver qrpo or ",
     "{solver: bonbon, n: 1}": "Input should be greater than or equal to 2, found 1",
     "{solver: bon-sft, n: 7}": "policies.new: the best of 7 needs a rollout.k of at least 7",
-    "{solver: qrpo, length_averaged: true, beta: 1}": "length_averaged is for the solver ipo, found qrpo",
+    "{solver: ipo, loss: squared, beta: 1}": "loss is for the solver qrpo, found ipo",
     "{solver: ipo, transform: log, beta: 1}": "transform is for the solver qrpo or ",
     "{solver: ipo}": "give exactly one of kl_budget, beta",
     "{solver: qrpo, transform: rawest, kl_budget: 1}": "raw-prompt",

@@ -27,8 +27,8 @@ Examples:
 The win rate is that of the aligned policy against the base policy, ties
 counting one half; KL is in nats. β is the paper's, the weight of KL against
 raw Φ (e^{10u} for exp:10); trainers whose Φ is normalized take the other one.
-`optimal` is the best policy for the procedure at that KL or β; bon_fp and
-won_fp, the paper's names, are the same for best-of-N and worst-of-N.
+`optimal` is the best policy for the procedure at that KL or β: the paper's
+bon_fp for best-of-N, won_fp for worst-of-N.
 --rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
 report of a run measures it; its KL buys less.
 --plot draws win rates against KL with --sweep, otherwise density and CDF of
@@ -68,9 +68,7 @@ ProcedureName = Annotated[
 def curve(
     *,
     procedure: ProcedureName,
-    transform: Annotated[
-        list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal, bon_fp. Repeatable.")
-    ],
+    transform: Annotated[list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal. Repeatable.")],
     kl: Annotated[list[float] | None, Parameter(help="KL budget in nats. Repeatable.")] = None,
     beta: Annotated[list[float] | None, Parameter(help="The paper's β instead of --kl. Repeatable.")] = None,
     sweep: Annotated[bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.")] = False,

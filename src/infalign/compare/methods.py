@@ -1,8 +1,7 @@
 """Methods that can be compared: a solver with its objective, but without its strength, which is a KL budget."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -25,12 +24,11 @@ SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLORS,
 
 @dataclass(frozen=True)
 class Method:
-    """A solver, the transformation that it optimizes and its options: a policy of a recipe, without its strength."""
+    """A solver and the transformation that it optimizes: a policy of a recipe, without its strength."""
 
     about: str
     solver: str | None  # None if nothing is trained
     transform: str | None = None  # None if the solver has a fixed one
-    options: Mapping[str, bool] = field(default_factory=dict)
     ours: bool = False  # if it optimizes the served win rate, by our transformation or directly; else a baseline
     n: int | None = None  # the N that its transformation is for, if not that of the recipe's procedure
 
@@ -45,7 +43,7 @@ class Method:
         if self.solver is None:
             return False
         strength = {"n": 2} if self.to_best_of_n else {"kl_budget": 0.1}
-        example: Solver = read_solver(solver=self.solver, **self.options, **strength)
+        example: Solver = read_solver(solver=self.solver, **strength)
         return example.generates
 
     @property
@@ -54,14 +52,14 @@ class Method:
         return QUIET if self.solver is None else SOLVER_COLORS.get(self.solver, INK)
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
-        """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation, options and fit."""
+        """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation and fit."""
         fixed = {} if self.transform is None else {"transform": self.transform}
         if self.transform == AWARE:
             served = extreme_procedure(recipe)
             served = served if self.n is None else replace(served, n=self.n)
             fixed = {"transform": aware_transform(served, budget, recipe.rollout.k)}
         strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
-        return {"solver": self.solver, **fixed, **self.options, **strength, **self._fit(recipe)}
+        return {"solver": self.solver, **fixed, **strength, **self._fit(recipe)}
 
     def _fit(self, recipe: Recipe) -> dict[str, Any]:
         """Return how it is trained, from the recipe's first policy of its kind.
@@ -93,7 +91,6 @@ METHODS = {
     "qrpo-raw-prompt": Method("QRPO on the reward standardized by prompt", "qrpo", "raw-prompt"),
     "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),
     "ipo": Method("IPO on pairs of rollouts", "ipo"),
-    "ipo-averaged": Method("IPO with log-ratios per token, as in TRL", "ipo", options={"length_averaged": True}),
     "bonbon": Method("BoNBoN: the best and the worst of n, the paper's loss", "bonbon"),
     "bon-sft": Method("fine-tuning on the best of n", "bon-sft"),
     "rloo": Method("RLOO on the procedure's transformation", "rloo", AWARE, ours=True),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from infalign.core.errors import ConfigError, InfalignError
-from infalign.method.procedures import Served, Standard, is_extreme, rewinds
+from infalign.method.procedures import Served, Standard, rewinds
 from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
@@ -14,8 +14,7 @@ from infalign.theory.rank_correlation import law_at_rank_correlation
 
 SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
 LARGEST_ERROR = 1e-4  # the largest error of a point; a worse one would look like an answer
-Aim = Transformation | Literal["optimal", "bon_fp", "won_fp"]
-PAPERS_OPTIMA = {"bon_fp": 1.0, "won_fp": -1.0}  # the paper's fixed points, and the sign of what they are for
+Aim = Transformation | Literal["optimal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,8 @@ class Point:
 
 
 def parse_transform_or_optimum(name: str) -> Aim:
-    """Return the transformation that ``name`` spells, or an optimum, which is another one at every KL, as its name.
-
-    Beside ``optimal`` these are the paper's ``bon_fp`` and ``won_fp``, the optima of Best- and Worst-of-N.
-    """
-    match name:
-        case "optimal" | "bon_fp" | "won_fp":
-            return name
-    return parse_transform(name)
+    """Return the transformation that ``name`` spells, or ``optimal``, which is another one at every KL, as it is."""
+    return "optimal" if name == "optimal" else parse_transform(name)
 
 
 def curve_point(
@@ -79,12 +72,6 @@ def curve_point(
         raise ConfigError("a point of a curve needs either beta or a KL budget")
     more: dict[str, Any] = {}
     if isinstance(transform, str):
-        sign = PAPERS_OPTIMA.get(transform)
-        if sign and not (is_extreme(procedure) and procedure.sign == sign and (base or procedure) == procedure):
-            served = "best-of-N" if sign > 0 else "worst-of-N"
-            raise ConfigError(
-                f"{transform} is the optimum for {served} on both sides; for {procedure.name} give optimal"
-            )
         optimum = optimal(procedure, beta=beta, kl=kl, base=base)
         law, spent, wins = optimum.law, optimum.kl, optimum.win_rate
         more = {name: getattr(optimum, name) for name in ("residual", "self_check")}

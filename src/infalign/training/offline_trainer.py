@@ -57,11 +57,11 @@ class RolloutRegression:
 
     def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the objective's loss and h = log π/π_ref, (B, M)."""
-        number_B, reference, lengths, batch = (inputs[key] for key in ("number", "reference", "lengths", "batch"))
+        number_B, reference, batch = (inputs[key] for key in ("number", "reference", "batch"))
         packed = isinstance(batch, PackedBatch)
         logprob = batch.logprobs(model) if packed else completion_logprobs(model, **batch)
         h_BM = (logprob - reference).view(len(number_B), -1)
-        return self.objective.loss(h_BM, lengths.view_as(h_BM), number_B), {"log_ratio": h_BM}
+        return self.objective.loss(h_BM, number_B), {"log_ratio": h_BM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _pass(objective: Objective, groups: Iterable[tuple[int, Array]], rng: np.ran
 
 @dataclass(frozen=True)
 class _Collator:
-    """The number of each example, and of each of its rollouts the length and reference's log-probability.
+    """The number of each example, and of each of its rollouts the reference's log-probability.
 
     The rollouts are packed, with the states that a teacher reads in the same order, or padded.
     """
@@ -189,7 +189,6 @@ class _Collator:
         batch: dict[str, Any] = {
             "number": torch.tensor([example["number"] for example in examples]),
             "reference": torch.tensor([row["reference_logprob"] for row in rows]),
-            "lengths": torch.tensor([len(response) for response in responses]),
         }
         if not self.packs:
             return batch | {"batch": padded_batch(prompts, responses, "cpu")}

@@ -117,9 +117,8 @@ class Solver(Kind):
 
     @property
     def label(self) -> str:
-        """The solver with its options: ``qrpo squared``."""
-        options = (name for name, field in type(self).model_fields.items() if field.annotation is bool)
-        return " ".join([self.solver, *(name.replace("_", "-") for name in options if getattr(self, name))])
+        """The solver with its loss and form, unless these are the usual ones: ``qrpo squared guided``."""
+        return self.solver
 
     @property
     def method(self) -> str:

@@ -34,7 +34,7 @@ def bonbon(n: int) -> Objective:
         pairs = np.stack([sets[rows, rewards.argmax(1)], sets[rows, rewards.argmin(1)]], axis=1)
         return pairs, np.full(len(sets), bonbon_margin(n))
 
-    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, margin_B: torch.Tensor) -> torch.Tensor:
+    def loss(h_BM: torch.Tensor, margin_B: torch.Tensor) -> torch.Tensor:
         best, worst = h_BM.unbind(1)
         return (ALPHA * -best + (1.0 - ALPHA) * (best - worst - margin_B).square()).mean()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
 from infalign.method.calibration import Array, win
 from infalign.method.shapings import Ranked, Shaping
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 
-def ipo(tau: float, *, length_averaged: bool = False) -> Objective:
+def ipo(tau: float) -> Objective:
     """Return the loss (h_i − h_j − (2w_ij − 1)/2τ)² of pairs labeled by the reward (Azar et al. 2023, equation 17).
 
     Its optimum is π_ref·e^{C/τ}/Z, the identity transformation at β = τ. In each pass a rollout is in one pair, with a
-    new random partner, and one of an odd number is left out; a tie has the label 0. ``length_averaged`` divides each h
-    by its number of tokens, as TRL does; the optimum is then no longer the identity's.
+    new random partner, and one of an odd number is left out; a tie has the label 0. Each h is a sum over tokens; TRL's
+    mean over tokens has another optimum.
     """
 
     def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
@@ -30,8 +29,8 @@ def ipo(tau: float, *, length_averaged: bool = False) -> Objective:
         first, second = rewards_K[pairs].T
         return pairs, (2.0 * win(first, second) - 1.0) / (2.0 * tau)
 
-    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, label_B: torch.Tensor) -> torch.Tensor:
-        first, second = (h_BM / lengths_BM if length_averaged else h_BM).unbind(1)
+    def loss(h_BM: torch.Tensor, label_B: torch.Tensor) -> torch.Tensor:
+        first, second = h_BM.unbind(1)
         return (first - second - label_B).square().mean()
 
     return Objective(examples, loss)
@@ -43,8 +42,7 @@ class Settings(ToBudget, Offline):
     fixed_shaping: ClassVar[Shaping] = Ranked(Identity())
 
     solver: Literal["ipo"]
-    length_averaged: bool = Field(False, description="log-ratios a token, as TRL has them")
 
     def objective(self, beta: float) -> Objective:
         """Return its objective, with τ = ``beta``."""
-        return ipo(beta, length_averaged=self.length_averaged)
+        return ipo(beta)

@@ -29,11 +29,11 @@ class Objective:
 
     ``examples`` turns the K rewards of one prompt into the examples of one pass: the rollouts of each example, (E, M),
     and one number per example, (E,): a target, a weight or a label. ``loss`` is the mean loss of a batch: it compares
-    those numbers with h = log π/π_ref of the rollouts, (B, M), summed over tokens; it also gets their lengths.
+    those numbers with h = log π/π_ref of the rollouts, (B, M), summed over tokens.
     """
 
     examples: Callable[[Array, np.random.Generator], Examples]
-    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
@@ -118,7 +118,7 @@ class Offline(Solver):
 
     @property
     def label(self) -> str:
-        """The solver with its options and form."""
+        """The solver with its form."""
         return super().label if self.guide is None else f"{super().label} guided"
 
     @property
@@ -150,7 +150,7 @@ def weighted_likelihood(weights: Callable[[Array], Array]) -> Objective:
     def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
         return np.arange(rewards_K.size)[:, None], weights(rewards_K)
 
-    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
+    def loss(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
         return -(weight_B * h_BM[:, 0]).mean()
 
     return Objective(examples, loss)

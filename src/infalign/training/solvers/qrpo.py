@@ -56,7 +56,7 @@ def qrpo(shaping: Transformation | Shaping, beta: float, divergence: Divergence 
         rows_K = sample_systematically(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
-    def loss(h_BM: torch.Tensor, lengths_BM: torch.Tensor, target_B: torch.Tensor) -> torch.Tensor:
+    def loss(h_BM: torch.Tensor, target_B: torch.Tensor) -> torch.Tensor:
         return divergence(h_BM[:, 0], target_B).mean()
 
     return Objective(examples, loss)
