@@ -59,7 +59,7 @@ def dies_halfway(lab: Lab) -> Seen:
     policy = load_policy(lab.finished / "models" / "reference")
     with retries.attempts(2), RolloutServer(*policy) as server:
         engine = f"rollout.engine={{kind: server, url: '{server.url}', in_flight: 8}}"
-        server.broken_after = 2 + 5  # the probe and five prompts
+        server.broken_after = 1 + 5  # the probe and five prompts
         seen = told(lambda: again(root, engine, until="rollout"))
         before = pq.read_table(root / "rollouts" / "part-0").to_pylist()
         assert len(before) == 5 * 6

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-from transformers import TopPLogitsWarper
 
 from infalign.sampling.engine import Sampling
 from infalign.sampling.transformers import TransformersEngine
@@ -125,13 +124,12 @@ class RewardServer(Server):
 
 
 class RolloutServer(Server):
-    """A completions server that runs a model; ``truncate_to`` is a nucleus that nobody asked for.
+    """A completions server that runs a model.
 
     Its own faults are "short" (half of the responses), "equal", "no ids", "no logprobs", or JSON that replaces fields
     of every response. A request draws the same again if its seed is the same.
     """
 
-    truncate_to: float | None = None
     computing = threading.Lock()  # the engine changes the model while it draws
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -143,9 +141,7 @@ class RolloutServer(Server):
         engine = TransformersEngine(self.model, self.tokenizer, Sampling(body["max_tokens"], seed=body["seed"]))
         choices = []
         with self.computing:
-            hook = self.model.register_forward_hook(self._truncate)
             drawn = engine.sample(body["prompt"], "", range(body["n"]))
-            hook.remove()
         for response in drawn:
             logprobs = token_logprobs(self.model, body["prompt"], response.token_ids)
             choices.append(
@@ -167,11 +163,6 @@ class RolloutServer(Server):
                     fault
                 )
         return {"choices": choices}
-
-    def _truncate(self, model: Any, given: Any, output: Any) -> Any:
-        if self.truncate_to is not None:
-            output.logits[:, -1] = TopPLogitsWarper(self.truncate_to)(None, output.logits[:, -1])
-        return output
 
 
 @torch.no_grad()

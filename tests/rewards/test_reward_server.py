@@ -230,7 +230,6 @@ def test_a_server_must_still_give_the_rewards_it_gave(
         ({"url": "ftp://host/x"}, "starts with http"),
         ({"url": "ftp://me:secret@host/x"}, "use api_key_env"),
         ({"url": "http://host", "function": "a:b"}, "not both"),
-        ({"url": ["http://a/classify", "http://b/get_reward"]}, "asked alike"),
         ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
         ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env is for a `url`"),
     ],

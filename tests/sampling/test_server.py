@@ -123,24 +123,6 @@ def test_a_request_that_hangs_holds_up_no_other(server: RolloutServer, tmp_path:
     assert read_rollouts(tmp_path / "hung", ids, 2).equals(read_rollouts(tmp_path / "well", ids, 2))
 
 
-def test_several_servers_share_the_requests_and_one_may_be_down(
-    server: RolloutServer, policy: tuple[Any, Any], tmp_path: Path
-) -> None:
-    """They take turns, each is checked, and what one does not answer another does; the responses are the same."""
-    with RolloutServer(*policy) as other:
-        both = ServerEngine([server.url, other.url], "tiny", Vocabulary(server.tokenizer), Sampling(12))
-        draw(both, MANY, 2, tmp_path / "both", on_progress=silent)
-        assert len(server.bodies) == len(other.bodies) == 16
-        other.truncate_to = 0.3
-        with pytest.raises(ConfigError, match=rf"{other.url}.*truncates"):
-            both.check(PROMPT)
-    server.bodies.clear()
-    draw(both, MANY, 2, tmp_path / "one", on_progress=silent)
-    assert len(server.bodies) == 32
-    ids = [prompt.prompt_id for prompt in MANY]
-    assert read_rollouts(tmp_path / "both", ids, 2).equals(read_rollouts(tmp_path / "one", ids, 2))
-
-
 def test_an_interrupted_draw_does_not_wait_and_draws_nothing_twice(server: RolloutServer, tmp_path: Path) -> None:
     """Ctrl-C keeps what has come and ends at once though a server hangs; only the missing prompts are asked again."""
     draw(served(server), MANY, 2, tmp_path / "whole", on_progress=silent)
@@ -201,12 +183,10 @@ def test_a_policy_that_is_sure_may_answer_the_same(server: RolloutServer) -> Non
     assert {response.finish for response in served(server).sample(PROMPT, "p", range(8))} == {"stop"}
 
 
-def test_a_server_that_truncates_is_refused_and_an_honest_one_passes(server: RolloutServer) -> None:
-    """Also one that gives no log-probabilities: nothing is known of what it never draws."""
+def test_a_server_without_log_probabilities_is_refused_and_another_passes(server: RolloutServer) -> None:
+    """Nothing is known of what it samples from; one request says so."""
     served(server).check(PROMPT)
-    server.truncate_to = 0.3
-    with pytest.raises(ConfigError, match="truncates its distribution"):
-        served(server).check(PROMPT)
     server.script = ["no logprobs"]
     with pytest.raises(ConfigError, match="returns no log-probabilities"):
         served(server).check(PROMPT)
+    assert len(server.bodies) == 2

@@ -19,8 +19,6 @@ from random import random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, PlainSerializer
-
 from infalign.core.errors import ConfigError, PartialError
 
 if TYPE_CHECKING:
@@ -58,17 +56,6 @@ def checked_url(url: str) -> str:
     return url
 
 
-def url_list(check: Callable[[str], str]) -> tuple[BeforeValidator, AfterValidator, PlainSerializer]:
-    """Return how a setting reads one URL or a list of them, each checked by ``check``, and writes what was given."""
-    return (
-        BeforeValidator(
-            lambda given: given if isinstance(given, list | tuple) else [given], json_schema_input_type=str | list[str]
-        ),
-        AfterValidator(lambda found: tuple(check(url) for url in found)),
-        PlainSerializer(lambda found: found[0] if len(found) == 1 else list(found)),
-    )
-
-
 def checked_variable(name: str) -> str:
     """Return the name of an environment variable. Raises ValueError, which does not quote it: it may be a key."""
     if VARIABLE_NAME.fullmatch(name) is None:
@@ -95,7 +82,7 @@ def api_key(variable: str | None) -> str | None:
 
 
 class Post(Protocol):
-    """Asks one of the servers; bound to its turn."""
+    """Asks the server."""
 
     async def __call__(self, body: object, *, max_bytes: int) -> httpx2.Response:
         """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
@@ -106,15 +93,14 @@ class Post(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
-    """Servers that give the same answers, asked many requests at once.
+class Server:
+    """A server at ``url``, asked ``in_flight`` requests at once.
 
-    ``urls`` take turns, also for the repetitions of a request. At most ``in_flight`` × their number are under way. One
-    attempt may take ``read_seconds``, from its connection to the end of the answer; attempts are repeated for up to
+    One attempt may take ``read_seconds``, from its connection to the end of the answer; attempts are repeated for up to
     ``retry_seconds``, each after the wait that the server asks for in Retry-After, up to half a minute, and logged.
     """
 
-    urls: tuple[str, ...]
+    url: str
     in_flight: int
     read_seconds: float
     retry_seconds: float
@@ -134,7 +120,7 @@ class Servers:
         from anyio import Semaphore
         from anyio.from_thread import start_blocking_portal
 
-        at_once = self.in_flight * len(self.urls)
+        at_once = self.in_flight
         numbered = enumerate(asked)
         under_way: dict[Future[Answer], tuple[int, Asked]] = {}  # or waiting for a turn
         finished: SimpleQueue[Future[Answer]] = SimpleQueue()
@@ -149,7 +135,7 @@ class Servers:
                     if failures:
                         raise CancelledError
                     try:
-                        return await ask(partial(self._post, client, number), item)
+                        return await ask(partial(self._post, client), item)
                     except Exception as error:
                         failures[number] = error
                         raise
@@ -176,31 +162,29 @@ class Servers:
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[Post]:
-        """Yield what asks the servers in the caller's own event loop, whose requests end with the caller's task."""
+        """Yield what asks the server in the caller's own event loop, whose requests end with the caller's task."""
         async with self._client() as client:
-            yield partial(self._post, client, 0)
+            yield partial(self._post, client)
 
     def _client(self) -> httpx2.AsyncClient:
         import httpx2
 
-        at_once = self.in_flight * len(self.urls)
         return httpx2.AsyncClient(
             headers={"Content-Type": "application/json"}
             | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
             timeout=httpx2.Timeout(self.read_seconds, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=at_once),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.in_flight),
             verify=_tls(),
         )
 
-    async def _post(self, client: httpx2.AsyncClient, turn: int, body: object, *, max_bytes: int) -> httpx2.Response:
+    async def _post(self, client: httpx2.AsyncClient, body: object, *, max_bytes: int) -> httpx2.Response:
         import httpx2
         from anyio import sleep
 
         deadline, waits = time.monotonic() + self.retry_seconds, backoff()
-        for number in count(turn):
-            url = self.urls[number % len(self.urls)]
+        while True:
             try:
-                return (await self._attempt(client, url, body, max_bytes)).raise_for_status()
+                return (await self._attempt(client, body, max_bytes)).raise_for_status()
             except httpx2.HTTPError as error:
                 why, said, wait, wanted = type(error).__name__, str(error), next(waits, math.inf), ""
                 if isinstance(error, httpx2.HTTPStatusError):
@@ -210,17 +194,16 @@ class Servers:
                     wait = min(float(wanted), MAX_WAIT_BETWEEN_ATTEMPTS)
                 left, why = deadline - time.monotonic(), f"{why}: {quote_answer(said, self.key)}"
                 if not may_pass(error):
-                    raise ConfigError(f"{url} refused the request with {why}") from error
+                    raise ConfigError(f"{self.url} refused the request with {why}") from error
                 if wait > left:
                     raise PartialError(
-                        f"{url} did not answer for {self.retry_seconds:.0f} s, the last attempt gave {why}; what is "
-                        "done is kept, so start the server and run the same command again"
+                        f"{self.url} did not answer for {self.retry_seconds:.0f} s, the last attempt gave {why}; what "
+                        "is done is kept, so start the server and run the same command again"
                     ) from error
-                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", url, why, wait, left)
+                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", self.url, why, wait, left)
             await sleep(wait)
-        raise AssertionError  # the attempts have no end
 
-    async def _attempt(self, client: httpx2.AsyncClient, url: str, body: object, max_bytes: int) -> httpx2.Response:
+    async def _attempt(self, client: httpx2.AsyncClient, body: object, max_bytes: int) -> httpx2.Response:
         """Return the answer, whole, to one attempt, which is cut off after ``read_seconds``.
 
         httpx grants its time-outs to each part that it receives; neither dripped headers nor endless `100 Continue`
@@ -229,7 +212,7 @@ class Servers:
         import httpx2
         from anyio import fail_after
 
-        request = client.build_request("POST", url, json=body)
+        request = client.build_request("POST", self.url, json=body)
         received, said = bytearray(), "no answer"
         try:
             with fail_after(self.read_seconds):

@@ -57,14 +57,12 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     The path of a folder or a transformation does not count. A data file, a local data set and a reward function also
     have their ``name``. The content of a function is the source of its module; modules that it imports are not
     included. A missing file has the content None; the stage that needs it raises the error. A hub id is kept as it is.
-    Of servers with the same model, the first stands for all; how many requests are in flight says nothing.
+    How many requests are in flight says nothing.
     """
     settings: dict[str, Any] = recipe.model_dump(mode="json")
     folder = Path(settings["data"].pop("folder"))
     for asked in (settings["rollout"]["engine"], *(settings[name] or {} for name in ("reward", "judge", "gold"))):
         asked.pop("in_flight", None)
-        if isinstance(asked.get("url"), list):
-            asked["url"] = asked["url"][0]
     for source in (*settings["data"]["sources"], *settings["data"]["test"]):
         if (name := source.pop("set")) is not None:
             file = part_file(folder, name, source["split"])

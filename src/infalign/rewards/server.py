@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from infalign.core.errors import DataError
-from infalign.core.http import RETRY_SECONDS, Post, Servers, api_key, quote_answer
+from infalign.core.http import RETRY_SECONDS, Post, Server, api_key, quote_answer
 from infalign.data.lines import reject_duplicate_keys
 from infalign.data.messages import Message
 from infalign.rewards.base import Batch, checked_rewards
@@ -35,13 +35,13 @@ class _Request(NamedTuple):
 class RemoteReward:
     """A reward model behind HTTP, with the protocol that its URL tells (`protocols`); the guide shows examples.
 
-    ``url`` may be several servers with the same model. A request holds ``batch`` rows, one with vLLM's protocols, and
-    ``in_flight`` of them are under way at each server at once, by default the protocol's number. A request waits
+    A request holds ``batch`` rows, one with vLLM's protocols, and ``in_flight`` of them are under way at once, by
+    default the protocol's number. A request waits
     ``read_seconds`` for an answer; it is repeated after a broken connection, no answer, 408, 429 and 5xx for up to
-    ``retry_seconds``. ``api_key_env`` names the environment variable with the servers' key.
+    ``retry_seconds``. ``api_key_env`` names the environment variable with the server's key.
     """
 
-    url: str | Sequence[str]
+    url: str
     tokenizer: PreTrainedTokenizerBase
     api_key_env: str | None = None
     batch: int = 64
@@ -65,10 +65,9 @@ class RemoteReward:
 
     def score_each(self, batches: Iterable[Batch]) -> Generator[tuple[int, list[float]]]:
         """Yield the number of each batch and its rewards, as they come; raises as a call, after those under way."""
-        urls = (self.url,) if isinstance(self.url, str) else tuple(self.url)
-        protocol = vllm_protocol() if is_vllm(urls[0]) else openrlhf_protocol(self.tokenizer, self.batch)
+        protocol = vllm_protocol() if is_vllm(self.url) else openrlhf_protocol(self.tokenizer, self.batch)
         in_flight = self.in_flight or protocol.in_flight
-        servers = Servers(urls, in_flight, self.read_seconds, self.retry_seconds, api_key(self.api_key_env))
+        server = Server(self.url, in_flight, self.read_seconds, self.retry_seconds, api_key(self.api_key_env))
         found: dict[int, dict[int, list[float]]] = {}  # of the batches under way, by the first row of a request
 
         def requests() -> Iterator[_Request]:
@@ -85,11 +84,11 @@ class RemoteReward:
             try:
                 rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=reject_duplicate_keys))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
-                said = quote_answer(answer.text, servers.key)
+                said = quote_answer(answer.text, server.key)
                 raise DataError(f"reward {name}: the answer is no {protocol.answers}, it begins {said!r}") from error
             return checked_rewards(rewards, prompts, first=first, name=name)
 
-        with closing(servers.answers(ask, requests())) as answered:
+        with closing(server.answers(ask, requests())) as answered:
             for request, given in answered:
                 parts = found[request.number]
                 parts[request.first] = given

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from infalign.core.http import checked_url, checked_variable, url_list
+from infalign.core.http import checked_url, checked_variable
 from infalign.core.settings import Count, Settings
 from infalign.models.settings import Model
-from infalign.rewards.protocols import is_vllm
 
 
 class Head(Settings):
@@ -28,15 +27,15 @@ class RewardSource(Model):
         None,
         description="my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's",
     )
-    url: Annotated[tuple[str, ...], Field(min_length=1), *url_list(checked_url)] | None = Field(
+    url: Annotated[str, AfterValidator(checked_url)] | None = Field(
         None,
         description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}, or vLLM's /classify or "
-        "/pooling; or a list of those with the same model",
+        "/pooling",
     )
     api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         None, description="environment variable that holds the server's API key"
     )
-    in_flight: Count | None = Field(None, description="requests at once to each server; 16, for vLLM 64")
+    in_flight: Count | None = Field(None, description="requests at once; 16, for vLLM 64")
 
     @property
     def is_classifier(self) -> bool:
@@ -65,8 +64,6 @@ class RewardSource(Model):
             raise ValueError("api_key_env is for a `url`")
         if self.in_flight is not None and self.url is None:
             raise ValueError("in_flight is for a `url`")
-        if len(set(map(is_vllm, self.url or ()))) > 1:
-            raise ValueError("the servers of one reward are asked alike: all at vLLM's /classify or /pooling, or none")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
             raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch, fit and head")

@@ -71,9 +71,9 @@ class Scorer:
 
     @property
     def identity(self) -> str:
-        """What identifies a reward: its first url, its function's name (without folder) or the digest of its model."""
+        """What identifies a reward: its url, its function's name (without folder) or the digest of its model."""
         if self.source.url is not None:
-            return self.source.url[0]
+            return self.source.url
         function = self.source.function
         if function is None:
             return model_digest(self.model)

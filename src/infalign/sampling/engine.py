@@ -117,9 +117,9 @@ class EngineSettings(Kind):
     kind: str
 
     @property
-    def servers(self) -> tuple[tuple[str, ...], str | None]:
-        """The URLs of servers that must be there, and the variable with their key."""
-        return (), None
+    def server(self) -> tuple[str | None, str | None]:
+        """The URL of a server that must be there, if any, and the variable with its key."""
+        return None, None
 
     @abstractmethod
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:

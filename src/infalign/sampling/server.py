@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -17,12 +16,11 @@ from infalign.core.errors import ConfigError
 from infalign.core.http import (
     RETRY_SECONDS,
     Post,
-    Servers,
+    Server,
     api_key,
     checked_url,
     checked_variable,
     quote_answer,
-    url_list,
 )
 from infalign.core.settings import Count
 from infalign.models.pretrained import config_of, generation_of
@@ -79,14 +77,13 @@ class _Completion(BaseModel):
 class ServerEngine:
     """Draw responses from an OpenAI-compatible server such as ``vllm serve MODEL --generation-config vllm``.
 
-    ``url`` is the server's root, or those of several that serve the same model; ``api_key_env`` names the environment
-    variable with their key. ``in_flight`` requests are under way at each at once. A request waits ``read_seconds`` for
-    its answer and is repeated after a broken connection, 408, 429 or 5xx for up to ``retry_seconds``. Each has its own
-    seed, made of ``sampling.seed``, the prompt's id and its first index; whether a server would draw the same again is
-    its own affair.
+    ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. ``in_flight`` requests
+    are under way at once. A request waits ``read_seconds`` for its answer and is repeated after a broken connection,
+    408, 429 or 5xx for up to ``retry_seconds``. Each has its own seed, made of ``sampling.seed``, the prompt's id and
+    its first index; whether a server would draw the same again is its own affair.
     """
 
-    url: str | Sequence[str]
+    url: str
     model: str
     vocabulary: Vocabulary
     sampling: Sampling
@@ -94,13 +91,12 @@ class ServerEngine:
     in_flight: int = IN_FLIGHT
     read_seconds: float = 600.0
     retry_seconds: float = RETRY_SECONDS
-    servers: Servers = field(init=False)
+    server: Server = field(init=False)
 
     def __post_init__(self) -> None:
-        roots = [self.url] if isinstance(self.url, str) else self.url
-        urls = tuple(f"{root.rstrip('/').removesuffix('/v1')}/v1/completions" for root in roots)
+        url = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/completions"
         key = api_key(self.api_key_env)
-        self.servers = Servers(urls, self.in_flight, self.read_seconds, self.retry_seconds, key)
+        self.server = Server(url, self.in_flight, self.read_seconds, self.retry_seconds, key)
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
@@ -116,45 +112,23 @@ class ServerEngine:
         async def ask(post: Post, one: Asked) -> list[Response]:
             return await self._complete(post, *one, self.sampling)
 
-        return self.servers.answers(ask, asked)
+        return self.server.answers(ask, asked)
 
     async def drawn(self, asked: Asked) -> list[Response]:
         """Return the responses to one prompt, asked for in the caller's event loop; raises as `sample`.
 
         If the caller's task is cancelled, the connection is closed, by which a server knows to stop.
         """
-        async with self.servers.posting() as post:
+        async with self.server.posting() as post:
             return await self._complete(post, *asked, self.sampling)
 
     def check(self, prompt_ids: Sequence[int]) -> None:
-        """Raise `ConfigError` if 200 first tokens after a prompt do not look sampled from the whole vocabulary.
-
-        A server that truncates (top-k, top-p) never draws part of its own distribution. The probability of all tokens
-        that were not drawn is estimated by the share of draws whose token occurs once (Good–Turing, deviation < 0.1),
-        so a difference over 0.3 is not chance. Raises it too for a server without log-probabilities, and whatever
-        `sample` raises. Each server is checked.
-        """
-        probe = Prompt("probe", prompt_ids)
-
-        async def ask(post: Post, url: str) -> None:
-            first = await self._complete(post, probe, range(200), Sampling(max_new_tokens=1))
-            if any(math.isnan(response.logprob) for response in first):
-                raise ConfigError(
-                    f"{url} returns no log-probabilities, without which nobody can tell whether it samples from the "
-                    "whole distribution; use a server that gives them, such as vLLM"
-                )
-            counts = Counter(response.token_ids for response in first)
-            unseen = 1 - sum(math.exp(response.logprob) for response in {r.token_ids: r for r in first}.values())
-            singles = sum(count == 1 for count in counts.values()) / len(first)
-            if unseen - singles > 0.3:
-                raise ConfigError(
-                    f"{url} truncates its distribution: 200 first tokens were {len(counts)} different ones, and "
-                    f"{unseen:.0%} of the probability was never drawn; for vLLM, start it with --generation-config vllm"
-                )
-            await self._complete(post, probe, range(8), self.sampling)
-
-        for url in self.servers.urls:
-            list(replace(self.servers, urls=(url,)).answers(ask, [url]))
+        """Draw eight responses to a prompt. Raises `ConfigError` if they lack log-probabilities, and as `sample`."""
+        if any(math.isnan(response.logprob) for response in self.sample(prompt_ids, "probe", range(8))):
+            raise ConfigError(
+                f"{self.url} returns no log-probabilities, without which nobody can tell what it samples from; use a "
+                "server that gives them, such as vLLM"
+            )
 
     async def _complete(self, post: Post, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
         """Return rollouts number ``indices``, repeating the request for those that an answer lacks."""
@@ -183,7 +157,7 @@ class ServerEngine:
             try:
                 choices = _Completion.model_validate(answer.json()).choices
             except (ValueError, RecursionError) as error:
-                said = quote_answer(answer.text, self.servers.key)
+                said = quote_answer(answer.text, self.server.key)
                 raise ConfigError(f"{url} is no OpenAI-compatible server; it answered {said}") from error
             if not 1 <= len(choices) <= len(missing):
                 raise ConfigError(f"{url} returned {len(choices)} responses where {len(missing)} were asked for")
@@ -261,8 +235,8 @@ class Settings(EngineSettings):
     is_local: ClassVar[bool] = False
 
     kind: Literal["server"]
-    url: Annotated[tuple[str, ...], Field(min_length=1), *url_list(_checked_root)] = Field(
-        ("http://127.0.0.1:8000",), description="an OpenAI-compatible server, or a list of those with the same model"
+    url: Annotated[str, AfterValidator(_checked_root)] = Field(
+        "http://127.0.0.1:8000", description="an OpenAI-compatible server"
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_checked_command)] | None = Field(
         None,
@@ -272,21 +246,20 @@ class Settings(EngineSettings):
         None, description="environment variable that holds the server's API key"
     )
 
-    in_flight: Count = Field(IN_FLIGHT, description="requests at once to each server, for one prompt each")
+    in_flight: Count = Field(IN_FLIGHT, description="requests at once, for one prompt each")
 
     @property
-    def servers(self) -> tuple[tuple[str, ...], str | None]:
-        """The servers' URLs and the variable with their key, unless a command starts the server."""
-        return (self.url, self.api_key_env) if self.command is None else ((), None)
+    def server(self) -> tuple[str | None, str | None]:
+        """The server's URL and the variable with its key, unless a command starts the server."""
+        return (self.url, self.api_key_env) if self.command is None else (None, None)
 
     @contextmanager
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[ServerEngine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
         vocabulary = vocabulary_of(model)
-        with serving(self.command, model, self.url[0]) as first:
-            roots = self.url if self.command is None else first
+        with serving(self.command, model, self.url) as root:
             engine = ServerEngine(
-                roots, model, vocabulary, sampling, api_key_env=self.api_key_env, in_flight=self.in_flight
+                root, model, vocabulary, sampling, api_key_env=self.api_key_env, in_flight=self.in_flight
             )
             engine.check(probe.token_ids)
             yield engine

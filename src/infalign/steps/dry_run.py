@@ -65,8 +65,8 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     for source in recipe.rewards.values():
         if source.function is not None:
             function_reward(source.function)
-        _check_servers(source.url or (), source.api_key_env, console)
-    _check_servers(*recipe.rollout.engine.servers, console)
+        _check_server(source.url, source.api_key_env, console)
+    _check_server(*recipe.rollout.engine.server, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_example(run, examples, console)
@@ -111,16 +111,17 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
     return on_hub, count(run, *read.values(), whole=not on_hub), examples
 
 
-def _check_servers(urls: Sequence[str], variable: str | None, console: Console) -> None:
-    """Check the key of servers, and say if nobody listens at an address now."""
-    for url in urls:
-        api_key(variable)
-        parts = urlsplit(url)
-        address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
-        try:
-            run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
-        except OSError as error:
-            say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
+def _check_server(url: str | None, variable: str | None, console: Console) -> None:
+    """Check the key of a server, and say if nobody listens at its address now."""
+    if url is None:
+        return
+    api_key(variable)
+    parts = urlsplit(url)
+    address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
+    try:
+        run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
+    except OSError as error:
+        say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
 
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
