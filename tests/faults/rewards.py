@@ -247,7 +247,7 @@ RESULTS = {
     "fractions": "[fractions.Fraction(len(r), 3) for r in responses]",
     "complex numbers": "[complex(len(r), 0) for r in responses]",
     "strings": "['1.5'] * n",
-    "nulls": "[None] * n",
+    "None for some": "[None] + [0.0] * (n - 1)",
     "truth values": "[True] * n",
     "a masked number": "numpy.ma.masked_array([0.0] * n, mask=[True] + [False] * (n - 1))",
 }

@@ -21,6 +21,12 @@ from infalign.steps.run import Run
 from infalign.world import dialogues
 
 REWARD = "def score(prompts, responses):\n    return [float(len(response)) for response in responses]\n"
+CHECKER = """\
+def score(responses, answer):
+    return [None if true is None else float(len(response) > true) for response, true in zip(responses, answer)]
+"""
+RECORDS = ("calibrate", "evaluate-reference", "evaluate-aware")
+LEFT_OUT = 5  # of the questions one in so many has no answer
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +55,32 @@ def least(model: Path) -> dict[str, Any]:
     }
 
 
-def test_the_least_recipe_runs_from_another_folder(
+def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_folder(
     main: Any, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without judge, rewind, fine-tuning and chat template it ends with a report, which says what a judge is for."""
+    """Without pairs, demonstrations, judge, rewind, fine-tuning and chat template it ends with a report on pass@k.
+
+    Prompts for which the checker returns None are left out of training and test, and counted.
+    """
     project = tmp_path / "project"
     project.mkdir()
-    (project / "my_reward.py").write_text(REWARD)
-    path = micro.write(project / "recipe.yaml", least(bare))
+    (project / "my_reward.py").write_text(CHECKER)
+    rows = [{"prompt": f"What is {n}?", "answer": n % 4 if n % LEFT_OUT else None} for n in range(60)]
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path = micro.write(
+        project / "recipe.yaml",
+        least(bare) | {"data": {"sources": [{"path": "questions.jsonl"}], "test_fraction": 0.3}},
+    )
     monkeypatch.chdir(tmp_path)
     code, out, err = main("run", path)
+    print(out, err)
     assert (code, err) == (0, "")
     assert "only the reward that training saw judges" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["judges"] == ["reward"]
+    made = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in RECORDS}
+    left_out = {name: record["summary"]["left_out"] for name, record in made.items()}
+    print(left_out, out)
     assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
     assert "only the reward that training saw judges" in (tmp_path / "run" / "report.html").read_text()
     # What was trained can be prompted by anybody: it has the template that it was trained with.

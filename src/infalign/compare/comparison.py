@@ -219,7 +219,8 @@ def serve_best_of_n(recipe: Recipe, evaluated: ScoredSamples, n: int, served: Se
     prompt_ids = PromptTable(evaluated.layout.prompts("test"), recipe.evaluate.prompts).read().prompt_ids
     rollouts = read_rollouts(evaluated.layout.evaluation("reference") / "samples", prompt_ids, evaluated.samples)
     reward = evaluated.column("reference", "reward")
-    kl = best_of_n_kl(reward, rollouts["logprob"].to_numpy().reshape(reward.shape), n)
+    logprobs = rollouts["logprob"].to_numpy().reshape(-1, evaluated.samples)[evaluated.kept]
+    kl = best_of_n_kl(reward, logprobs, n)
     half = reward.shape[1] // 2
     wins: Wins = {}
     for judge in evaluated.sources:

@@ -13,10 +13,11 @@ from infalign.data.files import read_rows
 from infalign.data.hub import Hub, hub_rows
 from infalign.data.messages import reply
 from infalign.data.sets import SETS, find_part
+from infalign.data.tasks import task_rows
 
 
 class Source(Settings):
-    """Where rows come from: exactly one of a file, a public set, a dataset id or the built-in world."""
+    """Where rows come from: exactly one of a file, a public set, a dataset id, reasoning-gym or the built-in world."""
 
     path: str | None = Field(None, description="a .jsonl, .json, .parquet or .csv file; JSON may be compressed")
     set: str | None = Field(
@@ -25,6 +26,12 @@ class Source(Settings):
     hub: Hub | None = Field(None, description="a data set of the hub; `hub: NAME` means `hub: {id: NAME}`")
     split: str = Field("train", description="the part of `set`")
     world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
+    reasoning_gym: str | None = Field(
+        None, description="a task of reasoning-gym, e.g. chain_sum: `size` questions, which its checker can score"
+    )
+    size: Count | None = Field(None, description="questions of `reasoning_gym`")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of `reasoning_gym`")
+    config: dict[str, Any] = Field({}, description="of the task of `reasoning_gym`, e.g. {max_terms: 3}")
     limit: Count | None = Field(None, description="read at most so many rows")
 
     @field_validator("hub", mode="before")
@@ -34,8 +41,10 @@ class Source(Settings):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
-        if sum(origin is not None for origin in (self.path, self.set, self.hub, self.world)) != 1:
-            raise ValueError("give exactly one of path, set, hub, world")
+        if sum(origin is not None for origin in (self.path, self.set, self.hub, self.world, self.reasoning_gym)) != 1:
+            raise ValueError("give exactly one of path, set, hub, world, reasoning_gym")
+        if (self.reasoning_gym is None) != (self.size is None) or (self.size is None and (self.seed or self.config)):
+            raise ValueError("a task of reasoning_gym has a size, and only it has size, seed and config")
         if self.split != "train" and self.set is None:
             inside = "write `hub: {id: …, split: …}`" if self.hub else "a file is read whole, so name its file"
             raise ValueError(f"split is for a set; {inside}")
@@ -83,6 +92,8 @@ def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return hub_rows(source.hub)
     if source.set is not None:
         return read_rows(find_part(folder, source.set, source.split))
+    if source.reasoning_gym is not None:
+        return task_rows(source.reasoning_gym, size=source.size or 0, seed=source.seed, config=source.config)
     return read_rows(Path(folder) / str(source.path))
 
 

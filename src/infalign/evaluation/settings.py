@@ -1,7 +1,7 @@
 """How policies are served and evaluated."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -73,6 +73,12 @@ class Evaluate(Settings):
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="of all intervals; a trained reward keeps those of its fitting"
+    )
+    truth: Literal["reward", "judge", "gold"] = Field(
+        "reward", description="whose rewards say which responses are right, for pass@k, where all are 0 or 1"
+    )
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="the reward of `truth` from which on a response is right, for rewards that are graded"
     )
     held_out_likelihood: bool = Field(
         False, description="measure how likely the preferred responses of test pairs are to each model"

@@ -16,8 +16,14 @@ OWN, TRL, VERL = "responses", "completions", "solution_str"  # the parameter tha
 FIXED = {OWN, TRL, VERL, "prompts"}  # what is no column of the data
 
 
+class UserReward:
+    """A reward that takes the columns of rows: called as `ByName` is."""
+
+    __call__: Callable[..., Any]
+
+
 @dataclass(frozen=True)
-class ByName:
+class ByName(UserReward):
     """A reward function, called by the names of its parameters, which say of what form it is.
 
     infalign's is ``(prompts, responses)``, with the texts of responses; TRL's ``(prompts, completions)``, where
@@ -31,7 +37,7 @@ class ByName:
     def __post_init__(self) -> None:
         if self._form is None:
             raise ConfigError(
-                f"{self._name} takes ({', '.join(self._parameters)}), and a reward function is called by the names of "
+                f"{self.name} takes ({', '.join(self._parameters)}), and a reward function is called by the names of "
                 "its parameters: (prompts, responses), TRL's (prompts, completions) or verl's (data_source, "
                 "solution_str, ground_truth, extra_info); other names are columns of the data"
             )
@@ -51,7 +57,7 @@ class ByName:
         found = dict(columns or {})
         if self._form == VERL:
             found = _as_verl(found, len(responses))
-        self._check(found)
+        self._check(found, prompts)
         lists = {name: [None if value is ABSENT else value for value in values] for name, values in found.items()}
         if self._form == VERL:
             lists[VERL] = list(responses)
@@ -61,17 +67,21 @@ class ByName:
         return self._called({"prompts": list(prompts), OWN: list(responses), TRL: list(said)} | lists)
 
     def _called(self, given: dict[str, Any]) -> Any:
-        """Return the result of the function for what it takes of ``given``; an asynchronous one runs in a thread."""
+        """Return the result of the function for what it takes of ``given``; an asynchronous one runs to its end."""
         takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters.values())
         other = {OWN, TRL, VERL} - {self._form}
         taken = {name: value for name, value in given.items() if name not in other}
         result = self.function(**{n: value for n, value in taken.items() if takes_all or n in self._parameters})
         if not isawaitable(result):
             return result
-        with ThreadPoolExecutor(1) as thread:  # this one may run a loop
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # a main thread stays the main thread, where signals work
+            return asyncio.run(_awaited(result))
+        with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, _awaited(result)).result()
 
-    def _check(self, columns: Mapping[str, Sequence[object]]) -> None:
+    def _check(self, columns: Mapping[str, Sequence[object]], prompts: Sequence[Any]) -> None:
         needed = [
             parameter.name
             for parameter in self._parameters.values()
@@ -83,13 +93,15 @@ class ByName:
             rows = [row for row, value in enumerate(columns.get(name, ())) if value is ABSENT]
             if name not in columns or rows:
                 others = sorted(columns.keys() - {name})
+                some = f"{len(rows)} of {len(prompts)} rows lack, first {_row(rows[0], prompts)}" if rows else ""
                 raise DataError(
-                    f"{self._name} needs the column {name}, which {f'row {rows[0]}' if rows else 'the data'} lacks; "
-                    f"there are {', '.join(others) or 'no columns'}{did_you_mean(name, others, after='; ')}"
+                    f"{self.name} needs the column {name}, which {some or 'every row lacks'}; there are "
+                    f"{', '.join(others) or 'no columns'}{did_you_mean(name, others, after='; ')}"
                 )
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """What errors call it."""
         return f"the reward function {getattr(self.function, '__name__', type(self.function).__name__)}"
 
     @cached_property
@@ -97,7 +109,7 @@ class ByName:
         try:
             return signature(self.function).parameters
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"the parameters of {self._name} cannot be read ({error}); wrap it in a def") from error
+            raise ConfigError(f"the parameters of {self.name} cannot be read ({error}); wrap it in a def") from error
 
     @cached_property
     def _form(self) -> str | None:
@@ -117,6 +129,12 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 def _as_completion(prompt: object, response: str) -> object:
     """Return a response in the form of its prompt: messages for messages."""
     return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
+
+
+def _row(row: int, prompts: Sequence[Any]) -> str:
+    """Return the number of a row, and how the last text of its prompt begins."""
+    text = prompts[row] if isinstance(prompts[row], str) else prompts[row][-1]["content"]
+    return f"row {row} ({text[:60]!r})"
 
 
 def _as_verl(columns: dict[str, Sequence[object]], rows: int) -> dict[str, Sequence[object]]:

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
-from infalign.method.by_name import ByName
+from infalign.method.by_name import ByName, UserReward
 from infalign.method.calibration import Array, calibrate
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
@@ -176,7 +176,7 @@ def rewards_of(
     """
     responses = [spoken_text(row, completion) for row, completion in enumerate(completions)]
     lists = {name: values for name, values in (columns or {}).items() if isinstance(values, list)}
-    by_name = reward if isinstance(reward, ByName) else ByName(reward)
+    by_name = reward if isinstance(reward, UserReward) else ByName(reward)
     called = partial(by_name, columns=lists, completions=deepcopy(completions))
     values = listed(ask(called, prompts, responses, name="the reward function"))
     if not isinstance(values, list) or len(values) != len(responses):

@@ -11,7 +11,7 @@ from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.tokenizers import TEMPLATES
 from infalign.recipe.settings import Recipe
-from infalign.rewards.function import is_file, source_file
+from infalign.rewards.function import function_name, source_file
 from infalign.training.solvers.offline import TRUNKS
 
 
@@ -78,10 +78,10 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             model["model"] = {"content": content_hash(named, digests)}
         elif named is not None and Path(named).is_dir():
             model["model"] = {"content": model_digest(named, digests)}
-        if function := model.get("function"):
-            source = source_file(function)
-            content = _content(source, digests) if source else {"content": None}
-            model["function"] = content | {"name": function.rpartition("/")[2] if is_file(function) else function}
+        if isinstance(function := model.get("function"), str):
+            model["function"] = _of_function(function, digests)
+        elif function:
+            model["function"] = [_of_function(spec, digests) | {"weight": function[spec]} for spec in function]
     if (template := settings["policy"].pop("chat_template")) is not None:
         in_file = template not in TEMPLATES
         settings["policy"]["chat_template"] = _content(Path(template), digests) if in_file else template
@@ -92,6 +92,11 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         if guide["trunk"] not in TRUNKS and Path(guide["trunk"]).is_dir():
             guide["trunk"] = {"content": model_digest(guide["trunk"], digests)}
     return settings
+
+
+def _of_function(spec: str, digests: Digests) -> dict[str, Any]:
+    source = source_file(spec)
+    return (_content(source, digests) if source else {"content": None}) | {"name": function_name(spec)}
 
 
 def _content(file: Path, digests: Digests) -> dict[str, str | None]:

@@ -66,8 +66,17 @@ def _beside(folder: Path, settings: dict[str, Any]) -> None:
         if not isinstance(section := settings.get(name), dict):
             continue
         given = section.get(key)
-        if isinstance(given, str) and (given.endswith(".jinja") or is_file(given)) and not NOT_IN_TEXT.search(given):
-            settings[name] = section | {key: str(folder.resolve() / given)}
+        if isinstance(given, dict):
+            settings[name] = section | {key: {_placed(folder, spec): weight for spec, weight in given.items()}}
+        elif given is not None:
+            settings[name] = section | {key: _placed(folder, given)}
+
+
+def _placed(folder: Path, given: Any) -> Any:
+    """Return the spelling of a file in ``folder`` with its absolute path, and what is none as it is."""
+    if isinstance(given, str) and (given.endswith(".jinja") or is_file(given)) and not NOT_IN_TEXT.search(given):
+        return str(folder.resolve() / given)
+    return given
 
 
 def dump_recipe(recipe: Recipe) -> str:

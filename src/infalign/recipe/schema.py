@@ -21,6 +21,7 @@ from infalign.recipe.settings import Recipe
 Node = dict[str, Any]
 NAME, NUMBER = "NAME", "N"  # stand for the name of a policy, and for the place in a list
 WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+WORDS |= {"object": "mapping"}
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 INTRODUCTION = """\
 # Keys of a recipe
@@ -184,7 +185,8 @@ def _discriminator(kinds: list[Node]) -> str:
 
 def _type(node: Node) -> str:
     if "anyOf" in node:  # one text, or several
-        return f"{_type(node['anyOf'][0])}, or list of it"
+        first, second, *_ = node["anyOf"]
+        return f"{_type(first)}, or {'mapping' if second['type'] == 'object' else 'list of it'}"
     if "enum" in node:
         return " | ".join(node["enum"])
     limits = [f"{sign} {node[limit]:,}" for limit, sign in SIGNS.items() if limit in node]

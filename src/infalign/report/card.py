@@ -140,7 +140,8 @@ def _table(results: dict[str, Any], found: dict[str, Any]) -> str:
 def _source(source: RewardSource) -> str:
     """Return what a reward is, without paths and addresses of a machine."""
     if source.function is not None:
-        return f"the Python function `{source.function}`"
+        terms = (f"`{spec}`" if weight == 1 else f"{weight:g} × `{spec}`" for spec, weight in source.functions.items())
+        return f"the Python function {' + '.join(terms)}"
     if source.url is not None:
         return "a reward model behind a server"
     if source.head is not None:

@@ -155,6 +155,8 @@ def _of_rewards(summary: Summary) -> Iterator[str]:
         )
     if "rank_correlation" in summary and summary["rank_correlation"]["low"] <= 0:
         yield "on held-out prompts its ranks may be no better than a coin; raise rollout.prompts, or its fit.epochs"
+    if left_out := summary.get("left_out", 0):
+        yield f"{counted(left_out, 'prompt')} left out, as the reward gives None to the responses; is its answer there?"
     same, prompts = summary.get("degenerate_prompts", 0), summary.get("prompts", 0)
     if MOST * prompts < same < prompts:
         yield (

@@ -181,7 +181,8 @@ def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]
     """
     procedure, layout = evaluated.procedure, evaluated.layout
     base_PM = evaluated.column("reference", "reward")
-    table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, SHOWN_EXAMPLES)
+    table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, len(evaluated.kept))
+    table = table.filter(evaluated.kept).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
     shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in prompts_of(table)]
     models, rng = ("reference", *policies), np.random.default_rng(0)

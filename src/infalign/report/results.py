@@ -84,7 +84,7 @@ def write_results(
         },
     }
     if right := _pass_at_k(evaluated, solvers):
-        results["pass_at_k"] = right
+        results |= {"pass_at_k": right, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold}}
     if evaluated.held_out_likelihood:
         results["held_out_likelihood"] = _held_out_likelihood(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
@@ -92,9 +92,10 @@ def write_results(
 
 
 def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
-    """Return pass@k of the reference and each policy, and how far a policy is ahead, where rewards are all 0 or 1."""
-    right = {name: evaluated.column(name, "reward") for name in ("reference", *policies)}
-    if not all(np.isin(rewards_PM, (0.0, 1.0)).all() for rewards_PM in right.values()):
+    """Return pass@k of the reference and each policy, and how far a policy is ahead, if it is known what is right."""
+    names = ("reference", *policies)
+    right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}
+    if len(right) < len(names):
         return {}
     found: dict[str, Any] = {name: {} for name in right}
     for k in (2**power for power in range(evaluated.samples.bit_length())):

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
+from infalign.core.errors import DataError
 from infalign.core.storage import read_table
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.settings import Confidence
@@ -15,9 +18,9 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScoredSamples:
-    """The samples of a run's models and their scores, as far as they exist."""
+    """The samples of a run's models and their scores, as far as they exist, to prompts that no source leaves out."""
 
     layout: Layout
     sources: tuple[str, ...]  # reward sources: the first one selects the served response, and each of them judges
@@ -27,6 +30,8 @@ class ScoredSamples:
     rewind: RewindAndRepeat
     max_n: int
     held_out_likelihood: bool
+    truth: str  # the source whose rewards say which responses are right
+    threshold: float | None
 
     @classmethod
     def of(cls, recipe: Recipe, layout: Layout) -> "ScoredSamples":
@@ -41,13 +46,43 @@ class ScoredSamples:
             recipe.rewind,
             evaluate.max_n,
             evaluate.held_out_likelihood,
+            evaluate.truth,
+            evaluate.threshold,
         )
 
+    @cached_property
+    def kept(self) -> NDArray[np.bool_]:
+        """Which test prompts have rewards by all sources, as the reference's samples show. DataError if none has."""
+        found = np.array([self._every_row("reference", source) for source in self.sources])
+        kept = ~np.isnan(found).any(axis=(0, 2))
+        if not kept.any():
+            raise DataError(f"{' or '.join(self.sources)} returned None for every test prompt; return numbers")
+        return kept
+
     def column(self, model: str, column: str) -> Array:
-        """Return a column of a model's evaluation scores as an array of shape (P, M)."""
+        """Return a column of a model's evaluation scores as an array of shape (P, M).
+
+        Raises DataError if a source leaves a prompt out for this model and not for the reference.
+        """
+        values = self._every_row(model, column)[self.kept]
+        if column in self.sources and (lost := int(np.isnan(values).any(axis=1).sum())):
+            raise DataError(
+                f"{column} returned None for {lost} of {len(values)} test prompts with the responses of {model}, but "
+                "not with the reference's; whether a prompt is left out may not depend on its responses"
+            )
+        return values
+
+    def _every_row(self, model: str, column: str) -> Array:
         table = read_table(self.layout.evaluation(model) / "scores.parquet", columns=[column])
         values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, self.samples)
         return values
+
+    def correct(self, model: str) -> Array | None:
+        """Return which samples of a model are right, 1 or 0, (P, M); None if rewards are graded without a threshold."""
+        rewards_PM = self.column(model, self.truth)
+        if self.threshold is not None:
+            return (rewards_PM >= self.threshold).astype(float)
+        return rewards_PM if np.isin(rewards_PM, (0.0, 1.0)).all() else None
 
     def kl(self, model: str) -> Array:
         """Return a model's KL to the reference on each prompt, (P,): the mean over those samples that have one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -11,7 +13,7 @@ import numpy as np
 
 from infalign.core.errors import DataError
 from infalign.data.messages import Message, prompt_id
-from infalign.method.by_name import ByName, columns_of
+from infalign.method.by_name import UserReward, columns_of
 from infalign.method.calibration import Array
 from infalign.method.reward import ask, listed, not_a_number
 
@@ -20,7 +22,7 @@ LARGEST = 1e100  # cubes of differences, which intervals take, are still finite
 
 
 class RewardFunction(Protocol):
-    """A function that gives each response a finite number; higher is better."""
+    """A function that gives each response a finite number, or None to all responses of a prompt; higher is better."""
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> Sequence[float]:
         """Return one reward for each row, in the order of the rows."""
@@ -60,7 +62,9 @@ def score_each(
         return
     for number, batch in enumerate(batches):
         asked, said = list(batch.prompts), list(batch.responses)
-        yield number, score(reward, asked, said, columns=batch.columns, name=name).tolist()
+        rewards = score(reward, asked, said, columns=batch.columns, name=name)
+        check_left_out(asked, rewards, name=name)
+        yield number, rewards.tolist()
 
 
 def score(
@@ -71,7 +75,7 @@ def score(
     columns: Sequence[str] | None = None,
     name: str,
 ) -> Array:
-    """Return the rewards of all rows, shape (rows,), requesting 4,096 rows at a time.
+    """Return the rewards of all rows, shape (rows,), requesting 4,096 rows at a time; NaN stands for None.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
     not a finite number of at most 1e100 (nothing is converted: True, "1" and a number that no float holds are errors),
@@ -84,17 +88,22 @@ def score(
         asked, said = prompts[start : start + ROWS_PER_CALL], responses[start : start + ROWS_PER_CALL]
         rows = f"rows {start} to {start + len(said) - 1} (first prompt {prompt_id(asked[0])})"
         called: Callable[..., object] = reward
-        if isinstance(reward, ByName) and columns is not None:
+        if isinstance(reward, UserReward) and columns is not None:
             here = columns[start : start + ROWS_PER_CALL]
             read = {text: json.loads(text) for text in set(here)}
             called = partial(reward, columns=columns_of([read[text] for text in here]))
         given = ask(called, asked, said, name=f"reward {name}, asked for {rows},")
-        rewards += checked_rewards(given, asked, first=start, name=name)
+        rewards += checked_rewards(given, asked, first=start, name=name, may_leave_out=True)
     return np.array(rewards, float)
 
 
-def checked_rewards(values: object, prompts: list[list[Message]], *, first: int, name: str) -> list[float]:
-    """Return ``values`` if they are one finite number for each of ``prompts``, whose rows count from ``first``."""
+def checked_rewards(
+    values: object, prompts: list[list[Message]], *, first: int, name: str, may_leave_out: bool = False
+) -> list[float]:
+    """Return ``values`` if they are one finite number for each of ``prompts``, whose rows count from ``first``.
+
+    With ``may_leave_out`` None is one too, as NaN.
+    """
     rewards = listed(values)
     if not isinstance(rewards, list) or len(rewards) != len(prompts):
         found = f"{len(rewards)} rewards" if isinstance(rewards, list) else rewards
@@ -103,9 +112,28 @@ def checked_rewards(values: object, prompts: list[list[Message]], *, first: int,
             f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
         )
     for row, (value, prompt) in enumerate(zip(rewards, prompts, strict=True), first):
+        if value is None and may_leave_out:
+            continue
         problem = not_a_number(value)
         if problem is None and not abs(value) <= LARGEST:
             problem = f"found {float(value):g}; a rank needs finite rewards, of at most {LARGEST:g}: fix or scale them"
         if problem is not None:
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
-    return rewards
+    return [math.nan if value is None else value for value in rewards]
+
+
+def check_left_out(prompts: Sequence[list[Message]], rewards: Array, *, name: str) -> None:
+    """Raise DataError for a prompt with a reward for some of its responses only; NaN stands for None."""
+    given = ~np.isnan(rewards)
+    if given.all():
+        return
+    rows_of = defaultdict[str, list[int]](list)
+    for row, prompt in enumerate(prompts):
+        rows_of[prompt_id(prompt)].append(row)
+    for identity, rows in rows_of.items():
+        if given[rows].any() and not given[rows].all():
+            raise DataError(
+                f"reward {name}: returned None for {len(rows) - given[rows].sum()} of the {len(rows)} responses to "
+                f"prompt {identity}, the first in row {next(row for row in rows if not given[row])}; None for all of "
+                "them leaves the prompt out, so give every response a number, such as 0 to one that cannot be read"
+            )

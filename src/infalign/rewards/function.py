@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from infalign.core.errors import ConfigError
-from infalign.method.by_name import ByName
+from infalign.method.by_name import ByName, UserReward
 from infalign.method.reward import user_code
+from infalign.rewards.weighted import WeightedSum
 
 
 def function_reward(spec: str) -> ByName:
-    """Import the reward function ``package.module:function`` or ``folder/file.py:function``; its module's code runs.
+    """Return a reward function, which is called by the names of its parameters; raises as `import_function`."""
+    return ByName(import_function(spec))
 
-    It is called by the names of its parameters (`ByName`). Raises ConfigError that says what is missing (the colon, the
-    module or the function) or what its module raised.
+
+def import_function(spec: str) -> Callable[..., Any]:
+    """Import the function ``package.module:function`` or ``folder/file.py:function``; its module's code runs.
+
+    Raises ConfigError that says what is missing (the colon, the module or the function) or what its module raised.
     """
-    place, _, function_name = spec.rpartition(":")
+    place, _, name = spec.rpartition(":")
     in_file = is_file(spec)
-    if not function_name.isidentifier() or not (in_file or all(part.isidentifier() for part in place.split("."))):
+    if not name.isidentifier() or not (in_file or all(part.isidentifier() for part in place.split("."))):
         raise ConfigError(f"reward function {spec!r}: write it as package.module:function or my_file.py:function")
     with user_code(f"reward function {spec!r}: importing {place} raised", ConfigError):
         if in_file:
@@ -36,10 +43,21 @@ def function_reward(spec: str) -> ByName:
                     f"reward function {spec!r}: cannot import {place} ({error}); install it, put it on PYTHONPATH, or "
                     "name its file, my_file.py:function"
                 ) from error
-    function = getattr(module, function_name, None)
+    function: Any = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"reward function {spec!r}: {place} has no function {function_name}")
-    return ByName(function)
+        raise ConfigError(f"reward function {spec!r}: {place} has no function {name}")
+    return function
+
+
+def weighted_reward(weights: Mapping[str, float]) -> UserReward:
+    """Return the weighted sum of reward functions, or the one there is with weight 1; raises as `function_reward`."""
+    parts = tuple((function_reward(spec), weight) for spec, weight in weights.items())
+    return parts[0][0] if [weight for _, weight in parts] == [1] else WeightedSum(parts)
+
+
+def function_name(spec: str) -> str:
+    """Return the name of a function, without the folder of its file."""
+    return spec.rpartition("/")[2] if is_file(spec) else spec
 
 
 def is_file(spec: str) -> bool:

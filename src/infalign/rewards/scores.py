@@ -18,7 +18,7 @@ from infalign.core.progress import NOTHING, SoFar
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import Message, prompt_id, prompts_of, to_column
 from infalign.method.calibration import Array
-from infalign.rewards.base import Batch, RewardFunction, score, score_each
+from infalign.rewards.base import Batch, RewardFunction, check_left_out, score, score_each
 
 CHECKED_AGAIN = 4  # number of stored rewards that a reward must reproduce
 ROUNDING = 1e-4  # relative to the largest of them
@@ -45,6 +45,8 @@ def score_to(
 ) -> Array:
     """Return the rewards of all rows, shape (rows,), and store them in ``directory``/part-00000.parquet, ….
 
+    The reward of a prompt that is left out is NaN.
+
     Only rewards that no shard has are requested, and equal responses to one prompt are scored once: a stopped run
     continues, rows can be added, and equal responses tie. A shard holds one or more prompts with at most
     ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically; a reward that
@@ -56,7 +58,7 @@ def score_to(
     directory.mkdir(parents=True, exist_ok=True)
     prompt_R, key_R = _keys(prompts, responses)
     key_D, row_D, distinct_R = np.unique(key_R, return_index=True, return_inverse=True)  # distinct responses
-    rewards_D, first = np.full(len(key_D), np.nan), 0
+    rewards_D, known_D, first = np.full(len(key_D), np.nan), np.zeros(len(key_D), bool), 0
     for shard in sorted(directory.glob("part-[0-9]*.parquet")):
         table = read_table(shard, ["prompt_id", "response", "reward"])
         if _made_by(table) != reward.made_by:
@@ -66,8 +68,8 @@ def score_to(
         identities, texts, given = _columns(table, "prompt_id", "response", "reward")
         stored = np.array(list(map(_key, identities, texts)), key_R.dtype)
         _, known, places = np.intersect1d(key_D, stored, return_indices=True)
-        rewards_D[known] = np.array(given)[places]
-    missing = np.flatnonzero(np.isnan(rewards_D))
+        rewards_D[known], known_D[known] = np.array(given, float)[places], True
+    missing = np.flatnonzero(~known_D)
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
     done, total = len(key_D) - len(missing), len(key_D)
     on_progress(done, total)
@@ -86,6 +88,7 @@ def score_to(
             rewards_D[wanted] = values
             done += len(values)
             on_progress(done, total)
+    check_left_out([prompts[row] for row in row_D], rewards_D, name=reward.name)
     return rewards_D[distinct_R]
 
 
@@ -110,7 +113,7 @@ def _write(path: Path, made_by: str, batch: Batch, rewards: Sequence[float]) -> 
         "prompt_id": pa.array(_prompt_ids(prompts), pa.string()),
         "prompt": to_column(prompts),
         "response": pa.array(responses, pa.string()),
-        "reward": pa.array(rewards, pa.float64()),
+        "reward": pa.array(rewards, pa.float64(), from_pandas=True),  # NaN is null
     } | ({} if columns is None else {"columns": pa.array(columns, pa.string())})
     write_table(path, pa.table(table, metadata={MADE_BY: made_by.encode()}))
 
@@ -160,11 +163,12 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
     prompts, (texts, before) = prompts_of(first), _columns(first, "response", "reward")
     kept = listed(first, "columns") if "columns" in first.column_names else None
     now = score(reward.function, prompts, texts, columns=kept, name=reward.name)
-    gaps = np.abs(now - before)
-    if gaps.max() > ROUNDING * np.abs(before).max():
+    known = np.array(before, float)
+    gaps = np.where(np.isnan(now) == np.isnan(known), np.abs(np.nan_to_num(now) - np.nan_to_num(known)), np.inf)
+    if gaps.max() > ROUNDING * np.abs(np.nan_to_num(known)).max():
         worst = int(gaps.argmax())
         raise DataError(
-            f"reward {reward.name}: {reward.made_by} now gives {now[worst]:g} where it gave {before[worst]:g} "
+            f"reward {reward.name}: {reward.made_by} now gives {now[worst]:g} where it gave {known[worst]:g} "
             f"({shard}, row {worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; "
             "bring that one back (a function must always give the same), or score everything again under another name, "
             "such as a url with ?revision=2"

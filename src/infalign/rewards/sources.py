@@ -12,7 +12,7 @@ from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.function import function_reward, is_file, source_file
+from infalign.rewards.function import function_name, source_file, weighted_reward
 from infalign.rewards.heads import share_passes
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
@@ -42,7 +42,7 @@ class Scorer:
             tokenizer = load_tokenizer(self.tokenizer)
             reward = RemoteReward(source.url, tokenizer, api_key_env=source.api_key_env, in_flight=source.in_flight)
         elif source.function is not None:
-            reward = function_reward(source.function)
+            reward = weighted_reward(source.functions)
         else:
             return self.classifier()
         check_unchanged(self.named(reward), self.shards())
@@ -71,19 +71,23 @@ class Scorer:
 
     @property
     def identity(self) -> str:
-        """What identifies a reward: its url, its function's name (without folder) or the digest of its model."""
+        """What identifies a reward: its url, its function's name (without folder) or the digest of its model.
+
+        Of several functions it has all names, with the weights that are not 1.
+        """
         if self.source.url is not None:
             return self.source.url
-        function = self.source.function
-        if function is None:
+        if self.source.function is None:
             return model_digest(self.model)
-        return function.rpartition("/")[2] if is_file(function) else function
+        weights = {function_name(spec): weight for spec, weight in self.source.functions.items()}
+        return " + ".join(name if weight == 1 else f"{weight:g}*{name}" for name, weight in weights.items())
 
     @property
     def made_by(self) -> str:
         """The label that scores are stored under: the identity, with a hash of the source for a function."""
-        file = self.source.function and source_file(self.source.function)
-        return f"{self.identity} (source {hash_file(file)[:8]})" if file and file.is_file() else self.identity
+        files = [file for spec in self.source.functions if (file := source_file(spec)) and file.is_file()]
+        hashes = " ".join(hash_file(file)[:8] for file in files)
+        return f"{self.identity} (source {hashes})" if files else self.identity
 
 
 def load_rewards(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunction]]:

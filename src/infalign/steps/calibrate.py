@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
@@ -35,16 +36,22 @@ def calibrate_prompts(
 ) -> Summary:
     """Give every training prompt the column ``reference_rewards``: its K rewards, sorted.
 
-    The schema of the table carries a manifest, as JSON: the digests of reference and reward, K, the number of prompts.
+    Prompts that the reward leaves out are not in the table, and ``left_out`` counts them. The schema of the table
+    carries a manifest, as JSON: the digests of reference and reward, K, the number of prompts.
     """
     layout, k, every = stored.layout, stored.k, len(stored.parts)
     table = read_table(layout.prompts("train")).slice(0, prompts)
     rewards_PK = np.empty((table.num_rows, k))
-    distinct = np.empty(table.num_rows)
     for part in range(every):
-        part_PK = np.sort(stored.rewards(part), axis=1)
-        rewards_PK[part::every] = part_PK
-        distinct[part::every] = 1 + (part_PK[:, 1:] != part_PK[:, :-1]).sum(axis=1)
+        rewards_PK[part::every] = np.sort(stored.rewards(part), axis=1)
+    rewarded = ~np.isnan(rewards_PK[:, 0])
+    if not rewarded.any():
+        raise DataError(
+            f"reward {provenance.reward.name}: returned None for the responses to every one of {len(rewarded):,} "
+            "prompts, which leaves them all out; return numbers"
+        )
+    table, rewards_PK = table.filter(rewarded), rewards_PK[rewarded]
+    distinct = 1 + (rewards_PK[:, 1:] != rewards_PK[:, :-1]).sum(axis=1)
     ends = pa.array(np.arange(len(rewards_PK) + 1) * k, pa.int32())
     lists = pa.ListArray.from_arrays(ends, pa.array(rewards_PK.ravel(), pa.float64()))
     table = table.append_column("reference_rewards", lists)
@@ -55,4 +62,5 @@ def calibrate_prompts(
         "k": k,
         "tied": float(1 - distinct.mean() / k),
         "degenerate_prompts": int((distinct == 1).sum()),
+        "left_out": int((~rewarded).sum()),
     }

@@ -31,7 +31,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
 from infalign.rewards.classifier import check_classifier
-from infalign.rewards.function import function_reward
+from infalign.rewards.function import weighted_reward
 from infalign.steps.costs import Cost, Counts, UnknownSizeError, summed
 from infalign.steps.data import training_example
 from infalign.steps.run import Run
@@ -64,7 +64,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     unchecked += _check_models(recipe)
     for source in recipe.rewards.values():
         if source.function is not None:
-            function_reward(source.function)
+            weighted_reward(source.functions)
         _check_server(source.url, source.api_key_env, console)
     _check_server(*recipe.rollout.engine.server, console)
     for name in unchecked:

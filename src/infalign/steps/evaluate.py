@@ -157,10 +157,12 @@ def score_samples(
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
     asked = samples.conversations(prompts)
     rows = Batch(asked, drawn.values("text"), repeated(prompts.columns, samples.each))
+    left_out = np.zeros(len(prompts.prompt_ids), bool)
     for scorer, reward in load_rewards(scorers):
         rewards = scorer.score(rows, folder / scorer.name, on_progress, reward)
-        scores = scores.append_column(scorer.name, pa.array(rewards))
-    summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn)}
+        scores = scores.append_column(scorer.name, pa.array(rewards, from_pandas=True))  # NaN is null
+        left_out |= np.isnan(rewards.reshape(left_out.size, -1)).any(axis=1)
+    summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn), "left_out": int(left_out.sum())}
     if kl is not None:
         some_PM = read_table(kl, ["kl"])["kl"].to_numpy().reshape(len(prompts.prompt_ids), -1)
         every_PM = np.pad(some_PM, ((0, 0), (0, samples.each - some_PM.shape[1])), constant_values=np.nan)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from infalign.core.progress import OnProgress
@@ -79,8 +80,9 @@ def judge_rollouts(
     scores = scorer.score(Batch(asked, drawn.values("text"), columns), path.with_suffix(""), on_progress)
     rewards = stored.rewards(PART)[:count, : samples.each].ravel()
     table = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
-    write_table(path, table.append_column("judge_reward", pa.array(scores)))
-    return {"prompts": count, "samples": samples.each}
+    table = table.append_column("judge_reward", pa.array(scores)).filter(~np.isnan(rewards + scores))
+    write_table(path, table)
+    return {"prompts": table.num_rows // samples.each, "samples": samples.each}
 
 
 def find_transform(layout: Layout, name: str, procedure: Served, kl: float, *, on_progress: OnProgress) -> Summary:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
 from infalign.method.procedures import Served
@@ -62,7 +64,8 @@ class PolicyInputs:
     def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
         """Return the rollouts, with the reference's states that the policy or its teacher reads.
 
-        The reference's log-probabilities are those of the training's precision.
+        Prompts that the reward leaves out have none. The reference's log-probabilities are those of the training's
+        precision.
         """
         rows, needs = self.stored.rows(), policy.data_needs
         for name, which in (("states", needs.states), ("teacher_states", needs.teacher_states)):
@@ -72,7 +75,8 @@ class PolicyInputs:
         if computed is not None:
             found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
             rows = _add_column(rows, "reference_logprob", found.to_pylist())
-        return rows
+        rewarded = np.flatnonzero(~np.isnan(self.stored.all_rewards()))
+        return Lazy(len(rewarded), lambda i: rows[int(rewarded[i])])
 
     def logprobs(self, policy: Solver) -> Logprobs | None:
         """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""

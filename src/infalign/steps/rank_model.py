@@ -101,16 +101,20 @@ def _conversation(row: dict[str, Any]) -> list[list[Message]]:
 
 
 def _ranked_rollouts(stored: StoredRollouts) -> list[dict[str, Any]]:
-    """Return prompt, response and rank of all rollouts, prompt by prompt; the rank is among the prompt's own K."""
+    """Return prompt, response and rank of all rollouts that have a reward; the rank is among the prompt's own K."""
     rows: list[dict[str, Any]] = []
     for part, samples in enumerate(stored.parts):
         rewards_PK, (prompts, drawn) = stored.rewards(part), samples.read()
+        rewarded = ~np.isnan(rewards_PK).any(axis=1)
+        ranks_PK = np.full_like(rewards_PK, np.nan)
+        ranks_PK[rewarded] = calibrate(rewards_PK[rewarded], np.sort(rewards_PK[rewarded], axis=1))
         columns = {
             "prompt": samples.conversations(prompts),
             "response": drawn.values("text"),
-            "rank": calibrate(rewards_PK, np.sort(rewards_PK, axis=1)).ravel().tolist(),
+            "rank": ranks_PK.ravel().tolist(),
         }
-        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        found = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        rows += [row for row in found if not np.isnan(row["rank"])]
     return rows
 
 

@@ -65,9 +65,13 @@ class StoredRollouts:
         return chained([stored_states(*self.texts(i), path, top_tokens=has_top) for i, path in enumerate(folders)])
 
     def rewards(self, part: int) -> Array:
-        """Return the rewards of one part, prompts × K."""
+        """Return the rewards of one part, prompts × K; those of a prompt that the reward leaves out are NaN."""
         rewards: Array = read_table(self.layout.scores(part), ["reward"])["reward"].to_numpy()
         return rewards.reshape(-1, self.k)
+
+    def all_rewards(self) -> Array:
+        """Return the rewards of all rollouts, in the order of `rows`."""
+        return np.concatenate([self.rewards(part).ravel() for part in range(len(self.parts))])
 
     def rows(self) -> Sequence[dict[str, Any]]:
         """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.
@@ -79,7 +83,7 @@ class StoredRollouts:
         columns = (table["token_ids"] for d in drawn for table in d.tables(["token_ids"]))
         completion_ids = token_lists_on_disk(columns, self.layout.root)
         logprobs = np.concatenate([t["logprob"].to_numpy() for d in drawn for t in d.tables(["logprob"])])
-        rewards = np.concatenate([self.rewards(part).ravel() for part in range(len(drawn))])
+        rewards = self.all_rewards()
 
         def row(i: int) -> dict[str, Any]:
             return {

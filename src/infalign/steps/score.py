@@ -44,6 +44,7 @@ def score_rollouts(scorer: Scorer, samples: Samples, table: Path, *, on_progress
     asked, folder = samples.conversations(prompts), table.with_suffix("")
     columns = repeated(prompts.columns, samples.each)
     rewards = scorer.score(Batch(asked, drawn.values("text"), columns), folder, on_progress)
-    scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("reward", pa.array(rewards))
+    scores = rollout_keys(prompts.prompt_ids, samples.each)
+    scores = scores.append_column("reward", pa.array(rewards, from_pandas=True))  # NaN, of a prompt left out, is null
     write_table(table, scores.append_column("columns", pa.array(columns, pa.string())))
     return {"responses": len(drawn), "cut_off": cut_off(drawn)}

@@ -45,7 +45,10 @@ UNITS_OF = {
     "train": train.units,
     "evaluate": evaluate.units,
 }
-LIBRARIES = ("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets")  # that affect numbers
+LIBRARIES = (  # that affect numbers
+    *("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets"),
+    *("reasoning-gym", "math-verify"),
+)
 
 
 def units(run: Run, *, until: str = "report") -> list[Unit]:

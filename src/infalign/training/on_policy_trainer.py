@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from infalign.core.errors import ConfigError
 from infalign.data.messages import prompt_id
-from infalign.method.by_name import ByName, columns_of
+from infalign.method.by_name import UserReward, columns_of
 from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, spoken_text
 from infalign.models.conversations import decode, prompt_ids
@@ -80,7 +80,7 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     options |= {"shuffle_dataset": False, "model_init_kwargs": {"use_safetensors": True}}
     options |= {"generation_kwargs": {"suppress_tokens": absent}} if absent else {}
     advantages = solver.advantages(problem.reference, problem.procedure)
-    reward = with_row_columns(problem.reward) if isinstance(problem.reward, ByName) else problem.reward
+    reward = with_row_columns(problem.reward) if isinstance(problem.reward, UserReward) else problem.reward
     parts = {
         "model": problem.reference,
         "train_dataset": Dataset.from_list(problem.rows).select(order),
@@ -99,7 +99,7 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     return trainer
 
 
-def with_row_columns(reward: ByName) -> Rewards:
+def with_row_columns(reward: UserReward) -> Rewards:
     """Return a reward that gives the user's function the columns of its rows, which the trainer's rows hold as JSON."""
 
     def rewards(prompts: list[Any], completions: list[Any], columns: Sequence[str] = ()) -> Any:

