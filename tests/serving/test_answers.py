@@ -12,9 +12,10 @@ from scipy.stats import chisquare
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import parse_procedure
+from infalign.method.procedures.majority import MajorityVote
 from infalign.models.pretrained import load_policy
 from infalign.sampling.engine import Prompt, Sampling
-from infalign.serving.answers import Answer, Asked, BaseRewards, ServedPolicy
+from infalign.serving.answers import Answer, Asked, BaseRewards, ServedPolicy, parse_served
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
 
@@ -37,7 +38,7 @@ def served(models: tuple[Enumerable, Enumerable]) -> tuple[ServedPolicy, Law]:
     law = np.exp(base.laws(model)[PLACE])
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in base.responses]
     rewards = dict(zip(texts, base.rewards[PLACE], strict=True))
-    scores = Batches(lambda rows: [rewards[text] for _, text in rows])
+    scores = Batches(lambda rows: [rewards[text] for _, text, _ in rows])
     policy = ServedPolicy(
         "policy",
         parse_procedure("standard"),
@@ -47,7 +48,14 @@ def served(models: tuple[Enumerable, Enumerable]) -> tuple[ServedPolicy, Law]:
         scores,
         BaseRewards(lambda: LocalDraws(*load_policy(base.folder), rows=512), scores, 1001, Sampling(2, seed=1)),
     )
-    return policy, lambda name: base.finite()[PLACE].served(law / law.sum(), parse_procedure(name))
+
+    def law_of(name: str) -> Array:
+        procedure = parse_served(name)
+        if isinstance(procedure, MajorityVote):
+            return procedure.served(law / law.sum())
+        return base.finite()[PLACE].served(law / law.sum(), procedure)
+
+    return policy, law_of
 
 
 def test_draws_of_a_request_that_failed_are_not_made(models: tuple[Enumerable, Enumerable]) -> None:
@@ -112,6 +120,7 @@ def test_the_base_is_loaded_once(models: tuple[Enumerable, Enumerable], served: 
         ("0.5*best-of-6+0.5*standard", "best-of-6"),
         ("rewind:0.7:4", "rewind:0.4:4"),
         ("rewind:0.7:2:best", "rewind:0.7:2"),
+        ("majority-of-6", "standard"),
     ],
 )
 def test_what_is_served_has_the_exact_law(
@@ -123,7 +132,7 @@ def test_what_is_served_has_the_exact_law(
     async def answers() -> list[Answer]:
         prompt = Prompt(PROMPTS[PLACE], base.prompt_ids[PLACE])
         async with policy.working():
-            asked = [Asked([], prompt, parse_procedure(procedure), Sampling(2, seed=seed)) for seed in range(ANSWERS)]
+            asked = [Asked([], prompt, parse_served(procedure), Sampling(2, seed=seed)) for seed in range(ANSWERS)]
             return await asyncio.gather(*map(policy.answer, asked))
 
     found = asyncio.run(answers())

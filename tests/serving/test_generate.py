@@ -65,6 +65,28 @@ def test_prompts_come_from_everywhere(
     assert found[0][0]["answer"] != found[0][2]["answer"]
 
 
+def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tmp_path: Path) -> None:
+    """A function in place of the run's reward gets the columns of the file; a vote is on what a function finds."""
+    mine, table = tmp_path / "mine.py", tmp_path / "sums.jsonl"
+    check = "def check(responses, answer):\n    return [float(len(r) % a == 1) for r, a in zip(responses, answer)]\n"
+    mine.write_text(f"{check}def size(text):\n    return len(text) % 3\n")
+    table.write_text("".join(json.dumps({"prompt": prompt, "answer": 2}) + "\n" for prompt in PROMPTS))
+    words = ("--input", table, "--reward", f"{mine}:check", "--all", "--json")
+    code, out, err = main("generate", trained_run, *words, "--procedure", "best-of-8")
+    assert (code, err) == (0, "")
+    for answer in records(out):
+        assert [draw["reward"] for draw in answer["all"]] == [len(draw["text"]) % 2 for draw in answer["all"]]
+        assert answer["reward"] == max(draw["reward"] for draw in answer["all"])
+    code, out, err = main("generate", trained_run, *words, "--procedure", "majority-of-8", "--answer", f"{mine}:size")
+    assert (code, err) == (0, "")
+    for answer in records(out):
+        sizes = [len(draw["text"]) % 3 for draw in answer["all"]]
+        assert (answer["draws"], answer["procedure"]) == (8, "majority-of-8")
+        assert sizes.count(sizes[answer["served"]]) == max(map(sizes.count, sizes))
+    code, _, err = main("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check")
+    assert (code, "needs the column answer, which every row lacks" in err) == (3, True)
+
+
 def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_run: Path) -> None:
     """One prompt gives its answer alone; terminal escapes that a model writes are not obeyed."""
     (record,) = ask(main, trained_run)

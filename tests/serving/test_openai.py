@@ -48,6 +48,7 @@ def test_64_clients_at_once_get_what_each_would_get_alone(trained_run: Path, url
         rewards = pytest.approx(alone.rewards)
         assert choice.infalign == {"draws": 4, "served": alone.served, "rewards": rewards, "base_draws": 0}
         assert answers[i].usage.completion_tokens == alone.tokens
+        assert answers[i].usage.draws == 4
         assert answers[i].model == "aware:best-of-4"
     spent = {name.removeprefix("infalign_"): value - before[name] for name, value in metrics(url).items()}
     assert [spent[name] for name in ("answers_total", "draws_total", "scores_total")] == [64, 256, 256]

@@ -114,7 +114,7 @@ class Gate:
 
     def __call__(self, rows: list[Any]) -> list[float]:
         self.open.wait(600)
-        return micro.brightness([], [text for _, text in rows])
+        return micro.brightness([], [text for _, text, _ in rows])
 
 
 def test_more_than_it_can_do_is_refused_and_done_later(trained_run: Path) -> None:
@@ -170,22 +170,25 @@ def test_a_client_that_goes_frees_its_work(trained_run: Path, stream: bool) -> N
 
 
 def test_a_reward_that_fails_is_said_and_spoils_no_other(trained_run: Path) -> None:
-    """The answer whose reward is missing is an error of the server, before or inside a stream."""
+    """The answer whose reward is missing is an error of the server, before or inside a stream.
+
+    The reward gets the metadata of a request, such as the answer that a checker knows.
+    """
 
     def picky(rows: list[Any]) -> list[float]:
-        if any("bad" in turns[0]["content"] for turns, _ in rows):
+        if any("bad" in columns for _, _, columns in rows):
             raise ValueError("no reward for this")
         return [0.0] * len(rows)
 
     with serving(policy(trained_run, scores=Batches(picky))) as url:
-        requests = [asked("bad" if i % 3 == 0 else "good", stream=i % 2 == 0) for i in range(9)]
+        requests = [asked(metadata={"kind": "bad" if i % 3 == 0 else "good"}, stream=i % 2 == 0) for i in range(9)]
         for i, answer in enumerate(concurrently(url, requests, max_retries=0)):
             if i % 3 == 0:
                 assert isinstance(answer, openai.InternalServerError)
                 assert answer.type == "server_error"
             else:
                 assert not isinstance(answer, Exception)
-        mixed = asked("bad", model="aware:0.5*standard+0.5*best-of-2", n=16, seed=0, stream=True)
+        mixed = asked(metadata={"kind": "bad"}, model="aware:0.5*standard+0.5*best-of-2", n=16, seed=0, stream=True)
         with client_of(url) as client, pytest.raises(openai.APIError, match="unexpected ValueError"):
             list(client.chat.completions.create(**mixed))
         assert metrics(url)["infalign_answers_in_progress"] == 0

@@ -29,11 +29,13 @@ Examples:
   infalign generate runs/demo --policy reference --procedure standard < prompts.txt
   infalign generate runs/demo --procedure best-of-8 --prompt "Hello" --all
   infalign generate runs/demo --procedure rewind:0.85:32 --input test.jsonl --json
+  infalign generate runs/sums --procedure majority-of-16 --answer mine.py:number < prompts.txt
 
 Prompts are the lines of standard input or of a text file, one each, or the
 column prompt (text or messages) of a .jsonl, .jsonl.gz, .parquet or .csv file.
 A policy is one of the recipe's, `reference`, or a folder of the same tokenizer.
-Draws are ranked by the run's reward. The same seed gives the same answers; a
+Draws are ranked by the run's reward, or by --reward; other columns of the file
+reach it by name. The same seed gives the same answers; a
 prompt that comes again gets another one.
 """
 SERVE_EPILOGUE = """\
@@ -57,6 +59,12 @@ INFALIGN_ENGINE_KEY) and this one scores and chooses.
 RunPath = Annotated[Path, Parameter(help="A run directory.", completer=runs)]
 PolicyName = Annotated[str | None, Parameter(help="Of the run; the recipe's first by default.")]
 ProcedureName = Annotated[str | None, Parameter(help="standard, best-of-4, ...; the recipe's by default.")]
+RewardSpec = Annotated[
+    str | None, Parameter(help="my_file.py:check, module:check or a reward server's URL instead of the run's reward.")
+]
+AnswerSpec = Annotated[
+    str | None, Parameter(help="my_file.py:find or module:find, which finds in a text what a majority votes on.")
+]
 EngineUrl = Annotated[str | None, Parameter(help="An OpenAI-compatible server that has the policy and draws.")]
 EngineModel = Annotated[str | None, Parameter(help="The policy's name there; its path by default.")]
 
@@ -73,6 +81,8 @@ def generate(
     ] = None,
     all_: Annotated[bool, Parameter(name="--all", help="Show every draw, its rank and reward.")] = False,
     seed: Annotated[int, Parameter(help="Of the draws.")] = 0,
+    reward: RewardSpec = None,
+    answer: AnswerSpec = None,
     engine_url: EngineUrl = None,
     engine_model: EngineModel = None,
     as_json: Annotated[bool, Parameter(name="--json", help="Print a line of JSON for each prompt.")] = False,
@@ -82,21 +92,22 @@ def generate(
 
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.answers import answer_each
-    from infalign.serving.policy import open_policy
+    from infalign.serving.policy import finding_answers, open_policy
 
     prepare_process(None)
-    conversations = _conversations(prompt, input_)
-    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
-    several, console = len(conversations) > 1, open_console()
+    questions = _questions(prompt, input_)
+    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
+    served = finding_answers(served, answer)
+    several, console = len(questions) > 1, open_console()
 
-    def show(asked: "Asked", answer: "Answer") -> None:
+    def show(asked: "Asked", found: "Answer") -> None:
         if as_json:
             about = {"policy": served.name, "procedure": asked.procedure.name, "seed": seed}
-            print(json.dumps(_record(asked, answer, all_) | about), flush=True)
+            print(json.dumps(_record(asked, found, all_) | about), flush=True)
         else:
-            _print(asked, answer, console, every=all_, several=several)
+            _print(asked, found, console, every=all_, several=several)
 
-    asyncio.run(answer_each(served, conversations, show, seed=seed, score_all=all_))
+    asyncio.run(answer_each(served, questions, show, seed=seed, score_all=all_))
 
 
 def serve(
@@ -107,6 +118,8 @@ def serve(
     procedure: ProcedureName = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
+    reward: RewardSpec = None,
+    answer: AnswerSpec = None,
     most: Annotated[int, Parameter(help="Answers at a time; further requests get 503.", validator=Number(gte=1))] = 256,
     engine_url: EngineUrl = None,
     engine_model: EngineModel = None,
@@ -114,18 +127,19 @@ def serve(
     """Serve a policy by a procedure, behind OpenAI's protocol."""
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.app import app
-    from infalign.serving.policy import open_policy
+    from infalign.serving.policy import finding_answers, open_policy
     from infalign.serving.web import listen, token_for
 
     prepare_process(None)
     token = token_for(host)
-    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model)
+    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
+    served = finding_answers(served, answer)
     say(open_console(), f"{served.name} by {served.procedure.name}: http://{host}:{port}/v1", markup=False)
     listen(app(served, token=token, most=most), host, port)
 
 
-def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[Message]]":
-    """Return the prompts of the command line, of a file, or of standard input."""
+def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list[Message], str]]":
+    """Return the prompts of the command line, of a file, or of standard input, with the other columns as JSON."""
     from infalign.data.examples import parse_prompt
     from infalign.data.files import READERS, read_rows
 
@@ -137,7 +151,10 @@ def _conversations(prompts: list[str] | None, path: Path | None) -> "list[list[M
         rows = read_rows(path)
     else:
         rows = [(where, {"prompt": line.strip()}) for where, line in _lines(path) if line.strip()]
-    found = [[*parse_prompt(row, where)] for where, row in rows]
+    found = []
+    for where, row in rows:
+        others = {name: value for name, value in row.items() if name != "prompt"}
+        found.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
     if not found:
         raise DataError(f"{path or 'standard input'} has no prompts; write one a line")
     return found

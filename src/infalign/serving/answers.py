@@ -15,7 +15,9 @@ import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id
-from infalign.method.procedures import BaseQuantile, Draws, Served
+from infalign.method.procedures import BaseQuantile, Draws, Served, Votes, parse_procedure
+from infalign.method.procedures.majority import MajorityVote
+from infalign.method.reward import user_code
 from infalign.models.conversations import prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
@@ -30,17 +32,29 @@ class RefusedError(ConfigError):
     """What is asked cannot be served."""
 
 
-Scores = Batches[tuple[list[Message], str], float]
+Scores = Batches[tuple[list[Message], str, str], float]
+"""Of rows with a conversation, a response, and the columns that a reward may need, as JSON."""
+AnyServed = Served | MajorityVote
+
+
+def parse_served(name: str) -> AnyServed:
+    """Return the procedure that ``name`` spells, ``majority-of-8`` too. Raises ConfigError as `parse_procedure`."""
+    votes = name.removeprefix("majority-of-")
+    return MajorityVote(int(votes)) if votes != name and votes.isdecimal() else parse_procedure(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked: a conversation, its tokens, how it is served, and the seed and maximum length of its draws."""
+    """What is asked: a conversation, its tokens, how it is served, and the seed and maximum length of its draws.
+
+    ``columns`` are what else its reward may need, as JSON.
+    """
 
     conversation: list[Message]
     prompt: Prompt
-    procedure: Served
+    procedure: AnyServed
     sampling: Sampling
+    columns: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +111,16 @@ class BaseRewards:
         """
         if not 1 <= quantile * (self._k + 1) <= self._k:
             raise RefusedError(f"{self._k} rollouts per prompt do not show the quantile {quantile:g}; raise rollout.k")
-        known = self._known.setdefault(asked.prompt.prompt_id, _Known())
-        self._known.move_to_end(asked.prompt.prompt_id)
+        identity = f"{asked.prompt.prompt_id} {asked.columns}"
+        known = self._known.setdefault(identity, _Known())
+        self._known.move_to_end(identity)
         if len(self._known) > MAX_KNOWN_PROMPTS:
             self._known.popitem(last=False)
         drawn: list[Response] = []
         async with known.lock:
             if known.rewards is None:
                 drawn = await self._draw(asked)
-                known.rewards = await self._scores.done([(asked.conversation, response.text) for response in drawn])
+                known.rewards = await self._scores.done(_rows(asked, drawn))
         return float(np.quantile(known.rewards, quantile, method="weibull")), drawn
 
     def close(self) -> None:
@@ -133,19 +148,28 @@ class BaseRewards:
 class ServedPolicy:
     """A policy with what serves it; ``procedure`` is the one that is meant where nobody says another.
 
-    ``others`` are the run's policies that are not served.
+    ``others`` are the run's policies that are not served. ``answer_in`` finds in a response what a majority votes on.
     """
 
     name: str
-    procedure: Served
+    procedure: AnyServed
     max_new_tokens: int
     tokenizer: Any
     draws: DrawSource
     scores: Scores
     base: BaseRewards
     others: Sequence[str] = ()
+    answer_in: Callable[[str], object] = str.strip
 
-    def asked(self, conversation: list[Message], procedure: Served, sampling: Sampling, *, choice: int = 0) -> Asked:
+    def asked(
+        self,
+        conversation: list[Message],
+        procedure: AnyServed,
+        sampling: Sampling,
+        *,
+        choice: int = 0,
+        columns: str = "{}",
+    ) -> Asked:
         """Return what is asked, with a random stream of its own for each choice; its length can only be shorter.
 
         Raises DataError for a conversation that the policy cannot answer.
@@ -154,7 +178,7 @@ class ServedPolicy:
         stream = int.from_bytes(blake2b(f"serve {sampling.seed} {choice}".encode(), digest_size=4).digest(), "little")
         length = min(sampling.max_new_tokens, self.max_new_tokens)
         sampling = replace(sampling, max_new_tokens=length, seed=stream)
-        asked = Asked(conversation, Prompt(prompt_id(conversation), ids), procedure, sampling)
+        asked = Asked(conversation, Prompt(prompt_id(conversation), ids), procedure, sampling, columns)
         self.draws.check(asked.prompt, sampling)
         return asked
 
@@ -178,6 +202,9 @@ class ServedPolicy:
                         draws += await self._draw(asked, len(draws), number)
                         rewards += await self._score(asked, draws[len(rewards) :])
                         ask = serving.send(rewards[-number:])
+                    case Votes(number):
+                        draws += await self._draw(asked, len(draws), number)
+                        ask = serving.send(self._votes(draws[-number:]))
                     case BaseQuantile(quantile):
                         if asked.sampling.max_new_tokens < self.max_new_tokens:
                             raise RefusedError(
@@ -213,7 +240,18 @@ class ServedPolicy:
         return [_ended(response, asked.sampling.stop) for response in drawn]
 
     async def _score(self, asked: Asked, draws: list[Response]) -> list[float]:
-        return await self.scores.done([(asked.conversation, response.text) for response in draws])
+        return await self.scores.done(_rows(asked, draws))
+
+    def _votes(self, draws: list[Response]) -> list[float]:
+        """Return the number of the answer in each draw, by the order in which they first come."""
+        with user_code("the function that finds the answer raised"):
+            answers = [str(self.answer_in(draw.text)) for draw in draws]
+        numbers = {answer: float(number) for number, answer in enumerate(dict.fromkeys(answers))}
+        return [numbers[answer] for answer in answers]
+
+
+def _rows(asked: Asked, draws: Sequence[Response]) -> list[tuple[list[Message], str, str]]:
+    return [(asked.conversation, response.text, asked.columns) for response in draws]
 
 
 def _ended(response: Response, stop: Sequence[str]) -> Response:
@@ -229,7 +267,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 async def answer_each(
     policy: ServedPolicy,
-    conversations: Sequence[list[Message]],
+    questions: Sequence[tuple[list[Message], str]],
     on_answer: Callable[[Asked, Answer], None],
     *,
     seed: int,
@@ -237,14 +275,15 @@ async def answer_each(
 ) -> None:
     """Answer conversations by the policy's own procedure, many at a time, and give the answers in their order.
 
-    A conversation that comes again gets another choice. Raises DataError for one that cannot be answered, before
-    anything is drawn.
+    With a conversation come the columns of its row, as JSON. One that comes again gets another choice. Raises DataError
+    for one that cannot be answered, before anything is drawn.
     """
     choices, sampling = Counter[str](), Sampling(policy.max_new_tokens, seed=seed)
     asked = []
-    for conversation in conversations:
+    for conversation, columns in questions:
         identity = prompt_id(conversation)
-        asked.append(policy.asked(conversation, policy.procedure, sampling, choice=choices[identity]))
+        one = policy.asked(conversation, policy.procedure, sampling, choice=choices[identity], columns=columns)
+        asked.append(one)
         choices[identity] += 1
     at_once = asyncio.Semaphore(ANSWERS_AT_ONCE)
 

@@ -6,6 +6,7 @@ A model is called ``POLICY`` or ``POLICY:PROCEDURE``, such as ``aware:worst-of-8
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -23,10 +24,9 @@ from infalign.core.display import listed_names
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
 from infalign.data.examples import parse_prompt
-from infalign.method.procedures import Served, parse_procedure
 from infalign.models.conversations import decode
 from infalign.sampling.engine import Sampling
-from infalign.serving.answers import Answer, Asked, ServedPolicy, before_stop
+from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, before_stop, parse_served
 from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
 
@@ -60,7 +60,7 @@ class Desk:
         self.in_progress = 0
         self.counts: Counter[str] = Counter(requests=0, answers=0, refused=0)
 
-    def procedure(self, model: str) -> Served:
+    def procedure(self, model: str) -> AnyServed:
         """Return the procedure of a model's name. Raises `ApiError`."""
         name = self.policy.name  # that of a folder may have a colon
         spelled = model.removeprefix(name)
@@ -71,7 +71,7 @@ class Desk:
             said = f"this server has {name}, which can be followed by a procedure: {example}{more}"
             raise ApiError(404, f"the model {shown(model)} does not exist; {said}", param="model", code=MISSING_MODEL)
         try:
-            return parse_procedure(spelled[1:]) if spelled else self.policy.procedure
+            return parse_served(spelled[1:]) if spelled else self.policy.procedure
         except ConfigError as error:
             raise ApiError(404, str(error), param="model", code=MISSING_MODEL) from error
 
@@ -144,7 +144,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         sampling = Sampling(length, seed, greedy=body.temperature == 0.0, stop=body.stop)
         try:
             prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages")]
-            asked = [policy.asked(prompt, procedure, sampling, choice=i) for i in range(body.n or 1)]
+            columns = json.dumps(body.metadata or {})
+            choices = range(body.n or 1)
+            asked = [policy.asked(prompt, procedure, sampling, choice=i, columns=columns) for i in choices]
         except DataError as error:
             raise ApiError(400, str(error), param="messages") from error
         model, tokens = f"{policy.name}:{procedure.name}", len(asked[0].prompt.token_ids)

@@ -9,20 +9,25 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from infalign.core.errors import ConfigError
+import numpy as np
+from pydantic import ValidationError
+
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.http import checked_url
 from infalign.data.messages import Message
-from infalign.method.procedures import parse_procedure
 from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import generation_of, is_adapter, load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
+from infalign.rewards.function import import_function
 from infalign.rewards.server import RemoteReward
+from infalign.rewards.settings import RewardSource
+from infalign.rewards.sources import Scorer
 from infalign.sampling.engine import Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
-from infalign.serving.answers import BaseRewards, ServedPolicy
+from infalign.serving.answers import BaseRewards, ServedPolicy, parse_served
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
 from infalign.steps.external_policy import check_fits
@@ -32,6 +37,7 @@ from infalign.steps.whole_run import units
 
 LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "INFALIGN_ENGINE_KEY"
+REWARD_KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 SERVING_RETRY_SECONDS = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
 MAX_DRAWS_AT_ONCE = 64  # draws at once; of an engine at a URL, requests
 PROBE_CONVERSATION = [{"role": "user", "content": "Hello"}]
@@ -44,19 +50,21 @@ def open_policy(
     *,
     engine_url: str | None = None,
     engine_model: str | None = None,
+    reward: str | None = None,
 ) -> ServedPolicy:
-    """Return a policy of the run in ``root`` with the run's reward, served by ``procedure`` unless asked otherwise.
+    """Return a policy of the run in ``root``, served by ``procedure`` unless asked otherwise.
 
     The policy is one of the recipe's (the first by default), ``reference``, or the folder of a model with the same
     tokenizer or of a LoRA adapter on the reference; the procedure is the recipe's by default. Draws are made here, or
     by an OpenAI-compatible server at ``engine_url`` that has the policy under the name ``engine_model`` (by default its
-    path). A model that the recipe would make anew is used as it is, with a warning. Raises ConfigError for what is not
-    there, and for a folder with another tokenizer or vocabulary.
+    path). ``reward`` is a function or the URL of a server in place of the run's reward. A model that the recipe would
+    make anew is used as it is, with a warning. Raises ConfigError for what is not there, and for a folder with another
+    tokenizer or vocabulary.
     """
     run = Run.of(recorded_recipe(root))
     recipe = run.recipe
     name = policy or next(iter(recipe.policies))
-    served_by = recipe.procedure if procedure is None else parse_procedure(procedure)
+    served_by = recipe.procedure if procedure is None else parse_served(procedure)
     path = _model(run, name)
     _warn_of_others(run, {path, run.reference, *map(str, run.reward_inputs("reward"))})
     tokenizer = load_tokenizer(run.layout.tokenizer)
@@ -65,10 +73,10 @@ def open_policy(
 
         torch.set_num_threads(recipe.compute.threads)
     sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed)
-    reward = run.scorer("reward").load()
-    if isinstance(reward, RemoteReward):
-        reward = replace(reward, retry_seconds=SERVING_RETRY_SECONDS)
-    scores = Batches(partial(_scored, reward))
+    scored_by = (run.scorer("reward") if reward is None else _other_scorer(run, reward)).load()
+    if isinstance(scored_by, RemoteReward):
+        scored_by = replace(scored_by, retry_seconds=SERVING_RETRY_SECONDS)
+    scores = Batches(partial(_scored, scored_by))
     engine = engine_model or path
     words = Vocabulary(tokenizer, generation_of(path))
     draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, words, sampling)
@@ -76,6 +84,11 @@ def open_policy(
     others = [other for other in ("reference", *recipe.policies) if other != name]
     name, longest = Path(name).resolve().name, sampling.max_new_tokens
     return ServedPolicy(name, served_by, longest, tokenizer, draws, scores, base, others)
+
+
+def finding_answers(policy: ServedPolicy, spec: str | None) -> ServedPolicy:
+    """Return a policy whose majority votes on what the function ``spec`` finds in a text, by default all of it."""
+    return policy if spec is None else replace(policy, answer_in=import_function(spec))
 
 
 def _model(run: Run, name: str) -> str:
@@ -131,7 +144,20 @@ def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling) ->
     return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 
 
-def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str]]) -> list[float]:
-    prompts, responses = map(list, zip(*rows, strict=True))
-    rewards: list[float] = score(reward, prompts, responses, name="reward").tolist()
-    return rewards
+def _other_scorer(run: Run, reward: str) -> Scorer:
+    """Return a function or a server in place of the run's reward."""
+    key = REWARD_KEY_VARIABLE if REWARD_KEY_VARIABLE in os.environ else None
+    is_url = reward.startswith(("http://", "https://"))
+    try:
+        source = RewardSource.model_validate({"url": reward, "api_key_env": key} if is_url else {"function": reward})
+    except ValidationError as error:
+        raise ConfigError(f"--reward {reward}: {error.errors()[0]['msg']}") from error
+    return replace(run.scorer("reward"), source=source, shards=list)
+
+
+def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str, str]]) -> list[float]:
+    prompts, responses, columns = map(list, zip(*rows, strict=True))
+    rewards = score(reward, prompts, responses, columns=columns, name="reward")
+    if np.isnan(rewards).any():
+        raise DataError("the reward returned None for a response, so its draws cannot be compared; return a number")
+    return [*rewards.tolist()]

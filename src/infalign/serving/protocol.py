@@ -21,7 +21,7 @@ from infalign.serving.web import TooLargeError
 
 LOGGER = logging.getLogger(__name__)
 IGNORED_FIELDS = {
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("tools", "parallel_tool_calls"),  # `parse_body` refuses tools that may be called
 }
 # Values of further fields that ask for nothing: the policy is served as it was trained.
@@ -88,6 +88,7 @@ class Body(BaseModel):
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple), Field(max_length=4)
     ] = ()
+    metadata: dict[str, Any] | None = None  # columns that the reward may need, such as an answer
     stream: bool | None = None
     stream_options: _Options | None = None
 
@@ -202,9 +203,10 @@ class Completion:
         return choice | {"finish_reason": answer.draws[answer.served].finish, "infalign": about}
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
-        """Return the tokens of the prompt, once, and of all draws, served or not."""
+        """Return the tokens of the prompt, once, and of all draws, served or not, and how many draws these are."""
         drawn, asked = sum(answer.tokens for answer in answers), self.prompt_tokens
-        return {"prompt_tokens": asked, "completion_tokens": drawn, "total_tokens": asked + drawn}
+        draws = sum(len(answer.draws) + len(answer.base_draws) for answer in answers)
+        return {"prompt_tokens": asked, "completion_tokens": drawn, "total_tokens": asked + drawn, "draws": draws}
 
 
 def _sent(data: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from infalign.method.procedures.base import (
     Procedure,
     RankProcedure,
     Serving,
+    Votes,
     looks_at_ranks,
 )
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
@@ -41,6 +42,7 @@ __all__ = [
     "Served",
     "Serving",
     "Standard",
+    "Votes",
     "WorstOfN",
     "distortion",
     "is_extreme",

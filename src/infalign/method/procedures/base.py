@@ -27,7 +27,14 @@ class BaseQuantile:
     quantile: float
 
 
-Serving = Generator[Draws | BaseQuantile, list[float], int]
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Asks for further draws; the answer is a number for each, equal where their answers are, and not their rewards."""
+
+    number: int
+
+
+Serving = Generator[Draws | BaseQuantile | Votes, list[float], int]
 """How an answer is chosen: asks, is sent what it asked for, and returns the number of the draw that is served.
 
 Draws count from 0. The next one, which was not asked for, may be served too, whatever its reward is.

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from infalign.core.errors import DataError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import check_n
+from infalign.method.procedures.base import Serving, Votes, check_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,12 @@ class MajorityVote:
         votes = np.arange(self.n + 1)
         factorials = np.array([float(factorial(k)) for k in votes])
         return np.asarray(_winning(policy[..., None] ** votes / factorials, self.n) * factorials[-1])
+
+    def serving(self, rng: np.random.Generator) -> Serving:
+        """Return how one answer is chosen: the first draw with the answer that most draws give."""
+        given = yield Votes(self.n)
+        answers, counts = np.unique(given, return_counts=True)
+        return given.index(float(rng.choice(answers[counts == counts.max()])))
 
     def weights(self, answers_PM: ArrayLike) -> Array:
         """Return the probability, (P, M), that each sample is the one served: unbiased, over all sets of N of the M.
