@@ -54,7 +54,7 @@ class ScoredSamples:
     def kept(self) -> NDArray[np.bool_]:
         """Which test prompts have rewards by all sources, as the reference's samples show. DataError if none has."""
         found = np.array([self._every_row("reference", source) for source in self.sources])
-        kept = ~np.isnan(found).any(axis=(0, 2))
+        kept: NDArray[np.bool_] = ~np.isnan(found).any(axis=(0, 2))
         if not kept.any():
             raise DataError(f"{' or '.join(self.sources)} returned None for every test prompt; return numbers")
         return kept

@@ -43,7 +43,7 @@ def import_function(spec: str) -> Callable[..., Any]:
                     f"reward function {spec!r}: cannot import {place} ({error}); install it, put it on PYTHONPATH, or "
                     "name its file, my_file.py:function"
                 ) from error
-    function: Any = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"reward function {spec!r}: {place} has no function {name}")
     return function
