@@ -23,10 +23,10 @@ from infalign.world import dialogues
 REWARD = "def score(prompts, responses):\n    return [float(len(response)) for response in responses]\n"
 CHECKER = """\
 def score(responses, answer):
-    return [None if true is None else float(len(response) > true) for response, true in zip(responses, answer)]
+    return [None if true is None else float(len(response) % 4 == true) for response, true in zip(responses, answer)]
 """
 RECORDS = ("calibrate", "evaluate-reference", "evaluate-aware")
-LEFT_OUT = 5  # of the questions one in so many has no answer
+LEFT_OUT = 3  # of the questions one in so many has no answer: 3 of 12 training prompts, and 3 of 6 test prompts
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +73,16 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     )
     monkeypatch.chdir(tmp_path)
     code, out, err = main("run", path)
-    print(out, err)
     assert (code, err) == (0, "")
     assert "only the reward that training saw judges" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["judges"] == ["reward"]
     made = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in RECORDS}
-    left_out = {name: record["summary"]["left_out"] for name, record in made.items()}
-    print(left_out, out)
+    assert {name: record["summary"]["left_out"] for name, record in made.items()} == dict.fromkeys(RECORDS, 3)
+    assert (made["calibrate"]["summary"]["prompts"], results["prompts"]) == (9, 3)
+    assert "calibrate, evaluate-reference, evaluate-aware: 3 prompts left out, as the reward gives None" in out
+    assert results["truth"] == {"by": "reward", "threshold": None}
+    assert set(results["pass_at_k"]) == {"reference", "aware"}
     assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
     assert "only the reward that training saw judges" in (tmp_path / "run" / "report.html").read_text()
     # What was trained can be prompted by anybody: it has the template that it was trained with.
