@@ -108,9 +108,12 @@ def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch:
     (tmp_path / "mine.py").write_text("def one(responses):\n    return [1.0] * len(responses)\n")
     recipe = micro.settings(tmp_path / "run") | {"reward": {"function": {"mine.py:one": 1, "infalign.world:gold": 0.5}}}
     monkeypatch.chdir("/")
-    read = load_recipe(micro.write(tmp_path / "recipe.yaml", recipe)).reward
+    path = micro.write(tmp_path / "recipe.yaml", recipe)
+    read = load_recipe(path, ["evaluate.truth=gold", "evaluate.threshold=0.5"]).reward
     assert read.functions == {f"{tmp_path / 'mine.py'}:one": 1.0, "infalign.world:gold": 0.5}
     assert isinstance(weighted_reward(read.functions), WeightedSum)
+    with pytest.raises(ConfigError, match=r"evaluate\.truth is gold, and the recipe has no gold"):
+        load_recipe(path, ["gold=null", "evaluate.truth=gold"])
 
 
 @pytest.mark.parametrize(
