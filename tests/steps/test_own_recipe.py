@@ -67,10 +67,8 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     (project / "my_reward.py").write_text(CHECKER)
     rows = [{"prompt": f"What is {n}?", "answer": n % 4 if n % LEFT_OUT else None} for n in range(60)]
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    path = micro.write(
-        project / "recipe.yaml",
-        least(bare) | {"data": {"sources": [{"path": "questions.jsonl"}], "test_fraction": 0.3}},
-    )
+    data = {"sources": [{"path": str(tmp_path / "questions.jsonl")}], "test_fraction": 0.3}
+    path = micro.write(project / "recipe.yaml", least(bare) | {"data": data})
     monkeypatch.chdir(tmp_path)
     code, out, err = main("run", path)
     assert (code, err) == (0, "")
