@@ -17,7 +17,7 @@ from infalign.data.tasks import task_rows
 
 
 class Source(Settings):
-    """Where rows come from: exactly one of a file, a public set, a dataset id, reasoning-gym or the built-in world."""
+    """Where rows come from: exactly one of a file, a public set, a dataset id, reasoning-gym or a built-in task."""
 
     path: str | None = Field(None, description="a .jsonl, .json, .parquet or .csv file; JSON may be compressed")
     set: str | None = Field(
@@ -32,6 +32,7 @@ class Source(Settings):
     size: Count | None = Field(None, description="questions of `reasoning_gym`")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of `reasoning_gym`")
     config: dict[str, Any] = Field({}, description="of the task of `reasoning_gym`, e.g. {max_terms: 3}")
+    sums: Count | None = Field(None, description="so many exercises of the built-in arithmetic (`infalign.sums`)")
     limit: Count | None = Field(None, description="read at most so many rows")
 
     @field_validator("hub", mode="before")
@@ -41,15 +42,16 @@ class Source(Settings):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
-        if sum(origin is not None for origin in (self.path, self.set, self.hub, self.world, self.reasoning_gym)) != 1:
-            raise ValueError("give exactly one of path, set, hub, world, reasoning_gym")
+        origins = (self.path, self.set, self.hub, self.world, self.sums, self.reasoning_gym)
+        if sum(origin is not None for origin in origins) != 1:
+            raise ValueError("give exactly one of path, set, hub, world, sums, reasoning_gym")
         if (self.reasoning_gym is None) != (self.size is None) or (self.size is None and (self.seed or self.config)):
             raise ValueError("a task of reasoning_gym has a size, and only it has size, seed and config")
         if self.split != "train" and self.set is None:
             inside = "write `hub: {id: …, split: …}`" if self.hub else "a file is read whole, so name its file"
             raise ValueError(f"split is for a set; {inside}")
-        if self.limit is not None and self.world is not None:
-            raise ValueError("limit is for rows that are read; world says how many there are")
+        if self.limit is not None and (self.world or self.sums) is not None:
+            raise ValueError("limit is for rows that are read; world and sums say how many there are")
         if self.set is not None and self.set not in SETS:
             raise ValueError(f"set is one of {', '.join(SETS)}, found {shown(self.set)}")
         if self.set is not None and self.split not in SETS[self.set].parts:
@@ -79,6 +81,8 @@ def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[
     for source in sources:
         if source.world is not None:
             read, messages = _world_examples(source.world, seed), list[str]()
+        elif source.sums is not None:
+            read, messages = _sums_examples(source.sums, seed), list[str]()
         else:
             rows = islice(_rows(source, data.folder), source.limit)
             read, messages = load_examples(rows, skip_invalid=data.skip_invalid)
@@ -107,4 +111,13 @@ def _world_examples(n: int, seed: int) -> list[Example]:
     return demonstrations + [
         Example(({"role": "user", "content": request},), (reply(chosen),), (reply(rejected),), f"world pair {i}")
         for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0))
+    ]
+
+
+def _sums_examples(n: int, seed: int) -> list[Example]:
+    from infalign import sums
+
+    return [
+        Example(({"role": "user", "content": e.prompt},), (reply(e.response),), None, f"exercise {i}")
+        for i, e in enumerate(sums.exercises(n, seed=seed))
     ]

@@ -45,11 +45,11 @@ class Sampled(NamedTuple):
 
 def read_sample(run: Run, source: Source) -> Sampled:
     """Read a local source: of a public set or the world the first rows, of a file all. Raises DataError."""
-    there = source.world or 0
+    there = source.world or source.sums or 0
     if source.set is not None:
         there = min(SETS[source.set].parts[source.split].rows, source.limit or sys.maxsize)
     if there > SAMPLED_ROWS:
-        source = source.model_copy(update={"world" if source.world else "limit": SAMPLED_ROWS})
+        source = source.model_copy(update={"world" if source.world else "sums" if source.sums else "limit": SAMPLED_ROWS})
     examples, skipped = read_examples(run.recipe.data, [source], seed=run.recipe.seed)
     return Sampled(examples, len(skipped), max(1.0, there / SAMPLED_ROWS))
 

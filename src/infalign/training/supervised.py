@@ -54,7 +54,8 @@ def fine_tune(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, fit: Fit, job: Job
 ) -> list[dict[str, Any]]:
     """Fine-tune a policy on `demonstrations`, save it and return the training log."""
-    order = training_order(rows["length"], fit.epochs, fit.batch_size, job.seed)
+    # A column that is not read whole is read anew for each index, at a millisecond each.
+    order = training_order(rows["length"][:], fit.epochs, fit.batch_size, job.seed)
     trainer = SFTTrainer(
         model=model,
         args=trainer_config(SFTConfig, fit, job, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
