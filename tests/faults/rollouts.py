@@ -74,7 +74,7 @@ def dies_halfway(lab: Lab) -> Seen:
 
 def start(command: str) -> None:
     """Start an inference server."""
-    with serving(command, "a model", "unused"):
+    with serving(command, "a model", "float32"):
         pass
 
 
@@ -86,8 +86,11 @@ def no_program(lab: Lab) -> Seen:
 
 @fault(4)
 def ends_at_once(lab: Lab) -> Seen:
-    """The inference server ends before it answers → At once: its exit code."""
-    return told(lambda: start(f"{sys.executable} -S -c 'import os; os._exit(7)'"))
+    """The inference server ends before it answers → At once: its exit code and its last lines."""
+    seen = told(lambda: start(f"{sys.executable} -S -c 'import os; print(1); exec(\"raise MemoryError(7)\")'"))
+    assert "exit code 1" in seen.said
+    assert "MemoryError: 7" in seen.said
+    return seen
 
 
 # Engines

@@ -263,6 +263,17 @@ def test_a_command_may_name_tokens_and_key_files(path: str) -> None:
     assert recipe.rollout.engine.model_dump()["command"] == command
 
 
+@pytest.mark.parametrize(("given", "policy"), [({}, "shared-prefix"), ({"command": "vllm serve {model}"}, "server")])
+def test_a_server_draws_what_it_has(given: dict[str, str], policy: str, tmp_path: Path) -> None:
+    """One that is there has the reference, one that is started any model without a guide; the rest is drawn here."""
+    settings = micro.settings(tmp_path / "run")
+    settings["rollout"] |= {"engine": {"kind": "server", **given}}
+    settings["policies"]["guided"] = settings["policies"]["aware"] | {"guide": {"trunk": "reference"}}
+    run = Run.of(Recipe.model_validate(settings))
+    assert [run.engine(name).kind for name in ("reference", "aware", "guided")] == ["server", policy, "shared-prefix"]
+    assert run.sampling_key("guided")["rollout"]["engine"] == {"kind": "shared-prefix"}
+
+
 def test_requests_in_flight_change_no_key(tmp_path: Path) -> None:
     """Units have the keys that they had before there was such a setting; another server is another key."""
 
@@ -271,5 +282,5 @@ def test_requests_in_flight_change_no_key(tmp_path: Path) -> None:
         settings["rollout"] |= {"engine": {"kind": "server", **engine}}
         return identify(whole_run.units(Run.of(Recipe.model_validate(settings))))
 
-    assert found(in_flight=1) == found() == found(in_flight=500)
+    assert found(in_flight=1) == found() == found(in_flight=500, seed="none")
     assert found()["rollout-0"] != found(url="http://127.0.0.1:9000")["rollout-0"]

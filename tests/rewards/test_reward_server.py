@@ -58,7 +58,7 @@ def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(
     reward = RemoteReward(server.url, tokenizer, batch=4, in_flight=1)
     server.script = [503]
     assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
-    said = rf"{server.url}: status 503: .*; again in 0 s, for 300 s more"
+    said = rf"{server.url}: status 503: .*; again in 0 s, for 60 s more"
     assert [re.fullmatch(said, record.getMessage()) is not None for record in caplog.records] == [True]
     assert [len(body["query"]) for body in server.bodies] == [4, 4, 4, 1]
     assert server.bodies[3] == {

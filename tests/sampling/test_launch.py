@@ -1,16 +1,23 @@
 """Inference servers that a recipe starts, as real processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+import retries
 
+from infalign.core.errors import PartialError
+from infalign.sampling.engine import Sampling, Vocabulary
 from infalign.sampling.launch import serving
+from infalign.sampling.server import ServerEngine
 
 SERVER = """
 import http.server, json, os, subprocess, sys
@@ -31,6 +38,15 @@ open("pids", "w").write(f"{os.getpid()} {child.pid}")
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
+DIES = """
+    def do_POST(self):
+        print("INFO: a line that says nothing", "ValueError: head size 16 is not supported", sep=chr(10), flush=True)
+        print("goodbye", flush=True)
+        os.kill(child.pid, 9)
+        os._exit(3)
+
+"""
+
 
 def ended(pid: int) -> bool:
     """Return whether a process is gone, or a zombie that its new parent has yet to collect."""
@@ -45,17 +61,35 @@ def ended(pid: int) -> bool:
 def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
     status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Model and port are filled in, other braces stay, children stop too; one that asks for a key is ready."""
+    """Model, port and dtype are filled in, other braces stay, children stop too; one that asks for a key is ready."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.py").write_text(SERVER.replace("200", str(status)))
-    command = f"""{sys.executable} server.py {{port}} --model {{model}} --options '{{"a": {{}}}}'"""
-    with serving(command, "some/model", "unused") as url:
-        answer = httpx2.get(f"{url}/v1/models")
-        assert (answer.status_code, answer.json()) == (status, ["--model", "some/model", "--options", '{"a": {}}'])
+    command = f"""{sys.executable} server.py {{port}} --model {{model}} --dtype={{dtype}} --options '{{"a": {{}}}}'"""
+    with serving(command, "some/model", "float32") as server:
+        answer = httpx2.get(f"{server.url}/v1/models")
+        words = ["--model", "some/model", "--dtype=float32", "--options", '{"a": {}}']
+        assert (answer.status_code, answer.json()) == (status, words)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert not any(map(ended, pids))
     while not all(map(ended, pids)):
         time.sleep(0.05)
+
+
+def test_a_server_that_dies_at_a_request_says_why_at_once(policy: tuple[Any, Any], tmp_path: Path) -> None:
+    """Its exit code and what it died of, instead of attempts to connect; the whole output stays in a file."""
+    (tmp_path / "server.py").write_text(SERVER.replace("def log_message", DIES + "    def log_message"))
+    engine = partial(ServerEngine, model="m", vocabulary=Vocabulary(policy[1]), sampling=Sampling(4))
+    started_at = time.monotonic()
+    with (
+        pytest.raises(PartialError, match=r"exit code 3: ValueError: head size 16.*/infalign-server-.*\.log") as error,
+        retries.attempts(9, wait=0.1),
+        serving(f"{sys.executable} {tmp_path}/server.py {{port}}", "some/model", "float32") as server,
+    ):
+        engine(server.url, watch=server.check).sample([5, 6], "p", range(2))
+    assert time.monotonic() - started_at < 10
+    log = Path(re.findall(r"\S+\.log", str(error.value))[0])
+    assert log.read_text().splitlines()[-1] == "goodbye"
+    log.unlink()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is told of its parent's death by Linux alone")
@@ -65,7 +99,7 @@ def test_a_server_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
     block = f"""if True:
         import os, signal
         from infalign.sampling.launch import serving
-        with serving("{sys.executable} server.py {{port}}", "some/model", "unused"):
+        with serving("{sys.executable} server.py {{port}}", "some/model", "float32"):
             os.kill(os.getpid(), signal.SIGKILL)
     """
     assert subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=False).returncode == -signal.SIGKILL

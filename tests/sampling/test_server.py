@@ -14,7 +14,7 @@ import retries
 from faults.server import RolloutServer, token_logprobs
 from tiny_models import EOS, PROMPT
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.server import ServerEngine
@@ -174,6 +174,15 @@ def test_a_server_that_cannot_be_used_is_refused_at_once(server: RolloutServer, 
     with pytest.raises(ConfigError, match=message):
         served(server).sample([5, 2], "p", range(8))
     assert len(server.bodies) == 1
+
+
+def test_what_a_server_said_before_it_died_is_in_the_error(server: RolloutServer) -> None:
+    """The body of its 500 tells more than the connections that it resets afterwards; without seeds none is sent."""
+    server.script = [(500, {"error": "EngineCore encountered an issue"}), "reset", "reset"]
+    engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), Sampling(4), seeded=False)
+    with pytest.raises(PartialError, match=r"first attempt gave status 500: .*EngineCore.*, the last attempt gave Re"):
+        engine.sample(PROMPT, "p", range(2))
+    assert "seed" not in server.bodies[0]
 
 
 def test_a_policy_that_is_sure_may_answer_the_same(server: RolloutServer) -> None:

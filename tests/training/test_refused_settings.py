@@ -45,14 +45,12 @@ def test_a_setting_that_a_solver_does_not_take_is_an_error(tmp_path: Path, overr
 
 
 REWARD_TRUNK = {"guide": {"trunk": "reward"}}
-SERVER = {"rollout": {"k": 6, "max_new_tokens": 12, "engine": {"kind": "server"}}}
 
 
 @pytest.mark.parametrize(
     ("policy", "change", "said"),
     [
         ({"solver": "qrpo", "beta": 1} | REWARD_TRUNK, {"reward": micro.GOLD}, "the reward is no model"),
-        ({"solver": "bon-sft", "n": 2} | REWARD_TRUNK, SERVER, "a server cannot load a policy with a guide"),
         (
             {"solver": "maxk", "kl_budget": 1},
             {"procedure": "2nd-best-of-4"},

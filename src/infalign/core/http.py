@@ -31,7 +31,8 @@ Answer = TypeVar("Answer")
 
 READ_AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
 CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 300.0  # for which a failed request is repeated, unless its caller says otherwise
+RETRY_SECONDS = 60.0  # for which a failed request is repeated, unless its caller says otherwise
+FIRST_SECONDS = 5.0  # for which a server may be down that has not answered yet: its address may be wrong
 MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the server asks for
 SECRET_NAME = re.compile(
     r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
@@ -92,12 +93,14 @@ class Post(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Server:
     """A server at ``url``, asked ``in_flight`` requests at once.
 
     One attempt may take ``read_seconds``, from its connection to the end of the answer; attempts are repeated for up to
-    ``retry_seconds``, each after the wait that the server asks for in Retry-After, up to half a minute, and logged.
+    ``retry_seconds`` after the first failure (`FIRST_SECONDS` where it has not answered yet), each after the wait that
+    the server asks for in Retry-After, up to half a minute, and logged. ``watch`` is called after each failure and may
+    raise a better error.
     """
 
     url: str
@@ -105,6 +108,8 @@ class Server:
     read_seconds: float
     retry_seconds: float
     key: str | None = field(default=None, repr=False)  # sent as `Authorization: Bearer`
+    watch: Callable[[], None] = lambda: None
+    there: bool = field(default=False, init=False)  # whether it has answered
 
     def answers(
         self, ask: Callable[[Post, Asked], Coroutine[Any, Any, Answer]], asked: Iterable[Asked]
@@ -181,24 +186,31 @@ class Server:
         import httpx2
         from anyio import sleep
 
-        deadline, waits = time.monotonic() + self.retry_seconds, backoff()
+        failed, waits, first = 0.0, backoff(), ""
         while True:
             try:
-                return (await self._attempt(client, body, max_bytes)).raise_for_status()
+                answer = await self._attempt(client, body, max_bytes)
+                self.there = True
+                return answer.raise_for_status()
             except httpx2.HTTPError as error:
+                self.watch()
                 why, said, wait, wanted = type(error).__name__, str(error), next(waits, math.inf), ""
                 if isinstance(error, httpx2.HTTPStatusError):
                     why, said = f"status {error.response.status_code}", error.response.text
                     wanted = error.response.headers.get("Retry-After", "")
                 if wanted.isdecimal():
                     wait = min(float(wanted), MAX_WAIT_BETWEEN_ATTEMPTS)
-                left, why = deadline - time.monotonic(), f"{why}: {quote_answer(said, self.key)}"
+                down = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self.there
+                seconds = min(self.retry_seconds, FIRST_SECONDS) if down else self.retry_seconds
+                failed, why = failed or time.monotonic(), f"{why}: {quote_answer(said, self.key)}"
+                left, first = failed + seconds - time.monotonic(), first or why
                 if not may_pass(error):
                     raise ConfigError(f"{self.url} refused the request with {why}") from error
                 if wait > left:
+                    before = "" if first == why else f"the first attempt gave {first}, "
                     raise PartialError(
-                        f"{self.url} did not answer for {self.retry_seconds:.0f} s, the last attempt gave {why}; what "
-                        "is done is kept, so start the server and run the same command again"
+                        f"{self.url} did not answer for {seconds:.0f} s, {before}the last attempt gave {why}; what is "
+                        "done is kept, so start the server, or correct its address, and run the same command again"
                     ) from error
                 LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", self.url, why, wait, left)
             await sleep(wait)

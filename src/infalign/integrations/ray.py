@@ -112,7 +112,7 @@ class Actor:
     @cached_property
     def engine(self) -> Engine | ConcurrentEngine:
         """The engine, opened when it is first needed."""
-        sampler, probe = self.run.sampler(self.run.reference), self.prompts(0).asked()[0]
+        sampler, probe = self.run.sampler("reference", self.run.reference), self.prompts(0).asked()[0]
         return self.kept.enter_context(sampler.open(probe, seed=self.run.recipe.seed))
 
     def do(self, number: int, shard: int) -> None:

@@ -163,7 +163,6 @@ class Recipe(Settings):
             self.rollout.k,
             has_judge=self.judge is not None,
             has_reward_model=self.reward.has_trunk,
-            own_models=self.rollout.engine.is_local,
         )
         for name, policy in self.policies.items():
             try:

@@ -112,7 +112,7 @@ class EngineSettings(Kind):
     """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
     discriminator: ClassVar[str] = "engine"
-    is_local: ClassVar[bool] = True  # whether it computes here, as training does, also with models of infalign's own
+    is_local: ClassVar[bool] = True  # whether it computes here, as training does
 
     kind: str
 
@@ -120,6 +120,10 @@ class EngineSettings(Kind):
     def server(self) -> tuple[str | None, str | None]:
         """The URL of a server that must be there, if any, and the variable with its key."""
         return None, None
+
+    def has(self, *, reference: bool, guided: bool) -> bool:
+        """Return whether it can draw from the reference, or from a policy, with a guide or without."""
+        return True
 
     @abstractmethod
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:

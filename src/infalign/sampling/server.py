@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -36,7 +37,7 @@ from infalign.sampling.engine import (
     check_not_empty,
     stream_key,
 )
-from infalign.sampling.launch import serving
+from infalign.sampling.launch import Started, serving
 
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
@@ -79,8 +80,9 @@ class ServerEngine:
 
     ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. ``in_flight`` requests
     are under way at once. A request waits ``read_seconds`` for its answer and is repeated after a broken connection,
-    408, 429 or 5xx for up to ``retry_seconds``. Each has its own seed, made of ``sampling.seed``, the prompt's id and
-    its first index; whether a server would draw the same again is its own affair.
+    408, 429 or 5xx for up to ``retry_seconds``, unless ``watch``, called after each failure, raises. If ``seeded``,
+    each has its own seed, made of ``sampling.seed``, the prompt's id and its first index; whether a server would draw
+    the same again is its own affair.
     """
 
     url: str
@@ -91,12 +93,14 @@ class ServerEngine:
     in_flight: int = IN_FLIGHT
     read_seconds: float = 600.0
     retry_seconds: float = RETRY_SECONDS
+    seeded: bool = True
+    watch: Callable[[], None] = lambda: None
     server: Server = field(init=False)
 
     def __post_init__(self) -> None:
         url = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/completions"
         key = api_key(self.api_key_env)
-        self.server = Server(url, self.in_flight, self.read_seconds, self.retry_seconds, key)
+        self.server = Server(url, self.in_flight, self.read_seconds, self.retry_seconds, key, self.watch)
 
     def sample(self, prompt_ids: Sequence[int], prompt_id: str, indices: Sequence[int]) -> list[Response]:
         """Return ``len(indices)`` responses.
@@ -135,11 +139,10 @@ class ServerEngine:
         check_not_empty(prompt.token_ids, prompt.prompt_id)
         responses: list[Response] = []
         while missing := indices[len(responses) :]:
-            body = {
+            body: dict[str, object] = {
                 "model": self.model,
                 "prompt": list(prompt.token_ids),
                 "n": len(missing),
-                "seed": stream_key(sampling, prompt.prompt_id, missing[0]) % SEEDS,
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": 0.0 if sampling.greedy else 1.0,
                 "top_p": 1.0,
@@ -151,6 +154,8 @@ class ServerEngine:
                 "logprobs": 1,
                 "return_token_ids": True,
             }
+            if self.seeded:
+                body["seed"] = stream_key(sampling, prompt.prompt_id, missing[0]) % SEEDS
             max_bytes = TOKEN_BYTES * len(missing) * (len(prompt.token_ids) + sampling.max_new_tokens)
             answer = await post(body, max_bytes=max_bytes)
             url = str(answer.url)
@@ -240,12 +245,16 @@ class Settings(EngineSettings):
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_checked_command)] | None = Field(
         None,
-        description="starts the server for a model and is stopped afterwards; {model}, {port} and {seed} are filled in",
+        description="starts the server for a model and is stopped afterwards; {model}, {port}, {dtype} (compute.dtype) "
+        "and {seed} are filled in",
     )
     api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         None, description="environment variable that holds the server's API key"
     )
 
+    seed: Literal["request", "none"] = Field(
+        "request", description="whether each request has a seed; `none` is faster, and what vLLM on a CPU needs"
+    )
     in_flight: Count = Field(IN_FLIGHT, description="requests at once, for one prompt each")
 
     @property
@@ -253,13 +262,26 @@ class Settings(EngineSettings):
         """The server's URL and the variable with its key, unless a command starts the server."""
         return (self.url, self.api_key_env) if self.command is None else (None, None)
 
+    def has(self, *, reference: bool, guided: bool) -> bool:
+        """Return whether a server has the model: no guides, and where it is there already, the reference alone."""
+        return not guided and (reference or self.command is not None)
+
     @contextmanager
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[ServerEngine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
-        vocabulary = vocabulary_of(model)
-        with serving(self.command, model, self.url) as root:
-            engine = ServerEngine(
-                root, model, vocabulary, sampling, api_key_env=self.api_key_env, in_flight=self.in_flight
-            )
-            engine.check(probe.token_ids)
-            yield engine
+        engine = partial(
+            ServerEngine,
+            model=model,
+            vocabulary=vocabulary_of(model),
+            sampling=sampling,
+            api_key_env=self.api_key_env,
+            in_flight=self.in_flight,
+            seeded=self.seed == "request",
+        )
+        own = self.command
+        opening: AbstractContextManager[Started | None]
+        opening = nullcontext() if own is None else serving(own, model, compute.dtype)
+        with opening as started:
+            opened = engine(self.url) if started is None else engine(started.url, watch=started.check)
+            opened.check(probe.token_ids)
+            yield opened

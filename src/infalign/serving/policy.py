@@ -79,7 +79,8 @@ def open_policy(
     scores = Batches(partial(_scored, scored_by))
     engine = engine_model or path
     words = Vocabulary(tokenizer, generation_of(path))
-    draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, words, sampling)
+    seeded = recipe.rollout.engine.model_dump().get("seed") != "none"
+    draws = _local(run, path) if engine_url is None else _remote(engine_url, engine, words, sampling, seeded=seeded)
     base = BaseRewards(partial(_local, run, run.reference), scores, recipe.rollout.k, sampling)
     others = [other for other in ("reference", *recipe.policies) if other != name]
     name, longest = Path(name).resolve().name, sampling.max_new_tokens
@@ -132,14 +133,15 @@ def _local(run: Run, path: str) -> DrawSource:
     return LocalDraws(merge_adapter(model, path), tokenizer, rows=MAX_DRAWS_AT_ONCE)
 
 
-def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling) -> DrawSource:
+def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling, *, seeded: bool) -> DrawSource:
     """Return the draws of a server, checked to sample from the policy's whole distribution."""
     try:
         checked_url(url)
     except ValueError as error:
         raise ConfigError(f"--engine-url: {str(error).replace('api_key_env', KEY_VARIABLE)}") from error
     key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
-    engine = partial(ServerEngine, url, model, vocabulary, api_key_env=key, retry_seconds=SERVING_RETRY_SECONDS)
+    retry = SERVING_RETRY_SECONDS
+    engine = partial(ServerEngine, url, model, vocabulary, api_key_env=key, retry_seconds=retry, seeded=seeded)
     engine(sampling).check(*prompt_ids(vocabulary.tokenizer, [PROBE_CONVERSATION]))
     return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 

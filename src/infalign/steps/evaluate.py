@@ -83,10 +83,10 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
         "samples",
         name,
         inputs=inputs,
-        settings=run.sampling_key,
+        settings=run.sampling_key(name),
         extent=extent,
         output=samples,
-        work=partial(draw_samples, run.sampler(model), drawn, seed),
+        work=partial(draw_samples, run.sampler(name, model), drawn, seed),
         workspace=scores,  # scores of other samples
         so_far=partial(drawn_so_far, drawn),
         cost=partial(drawing, networks, drawn, run.recipe.rollout.max_new_tokens),

@@ -42,7 +42,8 @@ def units(run: Run) -> Iterator[Unit]:
                 "states",
                 f"{which}-{part}",
                 inputs=(samples.folder, *run.reference_inputs),
-                settings=run.sampling_key | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
+                settings=run.sampling_key("reference")
+                | {"states": str(which), "prompts": rollout.prompts, "k": rollout.k},
                 output=run.layout.states(str(which), part),
                 work=partial(compute_states, run.reference, run.recipe.compute, stored, which, part),
                 so_far=partial(states_so_far, run.layout.states(str(which), part)),

@@ -11,14 +11,14 @@ from infalign.steps.samples import draw_samples, drawn_so_far
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield one unit per part of the training prompts; more rollouts or prompts are added to existing shards."""
-    rollout, sampler = run.recipe.rollout, run.sampler(run.reference)
+    rollout, sampler = run.recipe.rollout, run.sampler("reference", run.reference)
     for number, samples in enumerate(run.stored.parts):
         yield Unit(
             "rollout",
             "rollout",
             str(number),
             inputs=run.reference_inputs,
-            settings=run.sampling_key,
+            settings=run.sampling_key("reference"),
             extent={"rollout": {"prompts": rollout.prompts, "k": rollout.k}},
             output=samples.folder,
             work=partial(draw_samples, sampler, samples, run.recipe.seed),

@@ -19,11 +19,14 @@ from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.rewards.sources import Scorer
+from infalign.sampling.engine import EngineSettings
 from infalign.sampling.prompts import PromptTable, Sampler
+from infalign.sampling.settings import KINDS
 from infalign.steps.samples import Samples, StoredRollouts
 from infalign.training.output_folder import Target
 from infalign.training.solvers.offline import Offline
 
+OWN_ENGINE = KINDS["shared-prefix"](kind="shared-prefix")
 ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
 MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with
 
@@ -166,10 +169,15 @@ class Run:
 
     # Samples
 
-    def sampler(self, model: str) -> Sampler:
-        """Return how responses of a model are drawn."""
-        rollout = self.recipe.rollout
-        return Sampler(model, rollout.engine, rollout.max_new_tokens, self.recipe.compute)
+    def engine(self, name: str) -> EngineSettings:
+        """Return what draws from the reference or a policy: the recipe's engine, or our own where it has it not."""
+        engine, policy = self.recipe.rollout.engine, self.recipe.policies.get(name)
+        guided = isinstance(policy, Offline) and policy.guide is not None
+        return engine if engine.has(reference=name == "reference", guided=guided) else OWN_ENGINE
+
+    def sampler(self, name: str, model: str) -> Sampler:
+        """Return how responses of a model, the reference or a policy, are drawn."""
+        return Sampler(model, self.engine(name), self.recipe.rollout.max_new_tokens, self.recipe.compute)
 
     @property
     def rollout_prompts(self) -> PromptTable:
@@ -189,11 +197,11 @@ class Run:
         parts = (Samples(table, k, self.layout.rollouts(part)) for part, table in enumerate(self.rollout_parts))
         return StoredRollouts(self.layout, tuple(parts), k)
 
-    @property
-    def sampling_key(self) -> dict[str, Any]:
-        """The parts of the recipe that a model's responses depend on."""
-        rollout = self.contents["rollout"]
-        drawn = {"rollout": {name: rollout[name] for name in ("engine", "max_new_tokens")}}
+    def sampling_key(self, name: str) -> dict[str, Any]:
+        """Return the parts of the recipe that responses of the reference or a policy depend on."""
+        rollout, own = self.contents["rollout"], self.engine(name) is OWN_ENGINE
+        engine = OWN_ENGINE.model_dump(mode="json") if own else rollout["engine"]
+        drawn = {"rollout": {"engine": engine, "max_new_tokens": rollout["max_new_tokens"]}}
         return self.key("policy") | drawn | self.precision
 
     @property

@@ -62,7 +62,6 @@ class RecipeFacts:
     rollouts: int  # K, per training prompt
     has_judge: bool
     has_reward_model: bool  # the reward is a model that transformers loads
-    own_models: bool  # the engine loads models of infalign's own kind
 
 
 class States(NamedTuple):

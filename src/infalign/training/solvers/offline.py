@@ -105,16 +105,10 @@ class Offline(Solver):
         return self
 
     def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError if a guide has no trunk to start from, or no engine could draw from it."""
+        """Raise ValueError if a guide has no trunk to start from."""
         super().check(recipe)
-        if self.guide is None:
-            return
-        if self.guide.trunk == "reward" and not recipe.has_reward_model:
+        if self.guide is not None and self.guide.trunk == "reward" and not recipe.has_reward_model:
             raise ValueError("guide.trunk is reward, and the reward is no model; set it to reference or to a folder")
-        if not recipe.own_models:
-            raise ValueError(
-                "a server cannot load a policy with a guide; set rollout.engine.kind to shared-prefix or transformers"
-            )
 
     @property
     def label(self) -> str:
