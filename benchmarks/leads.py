@@ -58,7 +58,7 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
                     results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
                 ]
                 most = max(policy["kl"]["mean"] for policy in found)
-                law = resolved_policy(name, policies, seed.evaluated.layout).theory.law_at(aim, max(most, MIN_KL))
+                law = resolved_policy(name, policies, aim, seed.evaluated.layout).theory.law_at(aim, max(most, MIN_KL))
                 if judge == "reward" and known and law is not None:
                     rho, kls = (
                         supported_correlation(float(np.mean(known))),

@@ -10,10 +10,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from infalign.core.errors import ConfigError
+from infalign.core.storage import read_table
+from infalign.method.optimum import optimum
+from infalign.method.procedures import BestOfN
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.models.tokenizers import load_tokenizer
+from infalign.pipeline.records import records
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.function import function_reward
@@ -68,7 +72,9 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     rows = [{"prompt": f"What is {n}?", "answer": n % 4 if n % LEFT_OUT else None} for n in range(60)]
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = {"sources": [{"path": str(tmp_path / "questions.jsonl")}], "test_fraction": 0.3}
-    path = micro.write(project / "recipe.yaml", least(bare) | {"data": data})
+    recipe = least(bare) | {"data": data}
+    recipe["policies"]["aware"] |= {"transform": "optimal", "kl_budget": 0.2}
+    path = micro.write(project / "recipe.yaml", recipe)
     monkeypatch.chdir(tmp_path)
     code, out, err = main("run", path)
     assert (code, err) == (0, "")
@@ -83,6 +89,14 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert set(results["pass_at_k"]) == {"reference", "aware"}
     assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
     assert "only the reward that training saw judges" in (tmp_path / "run" / "report.html").read_text()
+    # The policy is trained on the optimum of the stored rewards, all 0 or 1, and what its budget buys is said before.
+    references = read_table(tmp_path / "run" / "calibrated.parquet")["reference_rewards"].to_pylist()
+    best = optimum(references, BestOfN(4), kl=0.2, smoothed=True)
+    assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
+    assert out.index("pass@4 today") < out.index(f"\n0.2   {100 * best.value:.1f}") < out.index("train-aware")
+    assert "What the KL budget buys" in (tmp_path / "run" / "report.html").read_text()
+    redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
+    assert "train-aware" in redone
     # What was trained can be prompted by anybody: it has the template that it was trained with.
     template = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "aware").chat_template
     assert template == load_tokenizer(bare, template="plain").chat_template
@@ -92,12 +106,18 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     shutil.copytree(project, tmp_path / "elsewhere")
     moved = load_recipe(tmp_path / "elsewhere" / "recipe.yaml", [f"run_dir={tmp_path / 'run'}"])
     assert main("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}")[0] == 0
-    (tmp_path / "elsewhere" / "my_reward.py").write_text(REWARD.replace("float", "int"))
+    (tmp_path / "elsewhere" / "my_reward.py").write_text(CHECKER.replace("float", "int"))
     words = ("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}", "--json")
     code, out, _ = main(*words)
     assert code == 4
     assert "the content of reward.function (my_reward.py:score) changed" in out
     assert moved.reward.function == f"{tmp_path / 'elsewhere' / 'my_reward.py'}:score"
+    # A budget above what these rewards can spend is refused before anything is trained.
+    monkeypatch.chdir(tmp_path)
+    code, _, err = main("run", path, "--set", "policies.aware.kl_budget=7")
+    assert code != 0
+    assert "policies.aware: a KL of 7 nats cannot be spent" in err
+    assert f"below {best.largest_kl:.4g}" in err
 
 
 def test_a_file_of_the_recipe_lies_beside_it_and_one_of_set_in_the_working_directory(

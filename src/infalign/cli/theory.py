@@ -1,6 +1,7 @@
 """Commands that say what theory expects: curves, and the choice of a transformation."""
 
 import sys
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from infalign.core.display import heading, percent, plain_table, say
 from infalign.core.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
+    from infalign.method.procedures import Served
     from infalign.theory.choose import JudgeGain, Ranking
     from infalign.theory.curve import Point
 
@@ -59,6 +61,12 @@ prompt. From it comes A(u), the judge's chance that a response of reward rank u
 beats what the base serves; `judged` is the best transformation for it. The
 interval is for exact ranks, over prompts. What `judged` gains is cross-fitted:
 solved on half of the prompts, measured on the other half.
+
+  infalign choose --procedure best-of-8 --kl 0.3 --stored rewards.parquet
+is for rewards that tie, such as a checker's 0 and 1: prompt_id, reward, a row
+for each rollout, or pass_rate, a row for each prompt, with --rollouts. It says
+what is served today, what the budget can reach with `transform: optimal`, how
+many nats can be spent, and of how few rollouts the weights make use.
 """
 ProcedureName = Annotated[
     str, Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ...")
@@ -131,10 +139,15 @@ def choose(
     *,
     procedure: ProcedureName,
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
-    rollouts: Annotated[int, Parameter(help="K, the reference rollouts per prompt that calibrate rewards.")],
+    rollouts: Annotated[
+        int | None, Parameter(help="K, the reference rollouts per prompt that calibrate rewards.")
+    ] = None,
     base: BaseName = None,
     judged: Annotated[
         Path | None, Parameter(help="The base's responses with reward and judge_reward: win by the judge.")
+    ] = None,
+    stored: Annotated[
+        Path | None, Parameter(help="Stored rewards that tie, or pass rates: what the budget buys on them.")
     ] = None,
     output: Annotated[Path | None, Parameter(help="Write the recommended transformation to FILE.json.")] = None,
     as_json: AsJson = False,
@@ -150,6 +163,13 @@ def choose(
 
     file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
+    if stored is not None:
+        if given := [name for name, value in {"base": base, "judged": judged, "output": output}.items() if value]:
+            raise ConfigError(f"--stored does not go with --{given[0]}")
+        _choose_on_stored(stored, served, kl, rollouts, as_json)
+        return
+    if rollouts is None:
+        raise ConfigError("give --rollouts K, or --stored FILE with rewards")
     judge = estimated_judge(judged_samples(judged), theirs or served) if judged else None
     ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
     if file:
@@ -159,6 +179,23 @@ def choose(
         print_json(ranking.as_dict())
     else:
         _print_ranking(ranking, file, open_console())
+
+
+def _choose_on_stored(path: Path, procedure: "Served", kl: float, rollouts: int | None, as_json: bool) -> None:
+    """Print what the budget buys on stored rewards, and what to write into a recipe."""
+    from infalign.evaluation.budget import measure_budgets, print_budgets, read_stored_rewards
+    from infalign.method.procedures import rewinds
+
+    if rewinds(procedure):
+        raise ConfigError(f"the optimum on stored rewards is known for procedures by the rank, not {procedure.name}")
+    found = measure_budgets(read_stored_rewards(path, rollouts), procedure, [kl])
+    if as_json:
+        print_json(asdict(found[0]))
+        return
+    console = open_console()
+    print_budgets(found, console)
+    checked = found[0].metric.startswith("pass")
+    say(console, f"\n  transform: {'optimal' if checked else 'optimal:reward'}\n  kl_budget: {kl:g}")
 
 
 def _print_points(points: "list[Point]", console: Console) -> None:

@@ -8,14 +8,14 @@ reward.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
-from scipy.special import xlogy
+from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, calibrate
@@ -50,21 +50,43 @@ class Optimal:
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
-        calibrate(rewards, reference_rewards_K)  # raises for what is not finite, too few or not sorted
-        laws = _Laws.of(np.asarray(reference_rewards_K, float)[None], self.procedure, self.objective, smoothed=True)
-        return laws.at(np.asarray(rewards, float), 0, laws.solve(self.beta))
+        references_K = np.asarray(reference_rewards_K, float)
+        calibrate(rewards, references_K)  # raises for what is not finite, too few or not sorted
+        laws, solved = _solved_law(self, references_K.tobytes())
+        return laws.at(np.asarray(rewards, float), 0, solved)
+
+    def log_ratios(self, rewards_K: Array) -> Array:
+        """Return log π*/π_ref = g/β − log Z of all K rollouts of one prompt, Z = Σ_j p_j·e^{g_j/β} over its classes.
+
+        Where none is a success they are below 0: a success would have the rest of the mass.
+        """
+        sorted_K = np.sort(rewards_K)
+        laws, solved = _solved_law(self, sorted_K.tobytes())
+        log_z = logsumexp(solved.g[0] / self.beta, b=laws.p[0])
+        return np.asarray(self(rewards_K, sorted_K) / self.beta - log_z)
+
+
+@lru_cache(maxsize=16_384)
+def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[_Laws, _Solved]":
+    """Return the law of one prompt and its optimum; 0/1 rewards have K + 1 laws, however many prompts there are."""
+    references_K = np.frombuffer(sorted_references)
+    laws = _Laws.of(references_K[None], shaping.procedure, shaping.objective, smoothed=True)
+    return laws, laws.solve(shaping.beta)
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
     """The optimal policy on stored rewards: per prompt a law over its K rollouts, at one β for all prompts.
 
-    ``kl`` is its mean KL to the reference in nats, ``value`` the mean of J: for 0/1 rewards and Best-of-N pass@N.
+    ``kl`` is its mean KL to the reference in nats, and ``largest_kl`` what it stays below; ``value`` is the mean of J,
+    for 0/1 rewards and Best-of-N pass@N, and ``reference_value`` that of the reference by the same shares.
     """
 
     beta: float
     kl: float
+    largest_kl: float
     value: float
+    reference_value: float
     laws_PK: Array
     shaped_PK: Array
     shaping: Optimal
@@ -98,7 +120,10 @@ def optimum(
         raise DataError(f"rewards are a finite prompts × rollouts array with 2 rollouts or more, found {rewards.shape}")
     if objective is None:
         if np.unique(rewards).size > 2:
-            raise ConfigError("rewards have more than two values, so the objective must be named: reward or win-rate")
+            raise ConfigError(
+                "rewards have more than two values, so the objective must be named: reward or win-rate; in a recipe "
+                "transform: optimal:reward or optimal:win-rate"
+            )
         objective = "reward"
     if (kl is None) == (beta is None):
         raise ConfigError("give exactly one of kl and beta")
@@ -111,8 +136,9 @@ def optimum(
     shaped_PK = np.stack([laws.at(row, law, solved) for row, law in rows])
     laws_PK = np.stack([laws.shared(row, solved.q[law], law) for row, law in rows])
     shaping = Optimal(procedure, found_beta, objective)
-    mean_kl, value = (float(per_law[laws.of_prompt].mean()) for per_law in (solved.kl, solved.value))
-    return Optimum(found_beta, mean_kl, value, laws_PK, shaped_PK, shaping)
+    of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
+    spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
+    return Optimum(found_beta, spent, largest_kl, value, reference_value, laws_PK, shaped_PK, shaping)
 
 
 class _Solved(NamedTuple):
@@ -164,15 +190,23 @@ class _Laws:
         q, g = self._masses(log_z, law, beta)
         q /= q.sum(axis=1, keepdims=True)
         kl = xlogy(q, q / np.where(self.p[law] > 0, self.p[law], 1.0)).sum(axis=1)
-        served = np.diff(self.procedure.distortion(np.pad(np.minimum(q.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))), axis=1)
-        value = (served * self.w[law]).sum(axis=1)
+        value = self.served(q, self.w[law])
         order = np.lexsort((value - beta * kl, law))
         chosen = order[np.append(law[order][1:] != law[order][:-1], True)]  # of each law the best, which is its last
         return _Solved(q[chosen], kl[chosen], value[chosen], g[chosen])
 
+    def served(self, q: Array, w: Array) -> Array:
+        """Return J of policies with the masses ``q``, (L, m)."""
+        cdf = np.pad(np.minimum(q.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
+        return np.asarray((np.diff(self.procedure.distortion(cdf), axis=1) * w).sum(axis=1))
+
+    def mean(self, of_laws: Array) -> float:
+        """Return the mean over prompts."""
+        return float(of_laws[self.of_prompt].mean())
+
     def beta_at(self, kl: float) -> float:
         """Return the β of the largest mean KL up to ``kl``; raises ConfigError for a budget that cannot be spent."""
-        largest = float(-np.log(self.p[:, -1])[self.of_prompt].mean())
+        largest = self.mean(-np.log(self.p[:, -1]))
         if not 0 < kl < largest:
             raise ConfigError(
                 f"a KL of {kl:g} nats cannot be spent on these rewards; the budget is positive and below "
@@ -180,7 +214,7 @@ class _Laws:
             )
 
         def excess(log_beta: float) -> float:
-            return float(self.solve(float(np.exp(log_beta))).kl[self.of_prompt].mean()) - kl
+            return self.mean(self.solve(float(np.exp(log_beta))).kl) - kl
 
         high = low = float(np.log(np.ptp(self.w, axis=1).max() or 1.0))
         while excess(high) > 0:

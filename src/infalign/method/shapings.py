@@ -17,6 +17,7 @@ from scipy.special import expit, kl_div, log_expit, logsumexp
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 from infalign.method.calibration import Array, calibrate
+from infalign.method.optimum import Optimal
 from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
 from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
 
@@ -143,6 +144,11 @@ def parse_shaping(name: str) -> Shaping:
         return found
     if name.endswith(".json") or spelled_by(TRANSFORMATIONS, name) is not None:
         return Ranked(parse_transform(name))
+    if name.partition(":")[0] == "optimal":
+        raise ConfigError(
+            "optimal needs the rewards of a run: a recipe has transform: optimal, optimal:reward or optimal:win-rate, "
+            "and Python the shaping of infalign.optimum(rewards, procedure, kl=...)"
+        )
     raise ConfigError(
         f"unknown transformation {name!r}; known: {', '.join(TRANSFORMATIONS)}, a table's FILE.json, and, not by the "
         f"rank, {', '.join(SPELLINGS)}{did_you_mean(name, [*TRANSFORMATIONS, *SPELLINGS], after='; ')}"
@@ -185,9 +191,23 @@ def log_ratios(shaped_PK: Array, beta: float) -> Array:
     return np.asarray(exponent_PK - (log_total_P - np.log(shaped_PK.shape[1])))
 
 
-def optimal_log_ratios(shaping: Transformation | Shaping, rewards_PK: Array, beta: float) -> Array:
-    """Return Φ(Ĉ)/β − log Z of rollouts whose references are all K of their prompt, shape (P, K); β is the raw Φ's."""
-    return log_ratios(shape_rollouts(shaping, rewards_PK), beta / shaping.scale)
+def optimal_log_ratios(
+    shaping: Transformation | Shaping, rewards_PK: Array, beta: float, *, least: float = -np.inf
+) -> Array:
+    """Return Φ(Ĉ)/β − log Z of rollouts whose references are all K of their prompt, shape (P, K); β is the raw Φ's.
+
+    Z is the mean of e^{Φ/β} over the K rollouts, after ratios below ``least`` are raised to it. `Optimal` has its own β
+    and Z: it knows that a prompt without a success may have one.
+    """
+    if isinstance(shaping, Optimal):
+        return np.maximum([shaping.log_ratios(rewards_K) for rewards_K in rewards_PK], least)
+    found_PK = log_ratios(shape_rollouts(shaping, rewards_PK), beta / shaping.scale)
+    return log_ratios(np.maximum(found_PK, least), 1.0)
+
+
+def mean_kl(shaped_PK: Array, beta: float) -> float:
+    """Return the mean KL in nats of the laws ∝ e^{s/β} over the K rollouts of each prompt to the uniform ones."""
+    return float(kl_div(np.exp(log_ratios(shaped_PK, beta)), 1.0).mean())
 
 
 def budget_beta(shaped_PK: Array, kl: float) -> float:
@@ -199,11 +219,7 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     """
     spread = float(np.ptp(shaped_PK, axis=1).max()) or 1.0
     scaled_PK = shaped_PK / spread
-
-    def mean_kl(log_beta: float) -> float:
-        return float(kl_div(np.exp(log_ratios(scaled_PK, np.exp(log_beta))), 1.0).mean())
-
-    largest = mean_kl(LOWEST_LOG_BETA)
+    largest = mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA))
     if not 0 < kl < largest:
         raise ConfigError(
             f"{shaped_PK.shape[1]} rollouts per prompt cannot spend a KL of {kl:g} nats; the budget must be positive "
@@ -211,7 +227,9 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
             "sample more rollouts"
         )
     highest = -0.5 * np.log(kl)  # a tilt by rewards of range 1 has a KL of at most 1/(8β²)
-    return spread * float(np.exp(brentq(lambda x: mean_kl(x) - kl, LOWEST_LOG_BETA, highest, xtol=1e-12)))
+    return spread * float(
+        np.exp(brentq(lambda x: mean_kl(scaled_PK, np.exp(x)) - kl, LOWEST_LOG_BETA, highest, xtol=1e-12))
+    )
 
 
 def _checked(rewards: ArrayLike, reference_rewards_K: Array) -> Array:

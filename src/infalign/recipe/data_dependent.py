@@ -5,15 +5,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 
+from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
+from infalign.evaluation.budget import Budget, measure_budgets
 from infalign.method.calibration import Array
-from infalign.method.procedures import Served
+from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import Tabulated, parse_transform
 from infalign.recipe.layout import Layout
-from infalign.training.solvers.base import JUDGED, Solver
+from infalign.training.solvers.base import JUDGED, Solver, StoredOptimum
+from infalign.training.solvers.theory import OptimumTheory
 
 
 def reference_rewards(layout: Layout) -> Array:
@@ -28,21 +32,47 @@ def policy_betas(policy: Solver, procedure: Served, layout: Layout) -> tuple[flo
     return beta, beta / policy.shaping.scale
 
 
+def check_budgets(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> None:
+    """Raise ConfigError for a policy whose KL budget the stored rewards cannot spend, with the largest."""
+    for name, policy in policies.items():
+        if policy.shaping != JUDGED:  # its table is found by the judge
+            try:
+                policy_betas(policy, procedure, layout)
+            except ConfigError as error:
+                raise ConfigError(f"policies.{name}: {error}") from error
+
+
+def stored_budgets(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> list[Budget]:
+    """Return what the KL budgets of policies buy where the stored rewards are all 0 or 1; otherwise nothing."""
+    rewards_PK, kls = reference_rewards(layout), {policy.theory.kl_budget for policy in policies.values()} - {None}
+    if rewinds(procedure) or not np.isin(rewards_PK, (0.0, 1.0)).all():
+        return []
+    return measure_budgets(rewards_PK, procedure, sorted(kl for kl in kls if kl is not None))
+
+
 def transform_owner(name: str, policies: Mapping[str, Solver]) -> str | None:
-    """Return which policy's transformation the run finds to train a policy: its own, its teacher's or none."""
-    if policies[name].shaping != JUDGED:
-        return None
+    """Return which policy's transformation by the judge trains a policy: its own, its teacher's or none."""
+    return _shaping_owner(name, policies) if policies[name].shaping == JUDGED else None
+
+
+def _shaping_owner(name: str, policies: Mapping[str, Solver]) -> str:
     return next((need for need in policies[name].data_needs.models if need in policies), name)
 
 
-def resolved_policy(name: str, policies: Mapping[str, Solver], layout: Layout) -> Solver:
-    """Return a policy with the transformation that was found for it, or for its teacher."""
-    owner = transform_owner(name, policies)
-    if owner is None:
+def resolved_policy(name: str, policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> Solver:
+    """Return a policy with the shaping that the run finds for it, or for its teacher."""
+    owner = _shaping_owner(name, policies)
+    shaping, theory = policies[owner].shaping, policies[owner].theory
+    if shaping == JUDGED:
+        table = parse_transform(str(layout.transform(owner)))
+        assert isinstance(table, Tabulated)
+        shaping = Ranked(replace(table, name=JUDGED.name))
+    elif isinstance(shaping, StoredOptimum):
+        assert isinstance(theory, OptimumTheory)
+        shaping = theory.stored_optimum(procedure, reference_rewards(layout)).shaping
+    else:
         return policies[name]
-    table = parse_transform(str(layout.transform(owner)))
-    assert isinstance(table, Tabulated)
-    found = policies[owner].model_copy(update={"transform": Ranked(replace(table, name=JUDGED.name))})
+    found = policies[owner].model_copy(update={"transform": shaping})
     policy = found if owner == name else policies[name].model_copy()
     policy.find_teacher({**policies, owner: found})
     return policy

@@ -15,12 +15,13 @@ from infalign.core.display import amount, gain, number, ratio, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
+from infalign.evaluation.budget import budget_rows
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.ownership import claim
 from infalign.pipeline.records import records
-from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy
+from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, stored_budgets
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
@@ -64,7 +65,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     recorded = records(root)
     results, made = read_results(root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
-    policies = {name: resolved_policy(name, recipe.policies, layout) for name in recipe.policies}
+    policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
     looks = {name: Look(*look, policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
@@ -98,6 +99,8 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         figures=figures,
         results_json=_embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
+        budgets=stored_budgets(recipe.policies, recipe.procedure, layout),
+        budget_rows=budget_rows,
         saturation=saturated(evaluated, policies),
         examples=examples(evaluated, recipe.policies),
         records=made,

@@ -123,7 +123,7 @@ def summarize(
     evaluated: ScoredSamples, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
 ) -> Summary:
     """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
-    found = {name: resolved_policy(name, solvers, evaluated.layout) for name in solvers}
+    found = {name: resolved_policy(name, solvers, evaluated.procedure, evaluated.layout) for name in solvers}
     headline = write_results(evaluated, found, on_progress=on_progress)
     track(report_to, read_results(evaluated.layout.root), evaluated.layout)
     return headline

@@ -28,7 +28,7 @@ from infalign.steps.run import Run
 from infalign.steps.samples import Samples
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
-from infalign.training.solvers.base import JUDGED, Shaped, Solver
+from infalign.training.solvers.base import JUDGED, OPTIMA, Shaped, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
@@ -96,7 +96,7 @@ def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
         solver, frozen = policy.teacher_settings, counts.parameters(run.networks(policy.teacher))
     elif isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
         fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
-    if solver.shaping == JUDGED:  # as many examples as with any other
+    if solver.shaping in (JUDGED, *OPTIMA.values()):  # as many examples as with any other
         solver = solver.model_copy(update={"transform": Ranked(Identity())})
     rollouts_EM, _ = solver.objective(1.0).examples(np.arange(float(k)), np.random.default_rng(0))
     examples, together = rollouts_EM.shape
@@ -137,7 +137,7 @@ def train_policy(
     Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
     """
     inputs.provenance.check(inputs.layout)
-    policy = resolved_policy(name, policies, inputs.layout)
+    policy = resolved_policy(name, policies, inputs.procedure, inputs.layout)
     beta, trainer_beta = policy_betas(policy, inputs.procedure, inputs.layout)
     with target.job(on_progress) as job:
         if isinstance(policy, OnPolicy):

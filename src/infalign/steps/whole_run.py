@@ -16,6 +16,7 @@ from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text, writing
+from infalign.evaluation.budget import print_budgets
 from infalign.models.conversion import convert
 from infalign.models.pretrained import check_reachable
 from infalign.pipeline.lock import held
@@ -24,6 +25,7 @@ from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
 from infalign.pipeline.units import Summary, Unit
 from infalign.pipeline.workers import Workers
+from infalign.recipe.data_dependent import check_budgets, stored_budgets
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe, load_recipe
@@ -150,11 +152,18 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
             say(console, f"[yellow]![/] {warning}")
     for record in remaining.done:
         check_worth(recipe, findings(recipe, record))
+    stored = recipe.policies, recipe.procedure, run.layout
+    if "calibrate" not in remaining.todo and any(name.startswith("train-") for name in remaining.todo):
+        check_budgets(*stored)
     warned = set[str]()
 
     def after_unit(record: Record) -> list[str]:
         found = findings(recipe, record)
         check_worth(recipe, found)
+        if record["kind"] == "calibrate":
+            check_budgets(*stored)
+            if budgets := stored_budgets(*stored):
+                print_budgets(budgets, console)
         new = [finding for finding in found if finding.said not in warned]
         warned.update(finding.said for finding in new)
         return sentences(new)

@@ -17,12 +17,13 @@ from infalign.core.errors import ConfigError
 from infalign.core.settings import Draws, Kind, Positive, spelled
 from infalign.method.calibration import Array
 from infalign.method.judge import MIN_JUDGED_SAMPLES
+from infalign.method.optimum import Objective, Optimal
 from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
-from infalign.training.solvers.theory import MethodTheory
+from infalign.training.solvers.theory import MethodTheory, OptimumTheory
 
 KL_TOLERANCE = 0.1  # relative distance from the KL budget from which a run says so
 
@@ -42,10 +43,35 @@ class Judged:
 JUDGED = Judged()
 
 
+@dataclass(frozen=True, slots=True)
+class StoredOptimum:
+    """The optimum for the recipe's procedure on the run's stored rewards, at the policy's KL budget or β.
+
+    Rewards that are not all 0 or 1 need an ``objective``.
+    """
+
+    objective: Objective | None = None
+    scale = 1.0
+
+    @property
+    def name(self) -> str:
+        """``optimal``, ``optimal:reward`` or ``optimal:win-rate``."""
+        return "optimal" if self.objective is None else f"optimal:{self.objective}"
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Raise ConfigError: it is not known yet."""
+        raise ConfigError("the optimum is not known before a run has stored rewards")
+
+
+OPTIMA = {one.name: one for one in map(StoredOptimum, (None, "reward", "win-rate"))}
+
+
 def read_shaping(name: str) -> Shaping:
     """Return the shaping that a recipe names; a shaping that is read from a file is named after the file."""
     if name == JUDGED.name:
         return JUDGED
+    if name in OPTIMA:
+        return OPTIMA[name]
     shaping = parse_shaping(name)
     table = rank_transform(shaping)
     return Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping
@@ -93,7 +119,6 @@ class Solver(Kind):
     discriminator: ClassVar[str] = "solver"
     fixed_shaping: ClassVar[Shaping | None] = None  # the shaping it optimizes, if that cannot be chosen
     draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
-    recipe_dependencies: ClassVar[tuple[str, ...]] = ()  # keys of the recipe, besides the policy's own
 
     solver: str
     fit: Fit = Field(Fit(), description="how it is trained")
@@ -113,6 +138,11 @@ class Solver(Kind):
     def data_needs(self) -> DataNeeds:
         """What its training reads besides the rollouts."""
         return DataNeeds()
+
+    @property
+    def recipe_dependencies(self) -> tuple[str, ...]:
+        """Keys of the recipe that its training depends on, besides the policy's own."""
+        return ()
 
     @property
     def label(self) -> str:
@@ -167,13 +197,21 @@ class Shaped(ToBudget):
 
     transform: ShapingSetting = Field(
         Ranked(Identity()),
-        description="of the rank: exp:10, log, power:7, FILE.json, …, or judged, which wins most by the judge; or raw, "
-        "raw-prompt, par, lsc:0.85",
+        description="of the rank: exp:10, log, power:7, FILE.json, …, judged, which wins most by the judge, or "
+        "optimal, the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
+        "optimal:win-rate for rewards that are not 0 or 1); or not of the rank: raw, raw-prompt, par, lsc:0.85",
     )
 
     def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError if the transformation that wins most by the judge cannot be found."""
+        """Raise ValueError if a transformation that the run has to find cannot be found."""
         super().check(recipe)
+        if self.transform not in (JUDGED, *OPTIMA.values()):
+            return
+        if rewinds(recipe.procedure):
+            raise ValueError(
+                f"transform is {self.transform.name}, which is known for procedures by the rank, not "
+                f"{recipe.procedure.name}"
+            )
         if self.transform != JUDGED:
             return
         if not recipe.has_judge:
@@ -182,15 +220,23 @@ class Shaped(ToBudget):
             raise ValueError("transform is judged, which is the optimum at a KL: give kl_budget, not beta")
         if recipe.rollouts < MIN_JUDGED_SAMPLES:
             raise ValueError(f"transform is judged, which needs a rollout.k of at least {MIN_JUDGED_SAMPLES}")
-        if rewinds(recipe.procedure):
-            raise ValueError(
-                f"transform is judged, which is known for procedures by the rank, not {recipe.procedure.name}"
-            )
 
     @property
     def shaping(self) -> Shaping:
         """The shaping of rewards."""
         return self.transform
+
+    @property
+    def theory(self) -> MethodTheory:
+        """The optimum of its shaping at its budget or β."""
+        if isinstance(self.transform, StoredOptimum | Optimal):
+            return OptimumTheory(self.kl_budget, self.transform, self.beta, self.transform.objective)
+        return super().theory
+
+    @property
+    def recipe_dependencies(self) -> tuple[str, ...]:
+        """The procedure, if its shaping is the optimum for that."""
+        return ("procedure",) if isinstance(self.transform, StoredOptimum) else ()
 
     @property
     def method(self) -> str:

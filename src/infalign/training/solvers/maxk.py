@@ -1,20 +1,23 @@
-"""maxk: the policy gradient of the served win rate itself, without a transformation."""
+"""maxk: the policy gradient of the served win rate, or of the served reward itself, without a transformation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from infalign.core.errors import ConfigError
 from infalign.method.credit import credit, served_win_rate
+from infalign.method.optimum import Objective
 from infalign.method.procedures import Extreme, Served, is_extreme
-from infalign.method.shapings import Ranked, Shaping
+from infalign.method.shapings import Ranked, Raw, Shaping
 from infalign.method.transforms import Identity
 from infalign.theory.optimum import optimal
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.on_policy import OnPolicy
-from infalign.training.solvers.theory import MethodTheory, ProcedureTheory
+from infalign.training.solvers.theory import MethodTheory, OptimumTheory, ProcedureTheory
 
 if TYPE_CHECKING:
     import torch
@@ -53,17 +56,33 @@ class OrderStatisticCredit(Advantages):
 
 
 class Settings(OnPolicy):
-    """maxk maximizes W − β·KL, where W is the win rate under the recipe's procedure, best-of-N or worst-of-N."""
+    """maxk maximizes J − β·KL, where J is what the recipe's procedure, best-of-N or worst-of-N, wins or serves.
+
+    For rewards of 0 and 1 the two objectives are one: pass@N.
+    """
 
     fixed_shaping: ClassVar[Shaping] = Ranked(Identity())
-    recipe_dependencies: ClassVar[tuple[str, ...]] = ("procedure",)
 
     solver: Literal["maxk"]
+    objective: Objective = Field(
+        "win-rate", description="what is served: its win rate over what the reference serves, or its mean reward"
+    )
 
     @property
     def theory(self) -> MethodTheory:
         """The optimum for the procedure."""
-        return ProcedureTheory(self.kl_budget, self.shaping, self.beta)
+        theory = ProcedureTheory if self.objective == "win-rate" else OptimumTheory
+        return theory(self.kl_budget, self.shaping, self.beta, self.objective)
+
+    @property
+    def recipe_dependencies(self) -> tuple[str, ...]:
+        """The procedure."""
+        return ("procedure",)
+
+    @property
+    def label(self) -> str:
+        """``maxk``, or ``maxk reward``."""
+        return super().label if self.objective == "win-rate" else f"{super().label} {self.objective}"
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
@@ -75,16 +94,16 @@ class Settings(OnPolicy):
                 f"{procedure.name} needs generations and rollout.k of at least {procedure.n}, found "
                 f"{self.generations} and {recipe.rollouts}"
             )
-        if self.kl_budget is not None:
+        if self.kl_budget is not None and self.objective == "win-rate":
             try:
                 optimal(procedure, kl=self.kl_budget)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
 
     def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return the probability of beating the response that the base policy serves."""
+        """Return the probability of beating the response that the base policy serves, or the reward itself."""
         assert is_extreme(procedure)
-        return WinOverServed(procedure)
+        return WinOverServed(procedure) if self.objective == "win-rate" else Raw()
 
     def advantages(self, reference: str, procedure: Served) -> Advantages:
         """Return the order-statistic credit of the procedure."""

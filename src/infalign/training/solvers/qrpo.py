@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from infalign.method.calibration import Array
-from infalign.method.shapings import Shaping, log_ratios, optimal_log_ratios
+from infalign.method.shapings import Shaping, optimal_log_ratios
 from infalign.method.transforms import Transformation
 from infalign.training.solvers.base import Shaped
 from infalign.training.solvers.offline import Examples, Objective, Offline
@@ -76,13 +76,13 @@ def regression_targets(rewards_PK: Array, shaping: Transformation | Shaping, bet
     """Return log π*/π_ref of each rollout, shape (P, K), with the exact Z of the K rollouts of its prompt.
 
     Rewards are shaped among the prompt's own K rollouts, where Ĉ is the mid-rank, and Z = mean exp(Φ(Ĉ)/β) over them:
-    ties are handled exactly, and a prompt whose rewards are all equal has targets 0. ``beta`` is for the paper's raw Φ.
+    ties are handled exactly, and a prompt whose rewards are all equal has targets 0, but for the optimum, by which all
+    that fail are below 0. ``beta`` is for the paper's raw Φ.
 
     Ratios below 1/K, which K rollouts cannot distinguish from 0, are raised to 1/K: −e^{−10u} at a KL of one nat
     requires log-ratios of −1000 for the lowest ranks, and their squares would dominate the loss.
     """
-    seen_PK = np.maximum(optimal_log_ratios(shaping, rewards_PK, beta), -np.log(rewards_PK.shape[1]))
-    return log_ratios(seen_PK, 1.0)
+    return optimal_log_ratios(shaping, rewards_PK, beta, least=-np.log(rewards_PK.shape[1]))
 
 
 class Settings(Shaped, Offline):

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.procedures import Served
-from infalign.method.shapings import Shaping, budget_beta, rank_transform, shape_rollouts
+from infalign.method.optimum import Objective, Optimal, Optimum, optimum
+from infalign.method.procedures import Served, rewinds
+from infalign.method.shapings import Shaping, budget_beta, mean_kl, rank_transform, shape_rollouts
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
@@ -43,13 +48,14 @@ class MethodTheory:
             return None
 
     def raw_beta(self, procedure: Served, references: References) -> float:
-        """Return the β of the law; without a law, the β that spends the budget on the stored rollouts."""
-        if (law := self.law(procedure)) is not None:
-            return law.beta
+        """Return its β, or the one that spends its budget on the stored rewards. Raises ConfigError if none does."""
         if self.beta is not None:
             return self.beta
         assert self.kl_budget is not None
-        return budget_beta(shape_rollouts(self.shaping, references()), self.kl_budget)
+        return self._budget_beta(procedure, references(), self.kl_budget)
+
+    def _budget_beta(self, procedure: Served, rewards_PK: Array, kl: float) -> float:
+        return stored_beta(self.shaping, rewards_PK, kl)
 
     def kl(self, procedure: Served) -> float | None:
         """Return the KL in nats that a policy is to spend: its budget or that of its law; None for neither."""
@@ -63,13 +69,35 @@ class MethodTheory:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcedureTheory(MethodTheory):
-    """The optimum for the procedure, at a KL budget or a β."""
+class OptimumTheory(MethodTheory):
+    """The optimum for the procedure on the stored rewards, at a KL budget or a β."""
+
+    objective: Objective | None = None
 
     @property
     def objective_name(self) -> str:
         """The name of the optimum."""
         return "optimum"
+
+    def stored_optimum(self, procedure: Served, rewards_PK: Array) -> Optimum:
+        """Return the optimum, with half a success more than each prompt has among 0/1 rewards."""
+        assert not rewinds(procedure)
+        strength = {"kl": self.kl_budget, "beta": self.beta}
+        return optimum(rewards_PK, procedure, **strength, objective=self.objective, smoothed=True)
+
+    def _budget_beta(self, procedure: Served, rewards_PK: Array, kl: float) -> float:
+        known = self.shaping if isinstance(self.shaping, Optimal) else self.stored_optimum(procedure, rewards_PK)
+        return known.beta
+
+
+@dataclass(frozen=True, slots=True)
+class ProcedureTheory(OptimumTheory):
+    """The same for the win rate; where no rewards tie its β is that of continuous ranks."""
+
+    def _budget_beta(self, procedure: Served, rewards_PK: Array, kl: float) -> float:
+        if tied_prompts(rewards_PK).any():
+            return super(ProcedureTheory, self)._budget_beta(procedure, rewards_PK, kl)
+        return optimal(procedure, kl=kl).beta
 
     def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law:
         return optimal(procedure, kl=kl, beta=beta).law
@@ -81,3 +109,35 @@ class NoTheory(MethodTheory):
 
     def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> None:
         return None
+
+
+def tied_prompts(sorted_PK: Array) -> NDArray[np.bool_]:
+    """Return whether some of a prompt's sorted rewards are equal, (P,)."""
+    return np.asarray((sorted_PK[:, 1:] == sorted_PK[:, :-1]).any(axis=1))
+
+
+def stored_beta(shaping: Shaping, sorted_PK: Array, kl: float) -> float:
+    """Return the β of raw Φ at which π_ref·e^{Φ/β}/Z spends ``kl`` nats, a mean over prompts with sorted rewards.
+
+    Where rewards of a prompt tie, or Φ does not shape the rank, the law is that over its K rollouts; otherwise ranks
+    are continuous, which K rollouts tell apart only to 1/K. Raises ConfigError for a budget that cannot be spent.
+    """
+    transform, tied_P = rank_transform(shaping), tied_prompts(sorted_PK)
+    if transform is None or tied_P.all():
+        return budget_beta(shape_rollouts(shaping, sorted_PK), kl) * shaping.scale
+    start = law_at_kl(transform, kl=kl).beta
+    if not tied_P.any():
+        return start
+    shaped_PK, share = shape_rollouts(shaping, sorted_PK[tied_P]), float(tied_P.mean())
+
+    def excess(log_beta: float) -> float:
+        beta = float(np.exp(log_beta))
+        spent = share * mean_kl(shaped_PK, beta / shaping.scale)
+        return spent + (1.0 - share) * aligned_law(transform, beta=beta).kl - kl
+
+    low = high = float(np.log(start))
+    while excess(high) > 0:
+        high += 0.5
+    while excess(low) < 0:
+        low -= 0.5
+    return float(np.exp(brentq(excess, low, high, xtol=1e-12))) if low < high else start
