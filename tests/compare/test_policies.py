@@ -110,9 +110,18 @@ def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:
         MethodPolicies(taken, ["qrpo"], [1.0])
 
 
+def write_references(of: Recipe, rewards_K: np.ndarray) -> None:
+    """Write the stored rewards of a run with two prompts, which have the same."""
+    layout = Layout(Path(of.run_dir))
+    layout.root.mkdir()
+    write_table(layout.calibrated, pa.table({"reference_rewards": [rewards_K.tolist()] * 2}))
+
+
 def test_further_budgets_bracket_the_median(tmp_path: Path) -> None:
     """Who spends more than half of the methods gets a smaller budget, who spends less a larger one, in proportion."""
-    policies = MethodPolicies(recipe(tmp_path, "rollout.k=64"), ["qrpo", "ipo", "rloo", "best-of-n"], [0.2, 0.4])
+    own = recipe(tmp_path, "rollout.k=64")
+    write_references(own, np.arange(64.0))
+    policies = MethodPolicies(own, ["qrpo", "ipo", "rloo", "best-of-n"], [0.2, 0.4])
     spent = {"qrpo-0.2": 0.3, "qrpo-0.4": 0.6, "ipo-0.2": 0.1, "ipo-0.4": 0.15, "rloo-0.2": 0.19, "rloo-0.4": 0.5}
     spent |= {"best-of-2": 0.19}  # medians 0.19 and 0.345
     wider = policies.bracketed(spent)
@@ -130,10 +139,7 @@ def test_further_budgets_bracket_the_median(tmp_path: Path) -> None:
 def test_no_further_budget_is_more_than_the_rollouts_can_spend(tmp_path: Path, ties: int, further: Any) -> None:
     """The KL of raw rewards over K rollouts is at most log K less the log of ties at the top."""
     own = recipe(tmp_path, "rollout.k=64")
-    rewards = np.sort(np.minimum(np.arange(64.0), 64 - ties))
-    layout = Layout(Path(own.run_dir))
-    layout.root.mkdir()
-    write_table(layout.calibrated, pa.table({"reference_rewards": [rewards.tolist()] * 2}))
+    write_references(own, np.minimum(np.arange(64.0), 64 - ties))
     spent = {"qrpo-raw-0.5": 0.3, "qrpo-0.5": 0.5, "ipo-0.5": 0.5}
     assert MethodPolicies(own, ["qrpo-raw", "qrpo", "ipo"], [0.5]).bracketed(spent).more_budgets == further
 

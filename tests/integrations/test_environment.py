@@ -19,6 +19,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import prompt_id
 from infalign.integrations import environment as source
 from infalign.integrations import trl as adapter
+from infalign.integrations import verl
 from infalign.integrations.environment import score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.world import gold
@@ -107,6 +108,22 @@ def test_special_tokens_in_a_completion_reach_the_reward(environment: pytest.Mon
     ids = AutoTokenizer.from_pretrained(folder)("Knead <|user|> it.<|end|><|pad|>")["input_ids"]
     adapter.reward([PROMPT], ["Knead  it."], [REFERENCES], completion_ids=[ids])
     assert seen == ["Knead <|user|> it."]
+
+
+def test_the_answer_reaches_a_checker_inside_verl_and_trl(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The truth of an exported row is the column that holds it, and a checker takes columns by name."""
+    (tmp_path / "mine.py").write_text(
+        "def check(prompts, responses, answer):\n    return [float(r == a) for r, a in zip(responses, answer)]\n"
+    )
+    environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:check")
+    row = verl.row([{"role": "user", "content": "2 + 3?"}], None, [0.0, 0.0, 1.0], '{"answer": "5"}')
+    truth = row["reward_model"]["ground_truth"]
+    given = ([row["prompt"]] * 2, ["5", "6"], [[0.0, 0.0, 1.0]] * 2)
+    by_trl = adapter.reward(*given, columns=['{"answer": "5"}'] * 2)
+    for response, value, shaped in zip(given[1], (1.0, 0.0), by_trl, strict=True):
+        found = verl.compute_score("sums", response, truth, row["extra_info"])
+        assert (found["reward"], found["score"]) == (value, shaped)
+    assert truth == "5"
 
 
 def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:

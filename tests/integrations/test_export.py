@@ -29,13 +29,6 @@ def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -
     assert float(beta.removeprefix("--beta=")) == pytest.approx(training_beta(Exponential(10.0), kl=0.5), rel=1e-5)
 
 
-def test_a_transformation_without_theory_is_refused(main: Any, calibrated_run: Path) -> None:
-    """PAR is no transformation of the rank: there is no β for a budget."""
-    code, _, err = main("export", calibrated_run, "--to", "openrlhf", "--transform", "par", "--kl", "0.5")
-    assert code == 2
-    assert "not by the rank" in err
-
-
 @pytest.mark.parametrize(("template", "lost"), [("plain", "chat template"), (None, "day")])
 def test_a_template_that_only_the_run_has_would_be_lost(
     main: Any, calibrated_run: Path, tmp_path: Path, template: str | None, lost: str

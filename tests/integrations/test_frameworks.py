@@ -65,7 +65,7 @@ def rows_for_verl(**changes: Any) -> list[dict[str, Any]]:
         {
             "data_source": "infalign",
             "prompt": prompt,
-            "reward_model": {"style": "model", "ground_truth": ""},
+            "reward_model": {"style": "rule", "ground_truth": ""},
             "extra_info": {"prompt": prompt, "prompt_id": prompt_id(prompt), "reference_rewards": references} | changes,
         }
         for prompt, references in zip(PROMPTS, REFERENCES, strict=True)

@@ -93,12 +93,11 @@ def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: p
     ("settings", "procedure", "said"),
     [
         ({"transform": "optimal"}, "rewind:0.5:4", "transform is optimal, which is known for procedures by the rank"),
-        ({"transform": "optimal", "solver": "rloo", "ranks": "model"}, "best-of-4", "needs a transformation of the"),
         ({"transform": "optimal:best"}, "best-of-4", "optimal needs the rewards of a run"),
     ],
 )
 def test_where_the_optimum_is_not_known_it_is_refused(settings: dict[str, Any], procedure: str, said: str) -> None:
-    """Rewind-and-Repeat looks at more than ranks, a rank model has no classes, and nothing else is spelled so."""
-    facts = RecipeFacts(parse_procedure(procedure), 16, *[True] * 4)
+    """Rewind-and-Repeat looks at more than ranks, and nothing else is spelled so."""
+    facts = RecipeFacts(parse_procedure(procedure), 16, has_judge=True, has_reward_model=True, own_models=True)
     with pytest.raises((ValueError, ConfigError), match=said):
         read_solver(kl_budget=0.2, **settings).check(facts)

@@ -6,6 +6,7 @@ directory, ``INFALIGN_TOKENIZER`` names the policy's tokenizer where one is need
 ``INFALIGN_REWARD_KEY`` may hold the key of a URL, ``INFALIGN_DEVICE`` is a classifier's device, ``auto`` by default.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, from_cell, prompt_id
+from infalign.method.by_name import columns_of
 from infalign.method.reward import CalibratedReward, Score
 from infalign.method.shapings import parse_shaping
 from infalign.models.settings import Compute
@@ -101,6 +103,11 @@ def has_tokenizer(source: str) -> bool:
 
 def _is_run(source: str) -> bool:
     return (Path(source) / "recipe.yaml").is_file()
+
+
+def row_columns(rows: Sequence[str] | None) -> dict[str, list[object]]:
+    """Return the columns of the data that rows of calibrated.parquet hold as JSON, each as a list."""
+    return columns_of([json.loads(row or "{}") for row in rows or ()])
 
 
 def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any]:

@@ -12,8 +12,9 @@ import pyarrow as pa
 from infalign.core.errors import ConfigError
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import prompts_of
-from infalign.method.shapings import parse_shaping, rank_transform
-from infalign.theory.law import training_beta
+from infalign.method.shapings import parse_shaping
+from infalign.recipe.data_dependent import reference_rewards
+from infalign.training.solvers.theory import stored_beta
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Launch:
 def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, list[str]]:
     """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats per response.
 
-    Raises ConfigError for a transformation that is not by the rank, or cannot spend the budget, and for a reference
+    Raises ConfigError for a transformation that cannot spend the budget on the stored rewards, and for a reference
     whose folder lacks the run's chat template; DataError if the run is not calibrated, or with other models than it
     has now.
     """
@@ -39,9 +40,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     from infalign.steps.run import Run
     from infalign.steps.status import recorded_recipe
 
-    ranks = rank_transform(parse_shaping(transform))
-    if ranks is None:
-        raise ConfigError(f"{transform} is not by the rank, so theory has no KL weight for it; take one such as exp:10")
+    shaping = parse_shaping(transform)
     this = Run.of(recorded_recipe(run))
     policy = this.recipe.policy
     dated = Path(this.reference).is_dir() and prints_date(this.reference)
@@ -57,8 +56,9 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     adapter = import_module(f"infalign.integrations.{framework}")
     columns = (listed(table, name) for name in ("prompt_id", "reference_rewards", "columns"))
     rows = zip(prompts_of(table), *columns, strict=True)
-    write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": kept} for *row, kept in rows]))
+    write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": row[-1]} for row in rows]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
-    launch = Launch(this.reference, str(path), training_beta(ranks, kl=kl), *lengths)
+    beta = stored_beta(shaping, reference_rewards(this.layout), kl) / shaping.scale
+    launch = Launch(this.reference, str(path), beta, *lengths)
     words: list[str] = adapter.command(launch)
     return path, words

@@ -75,9 +75,9 @@ def _tokenizer() -> Any:
     return tokenizer(os.environ.get("INFALIGN_REWARD", ""))
 
 
-def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set."""
-    label = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards}
+def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON."""
+    label = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards, "columns": columns}
     return {"prompt": prompt, "label": json.dumps(label)}
 
 

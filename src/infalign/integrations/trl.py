@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
-from infalign.integrations.environment import conversation, from_environment, has_tokenizer, tokenizer
+from infalign.integrations.environment import conversation, from_environment, has_tokenizer, row_columns, tokenizer
 from infalign.models.conversations import decode
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def reward(
     prompt_id: list[str] | None = None,
     completion_ids: list[list[int]] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
-    **columns: object,
+    **columns: Any,
 ) -> list[float]:
     """Return each completion's shaped reward; the dataset has prompt, as messages, and reference_rewards.
 
@@ -39,7 +39,8 @@ def reward(
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]
     if completion_ids is not None and has_tokenizer(source := os.environ.get("INFALIGN_REWARD", "")):
         completions = decode(_tokenizer(source), completion_ids)
-    return from_environment()(asked, completions, reference_rewards, log_metric)
+    kept = row_columns(columns.pop("columns", None)) | columns
+    return from_environment()(asked, completions, reference_rewards, log_metric, **kept)
 
 
 @cache
@@ -47,8 +48,8 @@ def _tokenizer(source: str) -> Any:
     return tokenizer(source)
 
 
-def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set."""
+def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON."""
     return {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards}
 
 

@@ -8,14 +8,17 @@ Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
-from infalign.integrations.environment import calibrated_row, from_environment
+from infalign.integrations.environment import calibrated_row, from_environment, row_columns
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
+
+TRUTHS = ("ground_truth", "answer", "solution")  # columns that hold the true answer, the first that is there
 
 
 def compute_score(
@@ -30,16 +33,20 @@ def compute_score(
     Raises DataError for a row without prompt or reference_rewards, and as `integrations.environment.score`.
     """
     messages, references = calibrated_row(extra_info, f"extra_info of a row of {data_source!r}")
-    return from_environment().score(messages, solution_str, references)._asdict()
+    given = {"data_source": [data_source], "ground_truth": [ground_truth], "extra_info": [extra_info]}
+    kept = given | row_columns([(extra_info or {}).get("columns", "")])
+    return from_environment().scores([messages], [solution_str], [references], **kept)[0]._asdict()
 
 
-def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float]) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set."""
+def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON, one of which may be the truth."""
+    known = json.loads(columns or "{}")
+    calibrated = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards, "columns": columns}
     return {
         "data_source": "infalign",
         "prompt": prompt,
-        "reward_model": {"style": "model", "ground_truth": ""},
-        "extra_info": {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards},
+        "reward_model": {"style": "rule", "ground_truth": next((known[name] for name in TRUTHS if name in known), "")},
+        "extra_info": calibrated,
     }
 
 

@@ -32,7 +32,7 @@ def policy_betas(policy: Solver, procedure: Served, layout: Layout) -> tuple[flo
     return beta, beta / policy.shaping.scale
 
 
-def check_budgets(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> None:
+def check_spendable(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> None:
     """Raise ConfigError for a policy whose KL budget the stored rewards cannot spend, with the largest."""
     for name, policy in policies.items():
         if policy.shaping != JUDGED:  # its table is found by the judge

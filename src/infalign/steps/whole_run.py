@@ -25,7 +25,7 @@ from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
 from infalign.pipeline.units import Summary, Unit
 from infalign.pipeline.workers import Workers
-from infalign.recipe.data_dependent import check_budgets, stored_budgets
+from infalign.recipe.data_dependent import check_spendable, stored_budgets
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe, load_recipe
@@ -154,14 +154,14 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
         check_worth(recipe, findings(recipe, record))
     stored = recipe.policies, recipe.procedure, run.layout
     if "calibrate" not in remaining.todo and any(name.startswith("train-") for name in remaining.todo):
-        check_budgets(*stored)
+        check_spendable(*stored)
     warned = set[str]()
 
     def after_unit(record: Record) -> list[str]:
         found = findings(recipe, record)
         check_worth(recipe, found)
         if record["kind"] == "calibrate":
-            check_budgets(*stored)
+            check_spendable(*stored)
             if budgets := stored_budgets(*stored):
                 print_budgets(budgets, console)
         new = [finding for finding in found if finding.said not in warned]
