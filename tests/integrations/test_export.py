@@ -8,9 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from infalign.method.shapings import Ranked
 from infalign.method.transforms import Exponential
+from infalign.recipe.data_dependent import reference_rewards
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import read_yaml, write_yaml
-from infalign.theory.law import training_beta
+from infalign.training.solvers.theory import stored_beta
 
 
 def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -> None:
@@ -26,7 +29,9 @@ def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -
     assert shlex.split(environment) == ["export", f"INFALIGN_REWARD={calibrated_run}", "INFALIGN_TRANSFORM=exp:10"]
     assert shlex.split(command)[:2] == ["trl", "rloo"]
     (beta,) = (word for word in shlex.split(command) if word.startswith("--beta="))
-    assert float(beta.removeprefix("--beta=")) == pytest.approx(training_beta(Exponential(10.0), kl=0.5), rel=1e-5)
+    stored = reference_rewards(Layout(calibrated_run))  # with ties
+    expected = stored_beta(Ranked(Exponential(10.0)), stored, 0.5) / Exponential(10.0).scale
+    assert float(beta.removeprefix("--beta=")) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("template", "lost"), [("plain", "chat template"), (None, "day")])
