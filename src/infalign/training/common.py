@@ -35,6 +35,7 @@ from infalign.training.output_folder import Job
 
 Configuration = TypeVar("Configuration", bound=TrainingArguments)
 Loss = Callable[[Any, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
+SIMILAR = 32  # tokens
 
 
 def trainer_config(kind: type[Configuration], fit: Fit, job: Job, **options: Any) -> Configuration:
@@ -84,11 +85,12 @@ def trainer_config(kind: type[Configuration], fit: Fit, job: Job, **options: Any
 def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed: int) -> list[int]:
     """Return the order of the training rows, at least one step: ``epochs`` passes, each shuffled anew.
 
-    Rows of similar length are batched together to reduce padding; if all ``lengths`` are equal, a pass is a random
-    permutation. All passes form one epoch of the trainer: on resuming it skips exactly the rows that were already seen,
+    Rows of similar length are batched together to reduce padding, where lengths within `SIMILAR` tokens count as equal:
+    batches of one exact length give biased steps, for prompts of one length are often of one kind. All passes form one epoch of the trainer: on resuming it skips exactly the rows that were already seen,
     while the order of a second epoch would depend on random state or a sampler that a resumed training does not have.
     """
     generator, order = torch.Generator().manual_seed(seed), list[int]()
+    lengths = [(length + SIMILAR - 1) // SIMILAR for length in lengths]
     for _ in range(math.ceil(epochs)):
         order += get_length_grouped_indices(lengths, rows_a_step, generator=generator)
     return order[: max(round(epochs * len(lengths)), rows_a_step)]

@@ -111,8 +111,7 @@ def fit_rank_model(
         return {"input_ids": ids, "rank": [rank for _, _, rank in piece]}
 
     data = _in_pieces(rows, columns)
-    # Batches of one exact length, such as all the shortest rows, would give biased steps.
-    lengths = [(len(token_ids) + 7) // 8 for token_ids in data["input_ids"]]
+    lengths = [len(token_ids) for token_ids in data["input_ids"]]
     order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
     trainer = LossTrainer(
         _rank_loss,
