@@ -42,7 +42,6 @@ def tokenizer(calibrated_run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("INFALIGN_TRANSFORM", "exp:10")
     monkeypatch.setenv("INFALIGN_TOKENIZER", str(folder))
     environment._loaded.cache_clear()
-    openrlhf._tokenizer.cache_clear()
     return load_tokenizer(folder)
 
 

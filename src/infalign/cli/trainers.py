@@ -62,10 +62,9 @@ def serve_reward(
     port: Port = 5000,
 ) -> None:
     """Serve the calibrated and transformed reward over HTTP, for trainers that ask a server."""
-    from infalign.integrations.environment import calibrated, has_tokenizer, tokenizer
+    from infalign.integrations.environment import calibrated, find_tokenizer
     from infalign.integrations.server import app
     from infalign.serving.web import listen, token_for
 
     token = token_for(host)
-    words = tokenizer(source) if has_tokenizer(source) else None
-    listen(app(calibrated(source, transform), words, token=token), host, port)
+    listen(app(calibrated(source, transform), find_tokenizer(source), token=token), host, port)

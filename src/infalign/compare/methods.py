@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from infalign.core.display import COLORS, INK, QUIET
@@ -12,8 +12,8 @@ from infalign.evaluation.best_of_n import best_of_n_kl_bound
 from infalign.method.procedures import Extreme, is_extreme
 from infalign.method.transforms import Tabulated
 from infalign.recipe.settings import Recipe
-from infalign.training.solvers import KINDS, read_solver
-from infalign.training.solvers.base import Solver, ToBestOfN
+from infalign.training.solvers import KINDS
+from infalign.training.solvers.base import ToBestOfN
 from infalign.training.solvers.offline import Offline
 
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
@@ -37,14 +37,10 @@ class Method:
         """Whether its strength is the n of Best-of-n."""
         return self.solver is not None and issubclass(KINDS[self.solver], ToBestOfN)
 
-    @cached_property
+    @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        if self.solver is None:
-            return False
-        strength = {"n": 2} if self.to_best_of_n else {"kl_budget": 0.1}
-        example: Solver = read_solver(solver=self.solver, **strength)
-        return example.generates
+        return self.solver is not None and bool(KINDS[self.solver].generates)
 
     @property
     def color(self) -> str:

@@ -84,21 +84,25 @@ def _reward(source: str) -> RewardFunction:
     return ClassifierReward.load(source, device=Compute.model_validate({"device": device}).torch_device())
 
 
-def tokenizer(source: str) -> Any:
-    """Return the policy's tokenizer: ``INFALIGN_TOKENIZER``, or that of the run directory ``source``.
+def find_tokenizer(source: str) -> Any | None:
+    """Return the policy's tokenizer: ``INFALIGN_TOKENIZER``, or that of the run directory ``source``, or None."""
+    own = str(Path(source) / "data" / "tokenizer") if _is_run(source) else None
+    path = os.environ.get("INFALIGN_TOKENIZER") or own
+    return None if path is None else _load_tokenizer(path)
 
-    Raises ConfigError if there is none.
-    """
+
+@cache
+def _load_tokenizer(path: str) -> Any:
     from infalign.models.tokenizers import load_tokenizer
 
-    if not has_tokenizer(source):
+    return load_tokenizer(path)
+
+
+def tokenizer(source: str) -> Any:
+    """Return the policy's tokenizer as `find_tokenizer`. Raises ConfigError if there is none."""
+    if (found := find_tokenizer(source)) is None:
         raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")
-    return load_tokenizer(os.environ.get("INFALIGN_TOKENIZER") or Path(source) / "data" / "tokenizer")
-
-
-def has_tokenizer(source: str) -> bool:
-    """Return whether the policy's tokenizer is known."""
-    return bool(os.environ.get("INFALIGN_TOKENIZER")) or _is_run(source)
+    return found
 
 
 def _is_run(source: str) -> bool:

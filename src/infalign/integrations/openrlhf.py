@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
@@ -35,7 +34,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     try:
         asked = zip(queries, prompts, labels, strict=True)
-        rows = [parse_label(label, response(query, prompt, _tokenizer())) for query, prompt, label in asked]
+        words = tokenizer(os.environ.get("INFALIGN_REWARD", ""))
+        rows = [parse_label(label, response(query, prompt, words)) for query, prompt, label in asked]
         found = [from_environment().score(*row) for row in rows]
     except InfalignError as error:
         logging.getLogger(__name__).error("no reward: %s", error)
@@ -68,11 +68,6 @@ def response(query: str, prompt: str, words: Any) -> str:
             "response begins is unknown; render prompts so that they encode and decode to themselves"
         )
     return decode(words, [words.encode(query[len(prompt) :], add_special_tokens=False)])[0]
-
-
-@cache
-def _tokenizer() -> Any:
-    return tokenizer(os.environ.get("INFALIGN_REWARD", ""))
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
-from infalign.integrations.environment import conversation, from_environment, has_tokenizer, row_columns, tokenizer
+from infalign.integrations.environment import conversation, find_tokenizer, from_environment, row_columns
 from infalign.models.conversations import decode
 
 if TYPE_CHECKING:
@@ -37,15 +36,10 @@ def reward(
     """
     identities: Sequence[str | None] = prompt_id or [None] * len(prompts)
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]
-    if completion_ids is not None and has_tokenizer(source := os.environ.get("INFALIGN_REWARD", "")):
-        completions = decode(_tokenizer(source), completion_ids)
+    if completion_ids is not None and (words := find_tokenizer(os.environ.get("INFALIGN_REWARD", ""))) is not None:
+        completions = decode(words, completion_ids)
     kept = row_columns(columns.pop("columns", None)) | columns
     return from_environment()(asked, completions, reference_rewards, log_metric, **kept)
-
-
-@cache
-def _tokenizer(source: str) -> Any:
-    return tokenizer(source)
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:

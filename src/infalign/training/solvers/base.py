@@ -118,6 +118,7 @@ class Solver(Kind):
 
     discriminator: ClassVar[str] = "solver"
     fixed_shaping: ClassVar[Shaping | None] = None  # the shaping it optimizes, if that cannot be chosen
+    generates: ClassVar[bool] = False  # whether it draws responses while it trains
     draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
 
     solver: str
@@ -153,11 +154,6 @@ class Solver(Kind):
     def method(self) -> str:
         """Its objective and solver: ``exp:10 (qrpo)``; ``maxk`` for a solver with a fixed objective."""
         return self.label
-
-    @property
-    def generates(self) -> bool:
-        """Whether it draws responses while it trains."""
-        return False
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find the policy that it follows, if it follows one. Raises ValueError if there is none."""

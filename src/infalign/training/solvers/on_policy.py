@@ -23,6 +23,7 @@ class OnPolicy(ToBudget):
     """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
 
     trl_trainer: ClassVar[Literal["rloo", "grpo"]] = "grpo"
+    generates: ClassVar[bool] = True
     stops_at_budget: ClassVar[bool] = False  # when it has spent the KL budget, which may be before its last step
 
     generations: Draws = Field(8, description="completions a prompt and step")
@@ -32,11 +33,6 @@ class OnPolicy(ToBudget):
         if self.fit.batch_size % self.generations:
             raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
         return self
-
-    @property
-    def generates(self) -> bool:
-        """Whether it draws responses while it trains."""
-        return True
 
     @property
     def responses_per_prompt(self) -> float:
