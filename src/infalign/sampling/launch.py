@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
 KEY_STATUSES = 401, 403  # a server with a key is ready too
 TAIL_BYTES = 200_000  # of a server's output, that are searched for what it died of
 TAIL_LINES = 6
-FAULT = re.compile(r"(error|exception|killed)\b.*:", re.IGNORECASE)  # a line that says why
+FAULT = re.compile(r"[\w.]*(?:Error|Exception|error|fatal): .*")  # in a line that says why
 LOGGER = logging.getLogger(__name__)
 STOP_SECONDS = 5.0  # seconds; less than the time that a stopped worker itself has
 
@@ -45,9 +45,10 @@ class Started:
             return
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-            lines = [" ".join(line.split()) for line in file.read().decode(errors="replace").splitlines()]
-        said = [line[:300] for line in dict.fromkeys(filter(FAULT.search, lines))] or [line[:300] for line in lines]
-        last = " | ".join(line for line in said[-TAIL_LINES:] if line) or "it printed nothing"
+            lines = [line for text in file.read().decode(errors="replace").splitlines() if (line := text.strip())]
+        faults = (FAULT.search(line) for line in lines if "WARNING" not in line)
+        said = [*dict.fromkeys(fault[0] for fault in faults if fault)] or lines
+        last = " | ".join(line[:300] for line in said[-TAIL_LINES:]) or "it printed nothing"
         raise PartialError(
             f"the server that rollout.engine.command started ended with exit code {self.process.returncode}: {last}; "
             f"all that it printed is in {self.log}; what is done is kept, so run the same command again when that is "
