@@ -21,6 +21,15 @@ def recipe(tmp_path: Path) -> Recipe:
     return load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
 
 
+def test_a_reward_that_is_the_truth_needs_no_judge(recipe: Recipe) -> None:
+    """Where a recipe says so; otherwise a run with no judge says what that is worth."""
+    alone = recipe.model_copy(update={"judge": None, "gold": None})
+    (found,) = findings(alone, record("results", {}))
+    assert "set evaluate.truth to reward" in found.said
+    truth = alone.model_copy(update={"evaluate": alone.evaluate.model_copy(update={"truth": "reward"})})
+    assert findings(truth, record("results", {})) == []
+
+
 def test_a_policy_may_be_called_as_a_number_of_a_summary(recipe: Recipe) -> None:
     """The results are by the names of policies, which are free."""
     headline = {"history": {"mean": 0.6}, "cut_off": {"mean": 0.5}, "train_prompts": {"mean": 0.7}, "kl": 0}

@@ -74,8 +74,8 @@ class Evaluate(Settings):
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="of all intervals; a trained reward keeps those of its fitting"
     )
-    truth: Literal["reward", "judge", "gold"] = Field(
-        "reward", description="whose rewards say which responses are right, for pass@k, where all are 0 or 1"
+    truth: Literal["reward", "judge", "gold"] | None = Field(
+        None, description="whose rewards say what is right, for pass@k; none: the reward, if all are 0 or 1"
     )
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="the reward of `truth` from which on a response is right, for rewards that are graded"

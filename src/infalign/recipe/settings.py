@@ -130,7 +130,7 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _served_and_evaluated(self) -> "Recipe":
         procedure = self.procedure
-        if self.evaluate.truth not in self.rewards:
+        if (self.evaluate.truth or "reward") not in self.rewards:
             raise ValueError(f"evaluate.truth is {self.evaluate.truth}, and the recipe has no {self.evaluate.truth}")
         if is_extreme(procedure) and procedure.n > self.evaluate.max_n:
             raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {procedure.name}")

@@ -212,8 +212,8 @@ def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:
 
 
 def _of_judges(recipe: Recipe) -> Iterator[str]:
-    if list(recipe.rewards) == ["reward"]:
+    if list(recipe.rewards) == ["reward"] and recipe.evaluate.truth is None:
         yield (
-            "only the reward that training saw judges, so a gain may be a gain of its mistakes; unless it is the "
-            "truth, as a checker's is, give the recipe a judge"
+            "only the reward that training saw judges, so a gain may be a gain of its mistakes; add a judge "
+            "or, if the reward is the truth, as a checker's is, set evaluate.truth to reward"
         )

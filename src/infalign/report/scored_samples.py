@@ -46,7 +46,7 @@ class ScoredSamples:
             recipe.rewind,
             evaluate.max_n,
             evaluate.held_out_likelihood,
-            evaluate.truth,
+            evaluate.truth or "reward",
             evaluate.threshold,
         )
 

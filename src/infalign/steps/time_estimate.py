@@ -49,7 +49,9 @@ def read_sample(run: Run, source: Source) -> Sampled:
     if source.set is not None:
         there = min(SETS[source.set].parts[source.split].rows, source.limit or sys.maxsize)
     if there > SAMPLED_ROWS:
-        source = source.model_copy(update={"world" if source.world else "sums" if source.sums else "limit": SAMPLED_ROWS})
+        source = source.model_copy(
+            update={"world" if source.world else "sums" if source.sums else "limit": SAMPLED_ROWS}
+        )
     examples, skipped = read_examples(run.recipe.data, [source], seed=run.recipe.seed)
     return Sampled(examples, len(skipped), max(1.0, there / SAMPLED_ROWS))
 
