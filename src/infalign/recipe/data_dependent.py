@@ -56,7 +56,7 @@ def transform_owner(name: str, policies: Mapping[str, Solver]) -> str | None:
 
 
 def _shaping_owner(name: str, policies: Mapping[str, Solver]) -> str:
-    return next((need for need in policies[name].data_needs.models if need in policies), name)
+    return policies[name].data_needs.teacher or name
 
 
 def resolved_policy(name: str, policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> Solver:

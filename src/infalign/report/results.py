@@ -300,9 +300,7 @@ def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneK
     aim, methods = evaluated.procedure, dict[str, list[str]]()
     for name, policy in solvers.items():
         methods.setdefault(policy.method, []).append(name)
-    students = {
-        policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if {*policy.data_needs.models} & solvers.keys()
-    }
+    students = {policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if policy.data_needs.teacher in solvers}
     kls = {name: evaluated.kl(name) for name in solvers}
     return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].theory.law_at(aim, nats), far=students)
 

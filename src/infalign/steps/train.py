@@ -50,7 +50,7 @@ def units(run: Run) -> Iterator[Unit]:
             name,
             inputs=(
                 run.layout.calibrated,
-                *(run.layout.model(model) for model in policy.data_needs.models),
+                *([run.layout.model(teacher)] if (teacher := policy.data_needs.teacher) else []),
                 *judged_transform.inputs(run, name),
                 *reference_passes.read_by(run, policy),
             ),
@@ -69,8 +69,8 @@ def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
     place = {name: number for number, name in enumerate(policies)}
 
     def key(name: str) -> tuple[int, bool]:
-        teachers = [place[need] for need in policies[name].data_needs.models if need in policies]
-        return max([place[name], *teachers]), bool(teachers)
+        teacher = policies[name].data_needs.teacher
+        return max(place[name], place.get(teacher or name, 0)), teacher is not None
 
     return sorted(policies, key=key)
 

@@ -86,8 +86,9 @@ def training_order(lengths: Sequence[int], epochs: float, rows_a_step: int, seed
     """Return the order of the training rows, at least one step: ``epochs`` passes, each shuffled anew.
 
     Rows of similar length are batched together to reduce padding, where lengths within `SIMILAR` tokens count as equal:
-    batches of one exact length give biased steps, for prompts of one length are often of one kind. All passes form one epoch of the trainer: on resuming it skips exactly the rows that were already seen,
-    while the order of a second epoch would depend on random state or a sampler that a resumed training does not have.
+    batches of one exact length give biased steps, for prompts of one length are often of one kind. All passes form one
+    epoch of the trainer: on resuming it skips exactly the rows that were already seen, while the order of a second
+    epoch would depend on random state or a sampler that a resumed training does not have.
     """
     generator, order = torch.Generator().manual_seed(seed), list[int]()
     lengths = [(length + SIMILAR - 1) // SIMILAR for length in lengths]

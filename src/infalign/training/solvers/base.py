@@ -106,9 +106,9 @@ class States(NamedTuple):
 
 
 class DataNeeds(NamedTuple):
-    """What a training reads besides the rollouts: other models of the run, and stored states of the reference."""
+    """What a training reads besides the rollouts: another policy of the run, and stored states of the reference."""
 
-    models: tuple[str, ...] = ()
+    teacher: str | None = None  # the policy that it follows
     states: States | None = None  # None: it reads texts only
     teacher_states: States | None = None  # for its teacher's guide
 

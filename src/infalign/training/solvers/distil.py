@@ -43,7 +43,7 @@ class Settings(Solver):
     def data_needs(self) -> DataNeeds:
         """Its teacher; the states below the layers that it trains, and those that its teacher's guide reads."""
         guided = self._teacher.guide is not None  # a teacher without a guide is another model than the reference
-        return DataNeeds((self.teacher,), states_below(self.fit), self._teacher.data_needs.states if guided else None)
+        return DataNeeds(self.teacher, states_below(self.fit), self._teacher.data_needs.states if guided else None)
 
     @property
     def shaping(self) -> Shaping:
