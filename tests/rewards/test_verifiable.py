@@ -123,7 +123,7 @@ def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch:
         ({"path": "a.jsonl", "size": 5}, "a task of reasoning_gym has a size"),
         (
             {"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"},
-            "exactly one of path, set, hub, world, reasoning",
+            "exactly one of path, set, hub, world, ",
         ),
     ],
 )
