@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,13 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from infalign import cli
-
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # no luck, and no clock on a busy machine
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that train models, so that none of the workers is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("training", "steps"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
@@ -28,23 +30,9 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that runs a command line in this process and returns exit code, stdout and stderr."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["infalign", *map(str, words)])
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as stopped:
-            code = stopped.code or 0
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return code, *capsys.readouterr()
-
-    return run
+def main() -> Any:
+    """Return the function that runs a command line in this process and returns exit code, stdout and stderr."""
+    return micro.infalign
 
 
 @pytest.fixture(scope="session")

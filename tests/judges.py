@@ -10,7 +10,7 @@ from infalign.method.calibration import Array
 from infalign.method.judge import normal_density
 from infalign.method.procedures import RankProcedure
 
-NODES = np.linspace(-9.0, 9.0, 721)
+NODES = np.linspace(-9.0, 9.0, 91)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,22 @@
 """A run small enough for tests: a few rows of the built-in world and models of a few thousand parameters."""
 
+import io
 import json
-import subprocess
+import logging
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-import warm
+from rich.console import Console
 
-from infalign.recipe.reading import write_yaml
+from infalign import cli
+from infalign.recipe.reading import load_recipe, write_yaml
+from infalign.recipe.settings import Recipe
 
 COMMAND = Path(sys.executable).with_name("infalign")
 SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "heads": 2, "context": 192}
@@ -66,6 +72,12 @@ def write(path: Path, recipe: Mapping[str, Any]) -> str:
     return str(path)
 
 
+def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
+    """Run the recipe of a whole run with changes and return the names of the units that were done."""
+    path = write(root / "again.yaml", settings(root))
+    return done(load_recipe(path, ["compute.processes=1", *overrides]), until=until)
+
+
 def evaluation(name: str) -> list[str]:
     """Return the units that evaluate a policy, in their order."""
     return [f"{work}-{name}" for work in ("samples", "kl", "evaluate")]
@@ -76,16 +88,45 @@ def brightness(prompts: list[Any], responses: list[str]) -> list[float]:
     return [sum(ord(letter) % 16 for letter in text) / (1 + len(text)) for text in responses]
 
 
-def infalign(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run the installed command to its end."""
-    return warm.run(COMMAND, *map(str, words))
+def infalign(*words: object) -> tuple[int, str, str]:
+    """Run a command line in this process and return exit code, stdout and stderr."""
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    out, err = io.StringIO(), io.StringIO()
+    warnings = logging.StreamHandler(err)  # as without pytest, which has handlers of its own
+    warnings.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(warnings)
+    code: Any = 0
+    try:
+        with patch.object(sys, "argv", ["infalign", *map(str, words)]), redirect_stdout(out), redirect_stderr(err):
+            cli.main()
+    except SystemExit as stopped:
+        code = stopped.code or 0
+    finally:
+        logging.getLogger().removeHandler(warnings)
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+    return code, out.getvalue(), err.getvalue()
+
+
+def printed(recipe: Recipe, *, until: str = "report") -> list[str]:
+    """Run a recipe in this process and return the lines that it prints."""
+    from infalign.steps import whole_run
+
+    console = Console(file=io.StringIO(), width=200)
+    whole_run.run_recipe(recipe, until=until, console=console)
+    return console.file.getvalue().splitlines()
+
+
+def done(recipe: Recipe, *, until: str = "report") -> list[str]:
+    """Run a recipe in this process and return the names of the units that were done."""
+    return [line.split()[1] for line in printed(recipe, until=until) if line.startswith("✓")]
 
 
 def finish(folder: Path) -> Path:
     """Do a whole run with the command line, in one process, and return its directory."""
-    ended = infalign("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
-    assert f"Report: {folder / 'run' / 'report.html'}" in ended.stdout
+    code, out, err = infalign("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
+    assert (code, err) == (0, ""), err
+    assert f"Report: {folder / 'run' / 'report.html'}" in out
     return folder / "run"
 
 

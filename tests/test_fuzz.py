@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from infalign.core.errors import InfalignError
 from infalign.core.storage import read_table
-from infalign.data.examples import load_examples
+from infalign.data.examples import from_table, load_examples, to_table
 from infalign.data.files import read_rows
 from infalign.evaluation.reward_tables import read_rewards
 from infalign.method.procedures import parse_procedure
@@ -179,10 +179,15 @@ def written(folder: Path, ending: str, content: bytes) -> Path:
 
 
 def examples_of(folder: Path, file: tuple[str, bytes]) -> None:
-    """Read examples strictly and not, which agree wherever the strict one finds no fault."""
+    """Read examples strictly and not, which agree wherever the strict one finds no fault; each is sound and is kept."""
     path = written(folder, *file)
     kept, skipped = load_examples(read_rows(path), skip_invalid=True)
     assert all(reason.startswith(f"{path} ") for reason in skipped)
+    for example in kept:
+        assert example.prompt[-1]["role"] in ("user", "tool")
+        assert example.chosen == () or example.chosen[-1]["role"] == "assistant"
+        assert example.chosen != example.rejected
+        assert from_table(to_table([example])) == [example]
     if not skipped:
         assert load_examples(read_rows(path)) == (kept, [])
 

@@ -233,19 +233,6 @@ def test_best_of_n_itself_is_no_baseline(tmp_path: Path) -> None:
     assert gains["gain"]["qrpo"] == pytest.approx({"mean": 0.05, "low": 0.05, "high": 0.05})
 
 
-def test_by_default_methods_end_within_the_range_compared(finished: dict[str, Any]) -> None:
-    """Without budgets, the KL of each budget lies between the KLs of two policies of every method that can have it."""
-    console = Console(file=io.StringIO(), width=200)
-    gentle = ("policies.aware.fit.learning_rate=0.003", "policies.aware.fit.epochs=8")  # so that the budget decides
-    results = compare_methods(recipe(finished["root"], *gentle), methods=["qrpo", "ipo"], console=console)
-    assert results["budgets"] == [0.5, 1.0]
-    spent = {m: [p["kl"]["mean"] for p in results["policies"].values() if p["method"] == m] for m in ("qrpo", "ipo")}
-    assert len(results["policies"]) > 4
-    for at in results["matched"]:
-        assert not at["not_bracketed"]
-        assert all(min(kls) <= at["kl"] <= max(kls) for kls in spent.values())
-
-
 def test_a_policy_that_ran_away_has_no_place_in_theory_and_the_table_says_why(finished: dict[str, Any]) -> None:
     """Beyond the largest KL whose optimum is known the numbers are absent, and the others of the table stay."""
     won = {"mean": 0.9, "low": 0.8, "high": 0.95}

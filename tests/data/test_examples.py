@@ -1,7 +1,6 @@
 """Rows to examples: transcripts, conversations and demonstrations, what is refused, and who shares an identity."""
 
 import json
-import re
 from hashlib import blake2b
 
 import pytest
@@ -9,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import PROMPT, assistant, comparison, transcript, user
 
-from infalign.core.errors import DataError, InfalignError
-from infalign.data.examples import Example, from_table, load_examples, parse_example, to_table
+from infalign.core.errors import DataError
+from infalign.data.examples import Example, load_examples, parse_example
 from infalign.data.messages import prompt_id
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -248,6 +247,7 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"messages": [user("Hi"), assistant("Yes")], "kto_tag": False}, "column kto_tag says that the response is"),
         ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness is not used"),
         ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions is not used"),
+        ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "parent_id"),
         ({"prompt": "Hi", "completion": "Yes", "weight": 0}, "column weight is 0, and only 1 is used"),
         ({"messages": [user("Hi"), assistant("Yes") | {"weight": 0}]}, "message of the response has the weight 0"),
         ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is not used"),
@@ -289,39 +289,6 @@ def test_load_is_strict_unless_told():
         load_examples(rows[1:2], skip_invalid=True)
     with pytest.raises(DataError, match="there are none"):
         load_examples([])
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
-        | st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": inner})
-    ),
-    max_leaves=8,
-)
-TRANSCRIPTS = st.lists(st.sampled_from(["\n\nHuman:", "\n\nAssistant:", " Hi", "\n", ""]), max_size=8).map("".join)
-COLUMNS = [
-    *("prompt", "chosen", "rejected", "completion", "messages", "query", "reference_responses", "text", "system"),
-    *("question", "input", "conversations", "label", "weight", "tools", "rejected_response", "history", "labels"),
-    *("human_ref_A", "human_ref_B", "response_0", "response_1", "better_response_id", "answers"),
-]
-
-
-@given(st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES | TRANSCRIPTS), max_size=4), st.booleans())
-def test_arbitrary_rows_raise_only_our_errors(rows, skip_invalid):
-    """Whatever JSON a row holds, loading returns sound examples or raises an error of infalign."""
-    try:
-        examples, skipped = load_examples([("here", row) for row in rows], skip_invalid=skip_invalid)
-    except InfalignError:
-        return
-    assert len(examples) + len(skipped) == len(rows)
-    for example in examples:
-        assert example.prompt[-1]["role"] in ("user", "tool")
-        assert example.chosen == () or example.chosen[-1]["role"] == "assistant"
-        assert example.chosen != example.rejected
-        assert from_table(to_table([example])) == [example]
-        assert re.fullmatch("[0-9a-f]{16}", example.group)
 
 
 def test_prompt_id_is_the_hash_of_roles_and_contents():

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from rows import assistant, transcript, user
 
-from infalign.core.errors import DataError
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
 
@@ -132,22 +131,3 @@ def test_a_format_is_read_as_documented(tmp_path, name, ending):
         prompt, chosen, rejected = expected(i)
         columns = {name: rows[i][name] for name in (*kept, *parts(i)) if name in rows[i]}
         assert example == Example(tuple(prompt), chosen, rejected, example.where, columns)
-
-
-RATED = [{"response": GOOD, "rank": 1.0}]
-VERDICTS = {"better_response_id": 0, "safer_response_id": 1}
-REFUSED = {
-    "UltraFeedback": ({"source": "a", "instruction": "Hi", "completions": RATED}, "completions"),
-    "Nectar": ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": RATED, "turns": 1}, "prompt"),
-    "HelpSteer": ({"prompt": "Hi", "response": GOOD, "helpfulness": 3, "coherence": 4}, "helpfulness"),
-    "KTO-mix": ({"prompt": talk(1), "completion": [assistant(BAD)], "label": False}, "label"),
-    "OASST": ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "parent_id"),
-    "PKU-SafeRLHF": ({"prompt": "Hi", "response_0": GOOD, "response_1": BAD} | VERDICTS, "safer_response_id"),
-}
-
-
-@pytest.mark.parametrize(("row", "column"), REFUSED.values(), ids=REFUSED)
-def test_a_format_that_is_no_example_is_refused_by_name(tmp_path, row, column):
-    """Rated answers, an undesirable one, and a tree of messages are refused by their column."""
-    with pytest.raises(DataError, match=rf"line 1: .*\b{column}\b"):
-        load_examples(read_rows(written(tmp_path / "rows.jsonl", [row] * 10)))

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -14,11 +13,9 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 
-from faults.lab import Lab, Seen, again, told
+from faults.lab import Lab, Seen, told
 from faults.registry import fault
-from infalign.core.errors import InfalignError
 from infalign.core.storage import write_table
-from infalign.data.hub import Hub, hub_rows
 from infalign.models.pretrained import load_classifier, load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.records import records
@@ -27,7 +24,6 @@ from infalign.recipe.reading import load_recipe
 from infalign.report.page import write
 from infalign.report.tables import print_table
 from infalign.rewards.classifier import ClassifierReward
-from infalign.training.checkpoints import SEAL, SealCheckpoints, seal
 
 
 class Marks:
@@ -119,49 +115,6 @@ def bad_template(lab: Lab, template: str) -> Seen:
     folder = lab.model("reference")
     (folder / "chat_template.jinja").write_text(template.replace("MARK", str(lab.folder / "mark")))
     return harmless(lab, lambda: load_tokenizer(folder))
-
-
-@fault(2, brief=True)
-def long_header(lab: Lab) -> Seen:
-    """A safetensors file claims a header of 2^60 bytes → The header is too large; no memory is taken for it."""
-    folder = lab.model("reference")
-    (folder / "model.safetensors").write_bytes((2**60).to_bytes(8, "little") + b"{}")
-    return harmless(lab, lambda: load_policy(folder))
-
-
-@fault(2)
-def loading_script(lab: Lab) -> Seen:
-    """A data set brings a loading script → Scripts are not supported; it is not run."""
-    folder = lab.folder / "rows"
-    folder.mkdir()
-    (folder / "rows.py").write_text(f"from pathlib import Path\n\nPath({str(lab.folder / 'mark')!r}).touch()\n")
-    return harmless(lab, lambda: list(hub_rows(Hub(id=str(folder)))))
-
-
-# A checkpoint of a training in the run directory
-
-
-@fault(1, {name: name for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")})
-def forged(lab: Lab, file: str) -> Seen:
-    """A checkpoint has a pickle that runs code and a forged seal → The checkpoint to delete; the pickle is not run."""
-    root = lab.copy()
-    shutil.rmtree(root / "models" / "aware")
-    write = SealCheckpoints.on_save
-
-    def write_and_stop(*arguments: Any, **options: Any) -> None:
-        write(*arguments, **options)
-        raise InfalignError("stopped")
-
-    with patch.object(SealCheckpoints, "on_save", write_and_stop):
-        told(lambda: again(root, until="train"))
-    (checkpoint,) = (root / "checkpoints" / "aware").glob("checkpoint-*")
-    torch.save(Marks(lab.folder / "mark"), checkpoint / file)
-    (checkpoint / SEAL).unlink()
-    seal(checkpoint)
-    seen = harmless(lab, lambda: again(root, until="train"))
-    shutil.rmtree(root / "checkpoints" / "aware")
-    lab.ends_well(root)
-    return seen
 
 
 # Texts

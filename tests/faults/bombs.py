@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,29 +12,6 @@ from faults.data import ROWS, lines
 from faults.lab import Lab, Seen, told
 from faults.registry import fault
 from infalign.data.files import read_rows
-from infalign.models.conversations import prompt_ids
-from infalign.models.pretrained import model_digest
-from infalign.models.tokenizers import load_tokenizer
-
-
-@fault(3, brief=True)
-def rare_panic(lab: Lab) -> Seen:
-    """A tokenizer's regular expression panics at one text → Drop this prompt or change the template."""
-    folder = lab.model("reference")
-    split = {"type": "Split", "pattern": {"Regex": "(z|z|zz)+x"}, "behavior": "Isolated", "invert": False}
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": split}))
-    talk = [{"role": "user", "content": "z" * 2000}]
-    return told(lambda: prompt_ids(load_tokenizer(folder), [talk])[0])
-
-
-@fault(2, {"a named pipe": ("added_tokens.json", os.mkfifo), "a directory": ("vocab.json", Path.mkdir)}, brief=True)
-def no_file(lab: Lab, name: str, make: Callable[[Path], None]) -> Seen:
-    """A model folder has something else than a file → Its name; fetch the model again."""
-    folder = lab.model("reference")
-    (folder / name).unlink(missing_ok=True)
-    make(folder / name)
-    return told(lambda: model_digest(str(folder)))
 
 
 def pages(path: Path) -> None:

@@ -74,16 +74,6 @@ DIRTY = [
             lines([*ROWS, DIRTY[0]]),
             f"rows.jsonl line {len(ROWS) + 1}: column rejected is missing",
         ),
-        "an undesirable response": (
-            "rows.jsonl",
-            lines([*ROWS, {"prompt": "Hi", "completion": "Yes", "label": False}]),
-            f"rows.jsonl line {len(ROWS) + 1}: column label says that the response is undesirable",
-        ),
-        "bytes for text": (
-            "rows.parquet",
-            parquet([{**row, "chosen": row["chosen"].encode()} for row in ROWS]),
-            "row 0: column chosen is of type bytes",
-        ),
     },
     brief=("a line is not JSON", "a column is missing"),
 )
@@ -156,23 +146,16 @@ def too_long(lab: Lab) -> Seen:
 # Recipes
 
 RECIPE = write_yaml(micro.settings(Path("RUN")))
-LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}\n" for i in range(1, 10))
 
 
 @fault(
     2,
     {
-        "beyond the context": (RECIPE, "rollout.max_new_tokens=100"),
-        "a key twice": (RECIPE.replace("rollout:\n", "rollout:\n  k: 100\n"),),
         "a misspelled key": (RECIPE.replace("max_new_tokens", "max_new_token"),),
-        "k: 1:30": (RECIPE, "rollout.k=1:30"),
-        "k: 10^18": (RECIPE, f"rollout.k={10**18}"),
-        "a billion aliases": (LAUGHS + RECIPE,),
-        "a path for a name": (RECIPE.replace("  plain:", "  ../../plain:"),),
         "Python": (f"{RECIPE}report_to: !!python/object/apply:os.system ['touch MARK']\n",),
         "a model's weights": ((60).to_bytes(8, "little").decode() + '{"weight": {"dtype": "F32"}}\xff',),
     },
-    brief=("a key twice", "a misspelled key", "k: 1:30", "Python"),
+    brief=("a misspelled key", "Python"),
 )
 def unread(lab: Lab, text: str, *settings: str) -> Seen:
     """A recipe is wrong, evil or none → The key, what was found and what is allowed; its Python does not run."""

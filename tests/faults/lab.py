@@ -1,29 +1,23 @@
 """A place to inject a fault, and what faults have in common: commands, refusals, what an interrupted run ends with."""
 
 import importlib
-import io
 import json
-import logging
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import micro
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
-from infalign import cli
 from infalign.core.errors import InfalignError
 from infalign.core.storage import read_record, remove
 from infalign.recipe.reading import load_recipe
-from infalign.steps import whole_run
 
 KILLED = 128 + signal.SIGKILL  # what a shell sees
 
@@ -63,22 +57,8 @@ class Lab:
 
 def infalign(*words: object) -> tuple[int, str, str]:
     """Run a command line in this process and return exit code, output and the sentence of the error."""
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    out, err = io.StringIO(), io.StringIO()
-    warnings = logging.StreamHandler(err)  # as without pytest, which has handlers of its own
-    warnings.setLevel(logging.WARNING)
-    logging.getLogger().addHandler(warnings)
-    code: Any = 0
-    try:
-        with patch.object(sys, "argv", ["infalign", *map(str, words)]), redirect_stdout(out), redirect_stderr(err):
-            cli.main()
-    except SystemExit as stopped:
-        code = stopped.code
-    finally:
-        logging.getLogger().removeHandler(warnings)
-        for number, handler in signals.items():
-            signal.signal(number, handler)
-    return code, out.getvalue(), err.getvalue().removeprefix("infalign: ").strip()
+    code, out, err = micro.infalign(*words)
+    return code, out, err.removeprefix("infalign: ").strip()
 
 
 def refused(*words: object) -> Seen:
@@ -100,14 +80,10 @@ def told(work: Callable[[], object]) -> Seen:
 def printed(root: Path, *overrides: str, until: str = "report") -> list[str]:
     """Run the finished run's recipe with changes in this process and return the lines that it prints."""
     path = micro.write(root / "again.yaml", micro.settings(root))
-    console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(load_recipe(path, ["compute.processes=1", *overrides]), until=until, console=console)
-    return console.file.getvalue().splitlines()
+    return micro.printed(load_recipe(path, ["compute.processes=1", *overrides]), until=until)
 
 
-def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
-    """Run the finished run's recipe with changes in this process and return the names of the units that were done."""
-    return [line.split()[1] for line in printed(root, *overrides, until=until) if line.startswith("✓")]
+again = micro.again
 
 
 def warning(lines: list[str], unit: str, words: str) -> Seen:

@@ -8,7 +8,7 @@ import micro
 from faults.lab import KILLED, Lab, Seen, again, infalign, refused, told, undo, untouched
 from faults.registry import fault
 from faults.storage import death, everywhere
-from infalign.core.storage import read_record, remove, write_record
+from infalign.core.storage import remove
 from infalign.pipeline.ownership import MARKER
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
@@ -40,10 +40,8 @@ def linked_project(root: Path) -> None:
 @fault(
     2,
     {
-        "a project": project,
         "a link to a project": linked_project,
         "a file among stages": lambda root: mine(root / "stages/plan.json"),
-        "one file": lambda root: mine(root / "thesis.tex"),
         "an empty folder": lambda root: (root / "data").mkdir(parents=True),
     },
     brief=True,
@@ -110,12 +108,9 @@ def link(path: Path) -> None:
     2,
     {
         "in a model": ("models/aware/notes.txt", mine, "train-aware"),
-        "among data": ("data/notes.csv", mine, "data"),
         "among rollouts": ("rollouts/part-0/mine.txt", mine, "rollout-0"),
         "a link": ("rollouts/part-0", link, "rollout-0"),
-        "among checkpoints": ("checkpoints/aware/weights.bin", mine, "train-aware"),
         "for results": ("results.json", mine, "results"),
-        "for a table": ("calibrated.parquet", mine, "calibrate"),
     },
 )
 def in_the_way(lab: Lab, name: str, put: Callable[[Path], None], unit: str) -> Seen:
@@ -141,8 +136,6 @@ def link_out(path: Path) -> None:
     {
         "model": ("models/aware/model.gguf", mine, CHANGE),
         "notes": ("rollouts/part-0/notes.txt", mine, "rollout.max_new_tokens=11"),
-        "table": ("data/mine.parquet", mine, "data.max_prompt_tokens=170"),
-        "hidden folder": ("models/aware/.git/HEAD", mine, CHANGE),
         "link to data": ("models/aware/data", link_out, CHANGE),
     },
     brief=True,
@@ -159,10 +152,8 @@ def beside(lab: Lab, name: str, put: Callable[[Path], None], change: str) -> See
 @fault(
     2,
     {
-        "data": "data={folder: RUN, sources: [{path: data/train.jsonl}], max_prompt_tokens: 180}",
         "data behind a link": "data={folder: LINK/data, sources: [{path: train.jsonl}], max_prompt_tokens: 180}",
         "reward model": "reward={model: RUN/models/reward, fit: {batch_size: 32}}",
-        "policy": "policy={model: RUN/models/aware}",
     },
     brief=True,
 )
@@ -209,26 +200,6 @@ def beside_records(lab: Lab) -> None:
     mine(root / "stages" / "notes.txt")
     assert "train-aware" in again(root, CHANGE, until="train")
     assert (root / "stages" / "notes.txt").read_text() == "mine"
-
-
-@fault(2)
-def figure(lab: Lab) -> Seen:
-    """A figure of the user has the name of one that the report draws → Its name; it stays."""
-    root = lab.copy()
-    mine(root / "figures" / "mine.svg")
-    (root / "report.html").unlink()
-    assert again(root) == ["report"]
-    listed = root / ".figures.json"
-    own = read_record(listed)["files"]
-    write_record(listed, {"files": own[1:]})
-    mine(root / "figures" / own[0])
-    (root / "report.html").unlink()
-    seen = told(lambda: again(root))
-    assert own[0] in seen.said
-    assert [(root / "figures" / name).read_text() for name in ("mine.svg", own[0])] == ["mine", "mine"]
-    (root / "figures" / own[0]).unlink()
-    assert again(root) == ["report"]
-    return seen
 
 
 @fault(2, brief=True)

@@ -5,24 +5,20 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import micro
-import psutil
 import torch
 from rich.console import Console
 
 from faults.lab import KILLED, Lab, Seen, again, tables, told, undo
 from faults.registry import fault
 from infalign.core.progress import OnProgress, ProgressDisplay
-from infalign.core.storage import remove
 from infalign.pipeline.lock import HOLDER, held, holder
 from infalign.pipeline.ownership import MARKER
 from infalign.pipeline.records import records
@@ -187,20 +183,6 @@ def locale(lab: Lab) -> Seen:
     return Seen(run.returncode, run.stderr.decode())
 
 
-@fault(0)
-def clock(lab: Lab) -> None:
-    """A clock that goes back a day in the middle of a training → Nothing."""
-    root = lab.copy()
-    undo(root, *TRAINING)
-    now, calls = time.time, iter(range(10**9))
-    with patch("time.time", lambda: now() - (86400 if next(calls) > 20 else 0)):
-        again(root, until="train")
-    for path in root.rglob("*"):
-        os.utime(path, (now() + 86400, now() + 86400))
-    lab.ends_well(root)
-    assert again(root, until="evaluate") == []
-
-
 @fault(141)
 def closed_stdout(lab: Lab) -> Seen:
     """Stdout of a run is closed, as by `head` → The output was closed; how to resume."""
@@ -254,43 +236,4 @@ def kill_loop(lab: Lab) -> Seen:
     assert run.returncode == 0
     assert kills > KILLS / 2
     assert tables(root) == tables(lab.finished)
-    return Seen(KILLED)
-
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "infalign", "run"]
-
-
-@fault(KILLED)
-def distributed_kill_loop(lab: Lab) -> Seen:
-    """SIGKILL of two processes under torchrun, again and again → Nothing; a rerun resumes from a checkpoint."""
-    draw = random.Random(SEED)
-    fit = micro.FIT | {"batch_size": 8}
-    changes = {"policies": {"online": {"kl_budget": 0.5, "solver": "rloo", "generations": 4, "fit": fit}}}
-
-    def train(root: Path, most: int) -> int:
-        """Train with at most so many kills, each a while after the training began or was continued."""
-        path, kills = micro.write(root.with_suffix(".yaml"), micro.settings(root) | changes), 0
-        while True:
-            since = time.time()
-            with started([*TORCHRUN, path, "--until", "train"]) as run:
-                if kills < most and at_work(root, run, since):
-                    time.sleep(draw.uniform(0.0, 4.0))
-                    if run.poll() is None:
-                        for process in (*psutil.Process(run.pid).children(recursive=True), run):
-                            process.kill()  # torchrun's workers are in sessions of their own
-                        kills += 1
-                        continue
-                out, said = run.communicate()
-                assert run.returncode == 0, out + said
-                return kills
-
-    weights = []
-    for name, most in (("undisturbed", 0), ("run", 3)):
-        root = lab.copy(name)
-        undo(root, *TRAINING)
-        remove(root / "models" / "online")
-        kills = train(root, most)
-        weights.append((root / "models" / "online" / "model.safetensors").read_bytes())
-    assert weights[0] == weights[1]
-    assert kills
     return Seen(KILLED)

@@ -200,22 +200,6 @@ def restless(lab: Lab) -> Seen:
         return told(lambda: calibrate_with(root, reward))
 
 
-@fault(3)
-def changes(lab: Lab) -> Seen:
-    """A reward function changes after calibration → Before training: two rewards of one row that differ."""
-    root, scale = lab.copy(), lab.folder / "scale"
-    source = TO_GOLD + "    scale = float(Path(__file__).with_name('scale').read_text())\n"
-    source = f"from pathlib import Path\n\n{source}    return [scale * value for value in gold(prompts, responses)]\n"
-    scale.write_text("1")
-    with module(lab, source, "scaled") as reward:
-        calibrate_with(root, reward)
-        scale.write_text("2")
-        seen = told(lambda: again(root, reward, until="train"))
-        scale.write_text("1")
-        assert "train-online" in again(root, reward, until="train")
-    return seen
-
-
 @fault(1)
 def constant(lab: Lab) -> Seen:
     """A reward function gives all responses one reward → There is nothing to learn; `allow_worthless` continues."""

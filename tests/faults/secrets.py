@@ -8,28 +8,6 @@ from faults.registry import fault
 from faults.rewards import impatient, keep, remote
 
 SECRET = "hunter2"
-URLS = {
-    "user and password": f"http://me:{SECRET}@127.0.0.1:1",
-    "user": f"http://{SECRET}@127.0.0.1:1/",
-    "api_key": f"http://127.0.0.1:1/v1?api_key={SECRET}",
-    "access_token": f"http://127.0.0.1:1/?access_token={SECRET}",
-    "pass": f"http://127.0.0.1:1/?pass={SECRET}",
-    "fragment": f"http://127.0.0.1:1/#access_token={SECRET}",
-    "percent-encoded": f"http://127.0.0.1:1/?api%5Fkey={SECRET}",
-    "semicolon": f"http://127.0.0.1:1/?a=1;token={SECRET}",
-}
-COMMANDS = {
-    "option": f"vllm serve --api-key {SECRET}",
-    "variable": f"env VLLM_API_KEY={SECRET} vllm serve",
-    "header": f'serve --header "Authorization: Bearer {SECRET}"',
-}
-KEYS = {
-    "line break": f"{SECRET}\n",
-    "two lines": f"{SECRET}\r\nX-Other: 1",
-    "not ASCII": f"{SECRET}é",
-    "blank": f"my {SECRET}",
-    "empty": "",
-}
 
 
 def engine(setting: str) -> str:
@@ -39,11 +17,14 @@ def engine(setting: str) -> str:
 
 @fault(
     2,
-    {f"reward's URL: {what}": f"reward={{url: '{url}'}}" for what, url in URLS.items()}
-    | {f"engine's URL: {what}": engine(f"url: '{URLS[what]}'") for what in ("user and password", "api_key")}
-    | {f"engine's command: {what}": engine(f"command: '{command}'") for what, command in COMMANDS.items()}
-    | {"for the variable's name": engine(f"api_key_env: sk-{SECRET}")}
-    | {what: ("reward={url: 'http://127.0.0.1:1', api_key_env: SOME_KEY}", key) for what, key in KEYS.items()},
+    {
+        "URL": f"reward={{url: 'http://127.0.0.1:1/v1?api_key={SECRET}'}}",
+        "command": engine(f"command: 'vllm serve --api-key {SECRET}'"),
+        "for the variable's name": engine(f"api_key_env: sk-{SECRET}"),
+        "two lines": ("reward={url: 'http://127.0.0.1:1', api_key_env: SOME_KEY}", f"{SECRET}\r\nX-Other: 1"),
+        "not ASCII": ("reward={url: 'http://127.0.0.1:1', api_key_env: SOME_KEY}", f"{SECRET}é"),
+        "empty": ("reward={url: 'http://127.0.0.1:1', api_key_env: SOME_KEY}", ""),
+    },
     brief=True,
 )
 def hidden(lab: Lab, setting: str, key: str = "") -> Seen:

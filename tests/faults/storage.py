@@ -19,10 +19,9 @@ from rich.console import Console
 from faults.lab import KILLED, Lab, Seen, again, refused, tables, told, undo, untouched
 from faults.registry import fault
 from infalign.core.errors import InfalignError
-from infalign.core.storage import hash_file, read_record, read_table, write_record, write_table
+from infalign.core.storage import read_record, read_table, write_record, write_table
 from infalign.models.pretrained import load_policy
 from infalign.pipeline.records import FORMAT
-from infalign.recipe.fingerprints import Digests
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
@@ -271,9 +270,6 @@ def checkpoint_full(lab: Lab) -> Seen:
     return seen
 
 
-# Checkpoints
-
-
 # What was whole is damaged later
 
 EVALUATION = tuple(micro.evaluation("plain"))
@@ -306,18 +302,6 @@ def damaged(lab: Lab, name: str, harm: Callable[[Path], object], *after: str) ->
     (root / name).unlink(missing_ok=True)
     lab.ends_well(root)
     return seen
-
-
-@fault(0, brief=True)
-def digests_flipped(lab: Lab) -> None:
-    """A bit of any hash in digests.json is flipped → Nothing; it is not believed."""
-    file, digests = lab.finished / "models" / "reference" / "model.safetensors", lab.folder / "digests.json"
-    expected, known = hash_file(file), Digests(digests)
-    assert known(file) == expected
-    known.save()
-    for place in range(len(digests.read_bytes())):
-        flip(digests, place)
-        assert Digests(digests)(file) == expected
 
 
 @fault(0, brief=True)

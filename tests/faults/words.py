@@ -1,17 +1,13 @@
 """What a dry run says of a recipe that cannot work, and what is said of odd files in a run directory."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
 
 from faults.lab import Lab, Seen, again, infalign, refused, told
 from faults.registry import fault
-from infalign.core.storage import write_text
-from infalign.pipeline.lock import HOLDER, holder
 
 
 @fault(
@@ -61,16 +57,6 @@ def few_prompts(lab: Lab) -> Seen:
 # In the run directory
 
 
-@fault(0, {"torn": '{"pid": 1, "ho', "a list": "[1]"}, brief=True)
-def odd_holder(lab: Lab, content: str) -> None:
-    """The file that names the lock's holder is damaged → Nothing; it locks nobody out."""
-    root = lab.copy()
-    write_text(root / HOLDER, content)
-    assert holder(root) is None
-    assert infalign("status", root)[0] == 0
-    assert again(root) == []
-
-
 @fault(3, {"a directory": Path.mkdir, "a link to nowhere": lambda path: path.symlink_to("nowhere")}, brief=True)
 def odd_record(lab: Lab, put: Callable[[Path], object]) -> Seen:
     """Something that is no record lies among the records → Its name; remove it and rerun."""
@@ -81,20 +67,6 @@ def odd_record(lab: Lab, put: Callable[[Path], object]) -> Seen:
     assert told(lambda: again(root)) == seen
     record.unlink() if record.is_symlink() else record.rmdir()
     assert lab.ends_well(root) == []
-    return seen
-
-
-@fault(1, brief=True)
-def no_inodes(lab: Lab) -> Seen:
-    """The disk has room and no inodes → Inodes are missing, not room."""
-    disk = SimpleNamespace(f_bavail=10**6, f_frsize=4096, f_files=10**6, f_favail=0)
-
-    def refuse(*_: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    with patch("os.statvfs", lambda _: disk), patch("os.fsync", refuse):
-        seen = told(lambda: write_text(lab.folder / "table.txt", "rows"))
-    assert "inodes" in seen.said
     return seen
 
 

@@ -20,7 +20,6 @@ from infalign.method.procedures import (
     Draws,
     Mixture,
     OrderStatistics,
-    RankDensity,
     RankProcedure,
     RewindAndRepeat,
     Served,
@@ -136,25 +135,6 @@ def test_weights_of_many_samples_are_exact(procedure: Served) -> None:
     weights = procedure.weights([np.arange(1000.0)], [900.0])[0]
     assert weights[np.array(ranks) - 1] == pytest.approx([float(weight) for weight in exact], rel=1e-8, abs=1e-14)
     assert weights.sum() == pytest.approx(1.0, abs=1e-11)
-
-
-@settings(max_examples=25)
-@given(st.integers(1, 4), st.integers(8, 60), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_weights_are_probabilities_that_follow_their_samples(
-    prompts: int, samples: int, levels: int, seed: int
-) -> None:
-    """Weights are non-negative, sum to 1 a prompt, and do not depend on the order of the samples."""
-    rng = np.random.default_rng(seed)
-    rewards = rng.integers(0, levels, size=(prompts, samples)).astype(float)
-    thresholds = rng.integers(-1, levels + 1, size=prompts).astype(float)
-    order = rng.permutation(samples)
-    density = RankDensity("root", lambda u: u**-0.5)
-    for procedure in (*PROCEDURES, RewindAndRepeat(0.5, 7), RewindAndRepeat(0.5, 8, "best"), density):
-        weights = procedure.weights(rewards, thresholds)
-        assert weights.shape == rewards.shape
-        assert (weights >= -1e-15).all(), procedure.name
-        assert weights.sum(axis=1) == pytest.approx(np.ones(prompts), abs=1e-12), procedure.name
-        assert procedure.weights(rewards[:, order], thresholds) == pytest.approx(weights[:, order], abs=1e-15)
 
 
 # One answer chosen from draws

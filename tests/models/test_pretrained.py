@@ -50,10 +50,7 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def policy(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of a policy with that tokenizer."""
-    folder = tmp_path_factory.mktemp("policy")
-    new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return micro.write_policy(tmp_path_factory.mktemp("policy"))
 
 
 def test_a_sentencepiece_tokenizer_keeps_text_too() -> None:

@@ -3,25 +3,21 @@
 import csv
 import io
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import micro
 import numpy as np
 import pytest
-from figures import BY_NUMBER, Claim, Measurement, lead_over_best
+from figures import BY_NUMBER, Claim, Measurement
 from hacking import PHRASES, TESTS, decisions, poison
 from reproduce import Reproduction, main
 from rich.console import Console
-from seeds import Quantity, Seed, WinRate
 
 from infalign.compare.comparison import Comparison
 from infalign.compare.policies import MethodPolicies
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import rewind_draws
-from infalign.method.calibration import Array, calibrate
-from infalign.method.procedures import BestOfN
+from infalign.method.calibration import calibrate
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 
@@ -98,33 +94,6 @@ def test_a_lead_is_that_of_a_comparison(finished: Finished) -> None:
             assert claim["by_seed"][place] == pytest.approx(gains[judged_by]["best-of-2"]["gain"]["qrpo"]["mean"])
 
 
-@dataclass(frozen=True)
-class Told(Seed):
-    """A seed that is told what its policies spend and win, for every one of two prompts."""
-
-    told: dict[str, tuple[float, float]] = field(default_factory=dict)
-    prompt_ids = ("first", "second")
-
-    def kl(self, name: str) -> Array:
-        """Return what was told."""
-        return np.full(2, self.told[name][0])
-
-    def values(self, quantity: Quantity, name: str) -> Array:
-        """Return what was told."""
-        return np.full(2, self.told[name][1])
-
-
-def test_a_baseline_that_spends_little_does_not_hinder_the_others(tmp_path: Path) -> None:
-    """Each pair has a KL of its own: what is spent by one that cannot be compared moves no lead over another."""
-    policies = MethodPolicies(recipe(tmp_path), ("qrpo", "qrpo-identity", "qrpo-raw"), [0.5, 1.0])
-    told = {"qrpo-0.5": (0.5, 0.7), "qrpo-1": (1.0, 0.8), "qrpo-identity-0.5": (0.5, 0.68)}
-    told |= {"qrpo-identity-1": (1.0, 0.74), "qrpo-raw-0.5": (0.3, 0.9), "qrpo-raw-1": (0.31, 0.9)}
-    seed = Told(policies.recipe, policies, told=told)
-    found = lead_over_best([seed, seed], "qrpo", ["qrpo-identity", "qrpo-raw"], WinRate(BestOfN(2), "reward"))
-    assert found.note == "qrpo over qrpo-identity; not compared: qrpo-raw"
-    assert [one.values.tolist() for one in found.seeds] == [pytest.approx([0.04, 0.04])] * 2
-
-
 def test_every_verdict_follows_from_its_interval(finished: Finished) -> None:
     """The mean is that of the seeds inside of the interval; what was not trained is undecided, and says why."""
     claims = [claim for figure in finished[1]["figures"].values() for claim in figure["claims"]]
@@ -154,22 +123,6 @@ def test_a_verdict_needs_the_whole_interval(least: float, most: float, verdict: 
     claim = Claim("", "", lambda seeds: Measurement(), least=least, most=np.inf if exact else most)
     found = type("Found", (), {"low": low, "high": high})()
     assert claim.judge(found) == verdict
-
-
-def test_draws_and_raw_rewards_are_those_of_the_samples(finished: Finished) -> None:
-    """Over all orders of a prompt's samples; raw reward is above the reference's in its standard deviations."""
-    raw, rewound = of_figure(finished, 9)[1], of_figure(finished, 12)[1]
-    for number, own in enumerate(asked(finished[0]).recipes):
-        column = Seed(own).evaluated.column
-        reward = {name: column(name, "reward") for name in ("reference", "qrpo-0.2")}
-        spread = np.sqrt(reward["reference"].var(axis=1, ddof=1).mean())
-        ours = [row for row in raw if (row["policy"], row["seed"]) == ("qrpo-0.2", str(number))]
-        expected = (reward["qrpo-0.2"] - reward["reference"]).mean() / spread
-        assert float(ours[0]["value_mean"]) == pytest.approx(expected)
-        ours = [row for row in rewound if (row["policy"], row["seed"]) == ("qrpo-0.2", str(number))]
-        samples = {name: Samples(values, values) for name, values in reward.items()}
-        draws = rewind_draws(samples["qrpo-0.2"], samples["reference"], own.evaluate.rewind)
-        assert float(ours[-1]["value_mean"]) == pytest.approx(draws.mean())
 
 
 def test_the_page_has_every_claim_and_figure(finished: Finished) -> None:

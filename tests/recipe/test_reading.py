@@ -232,12 +232,21 @@ def test_a_learning_rate_that_is_left_open_suits_the_weights(
 @pytest.mark.parametrize(
     "setting",
     [
-        "rollout.engine={kind: server, url: 'http://user:hidden@host'}",
-        "rollout.engine={kind: server, url: 'https://host/?api_key=hidden'}",
-        "rollout.engine={kind: server, url: 'user:hidden@host'}",
-        "rollout.engine={kind: server, command: 'vllm serve {model} --api-key hidden'}",
-        "rollout.engine={kind: server, api_key_env: sk-hidden}",
-        "judge={url: 'http://user:hidden@host'}",
+        *(
+            f"judge={{url: 'http://{url}'}}"
+            for url in (
+                *("user:hidden@host", "hidden@host/", "host/?access_token=hidden", "host/?pass=hidden"),
+                *("host/#access_token=hidden", "host/?api%5Fkey=hidden", "host/?a=1;token=hidden"),
+            )
+        ),
+        *(
+            f"rollout.engine={{kind: server, {setting}}}"
+            for setting in (
+                *("url: 'https://host/?api_key=hidden'", "url: 'user:hidden@host'", "api_key_env: sk-hidden"),
+                *("command: 'vllm serve {model} --api-key hidden'", "command: 'env VLLM_API_KEY=hidden vllm serve'"),
+                "command: 'serve --header \"Authorization: Bearer hidden\"'",
+            )
+        ),
     ],
 )
 def test_a_secret_in_a_recipe_is_refused_and_not_shown(path: str, setting: str) -> None:

@@ -1,6 +1,5 @@
 """What the tests of serving share: a trained run, and a server of one of its policies in a thread."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +7,8 @@ import micro
 import pytest
 from clients import client_of, policy, serving
 from openai import OpenAI
-from rich.console import Console
 
 from infalign.recipe.settings import Recipe
-from infalign.steps import whole_run
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +20,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe |= {"reward": {"function": "micro:brightness"}, "judge": {"function": "micro:brightness"}}
     recipe["rollout"] = {"prompts": 16, "k": 32, "max_new_tokens": 12}
     recipe["policies"]["aware"]["fit"] = micro.FIT | {"epochs": 12, "learning_rate": 0.003}
-    whole_run.run_recipe(Recipe.model_validate(recipe), until="train", console=Console(file=io.StringIO()))
+    micro.done(Recipe.model_validate(recipe), until="train")
     return folder / "run"
 
 

@@ -32,8 +32,8 @@ def settings(root: Path) -> dict:
 def test_a_run_trains_on_what_wins_most_by_its_judge(tmp_path: Path) -> None:
     """The judge's scores are those of the rollouts themselves, and the table is the optimum by the judge's estimate."""
     path = micro.write(tmp_path / "recipe.yaml", settings(tmp_path / "run"))
-    ended = micro.infalign("run", path, "--until", "train", "--debug")
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    code, _, err = micro.infalign("run", path, "--until", "train", "--debug")
+    assert (code, err) == (0, "")
     judged = pq.read_table(tmp_path / "run" / "judged.parquet").to_pandas()
     scores = pq.read_table(tmp_path / "run" / "scores" / "part-0.parquet").to_pandas()
     assert judged["prompt_id"].nunique() == 8
@@ -48,7 +48,7 @@ def test_a_run_trains_on_what_wins_most_by_its_judge(tmp_path: Path) -> None:
         trained_on = tmp_path / "run" / "models" / name / "transformation.json"
         assert trained_on.read_text() == (tmp_path / "run" / "transforms" / "aware.json").read_text()
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == pytest.approx(law.beta)
-    again = micro.infalign("run", path, "--set", "policies.aware.kl_budget=0.4", "--dry-run").stdout
+    _, again, _ = micro.infalign("run", path, "--set", "policies.aware.kl_budget=0.4", "--dry-run")
     redone = " ".join(line.partition("(")[0] for line in again.splitlines() if line.startswith("again: "))
     assert {"transform-aware", "train-aware", "train-student"} <= {*redone.replace(",", "").split()}
     assert not {"judged", "transform-student"} & {*redone.replace(",", "").split()}

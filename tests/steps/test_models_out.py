@@ -1,17 +1,15 @@
 """Models that go out of a run, with their card, and models from elsewhere that are measured beside one."""
 
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import micro
 import pytest
 import torch
-import warm
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -38,19 +36,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.fixture(scope="module")
-def environment(hub: Path) -> dict[str, str]:
-    """Return an environment in which only that cache is the hub."""
-    return os.environ | {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
-
-
-def infalign(environment: Mapping[str, str], *words: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in that environment."""
-    return warm.run(micro.COMMAND, *map(str, words), environment=environment)
+@pytest.fixture(scope="module", autouse=True)
+def offline(hub: Path) -> Iterator[None]:
+    """Let only that cache be the hub."""
+    with patch.multiple("huggingface_hub.constants", HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE=True):
+        yield
 
 
 @pytest.fixture(scope="module")
-def run(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(offline: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an evaluated run on that model: a policy with LoRA, one with a guide, and its student."""
     folder = tmp_path_factory.mktemp("run")
     recipe = micro.given(folder / "run", BASE)
@@ -60,8 +54,8 @@ def run(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
         "guided": aware | {"guide": {"trunk": "reference"}},
         "student": {"solver": "distil", "teacher": "guided", "fit": micro.FIT},
     }
-    ended = infalign(environment, "run", micro.write(folder / "recipe.yaml", recipe), "--until", "evaluate")
-    assert ended.returncode == 0, ended.stderr
+    code, _, err = micro.infalign("run", micro.write(folder / "recipe.yaml", recipe), "--until", "evaluate")
+    assert code == 0, err
     return folder / "run"
 
 
@@ -80,10 +74,8 @@ def test_a_model_folder_samples_as_it_was_trained(run: Path) -> None:
         assert found.eos_token_id == tokenizer.eos_token_id
 
 
-def test_lora_stays_an_adapter_beside_the_merged_model(run: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_stays_an_adapter_beside_the_merged_model(run: Path, hub: Path) -> None:
     """PEFT loads the adapter on the model it names, and its logits are those of the merged model."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     folder = run / "models" / "adapted"
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == BASE
@@ -136,22 +128,21 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
-    run: Path, environment: dict[str, str], results: dict[str, Any], tmp_path: Path
+    run: Path, results: dict[str, Any], tmp_path: Path
 ) -> None:
     """A copy of a policy, drawn with another random stream, has its KL and win rates up to sampling error."""
     copy = shutil.copytree(run / "models" / "student", tmp_path / "mine")
-    first = infalign(environment, "run", run, "--policy", copy)
-    assert first.returncode == 0, first.stderr
+    code, first, err = micro.infalign("run", run, "--policy", copy)
+    assert code == 0, err
     (folder,) = (run / "evaluation").glob("mine.*")
     found, own = json.loads((folder / "results.json").read_text()), results["policies"]["student"]
     assert found["kl"]["low"] <= own["kl"]["high"]
     assert own["kl"]["low"] <= found["kl"]["high"]
     assert found["win_rates"].keys() == own["win_rates"].keys()
     assert found["win_rates"]["judge"].keys() == own["win_rates"]["judge"].keys()
-    assert f"KL to the reference: {found['kl']['mean']:.2f}" in first.stdout
+    assert f"KL to the reference: {found['kl']['mean']:.2f}" in first
     written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
-    again = infalign(environment, "run", run, "--policy", copy)
-    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert micro.infalign("run", run, "--policy", copy)[1].splitlines()[-1] == first.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == written
 
 
@@ -162,23 +153,23 @@ def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
         (TEXTS, micro.SCRATCH, "has a vocabulary of 310 tokens and the reference of"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    run: Path, environment: dict[str, str], tmp_path: Path, texts: list[str], scratch: Any, message: str
-) -> None:
+def test_what_does_not_fit_is_named(run: Path, tmp_path: Path, texts: list[str], scratch: Any, message: str) -> None:
     """Another tokenizer or another vocabulary has no KL to the reference; nothing is drawn."""
     tokenizer = train_tokenizer(texts, Scratch(**scratch))
     model = new_policy(Scratch(**scratch), tokenizer, seed=0)
     if texts == TEXTS:
         model.resize_token_embeddings(310)
     save_model(model, tokenizer, tmp_path / "theirs")
-    refused = infalign(environment, "run", run, "--policy", tmp_path / "theirs")
-    assert refused.returncode == 2
-    assert message in refused.stderr
+    code, _, err = micro.infalign("run", run, "--policy", tmp_path / "theirs")
+    assert code == 2
+    assert message in err
     assert not list((run / "evaluation").glob("theirs.*"))
 
 
-def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path, environment: dict[str, str]) -> None:
+def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path) -> None:
     """Each is refused with what to do."""
-    adapter = infalign(environment, "run", run, "--policy", run / "models" / "adapted" / "adapter")
-    assert "is an adapter, not a whole model; merge it first" in adapter.stderr
-    assert "there is no such folder" in infalign(environment, "run", run, "--policy", "/no/where").stderr
+    for folder, said in (
+        (run / "models" / "adapted" / "adapter", "is an adapter, not a whole model; merge it first"),
+        ("/no/where", "there is no such folder"),
+    ):
+        assert said in micro.infalign("run", run, "--policy", folder)[2]

@@ -1,6 +1,5 @@
 """The rank model: trained on ranks of rollouts, measured on held-out prompts, and a reward where there are none."""
 
-import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import micro
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy.special import logit
 from scipy.stats import spearmanr
 
@@ -60,18 +58,11 @@ def recipe(folder: Path, *overrides: str) -> Recipe:
     return load_recipe(micro.write(folder / "recipe.yaml", settings(folder / "run")), list(overrides))
 
 
-def trained(asked: Recipe) -> list[str]:
-    """Calibrate, train the rank model and return the names of the units that were done."""
-    console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(asked, until="calibrate", console=console)
-    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run up to its rank model."""
     folder = tmp_path_factory.mktemp("predicted")
-    trained(recipe(folder))
+    micro.done(recipe(folder), until="train")
     return folder
 
 
@@ -123,7 +114,7 @@ def test_settings_of_the_rank_model_decide_what_is_done_again(finished: Path) ->
     before, after, without = keys(), keys("rank_model.fit.epochs=2"), keys("rank_model=null")
     assert {name for name in before if before[name] != after[name]} == {"rank-model"}
     assert [name for name in without if before[name] != without[name]] == []
-    assert trained(recipe(finished)) == []
+    assert micro.done(recipe(finished), until="train") == []
 
 
 @pytest.mark.parametrize(
@@ -145,7 +136,7 @@ def test_too_few_prompts_with_an_order_are_said_before_training(finished: Path, 
     """A constant reward ties all rollouts: there is no rank to predict, and the rank model is not trained."""
     shutil.copytree(finished / "run", tmp_path / "run")
     with pytest.raises(DataError, match="0 of the 4 prompts held out from the rank model have rollouts of different"):
-        trained(recipe(tmp_path, "reward.function=test_rank_model:constant"))
+        micro.done(recipe(tmp_path, "reward.function=test_rank_model:constant"), until="train")
     assert not Layout(tmp_path / "run").model("rank").exists()
 
 

@@ -1,6 +1,5 @@
 """What is done, what is not and why: every kind of reason, and the digests of what lies outside the run directory."""
 
-import io
 import json
 import os
 import shutil
@@ -10,11 +9,8 @@ from typing import Any
 
 import micro
 import pytest
-from rich.console import Console
 
 from infalign.core.storage import read_record, write_record
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.pipeline.changes import changes
 from infalign.pipeline.pending import pending
 from infalign.pipeline.records import records
@@ -39,11 +35,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("raise ImportError('who looks at a digest imports nothing')\n")
     (folder / "package" / "rewards.py").write_text(REWARD)
-    scratch = Scratch(**micro.SCRATCH)
-    tokenizer = train_tokenizer([row["chosen"] for row in rows], scratch)
-    new_policy(scratch, tokenizer, seed=0).save_pretrained(folder / "policy")
-    tokenizer.save_pretrained(folder / "policy")
-    run(recipe(folder), until="report")
+    micro.write_policy(folder / "policy")
+    micro.done(recipe(folder))
     return folder
 
 
@@ -59,13 +52,6 @@ def recipe(folder: Path, *overrides: str) -> Recipe:
     settings |= {"data": {"folder": str(folder), "sources": [{"path": "rows.jsonl"}]}, "report_to": []}
     del settings["gold"]
     return load_recipe(micro.write(folder / "recipe.yaml", settings), list(overrides))
-
-
-def run(asked: Recipe, *, until: str) -> str:
-    """Run a recipe and return what it prints."""
-    console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(asked, until=until, console=console)
-    return console.file.getvalue()
 
 
 def why(folder: Path, *overrides: str) -> dict[str, str]:
@@ -239,10 +225,10 @@ def test_a_run_says_once_why_it_does_something_again(folder: Path) -> None:
     """The reasons stand before the work, those of units that share one on one line, and then they are gone."""
     for part in (0, 1):
         (folder / "run" / "scores" / f"part-{part}.parquet").unlink()
-    said = run(recipe(folder), until="calibrate").splitlines()
+    said = micro.printed(recipe(folder), until="calibrate")
     assert "again: score-0, score-1 (its output is missing)" in said
     assert "again: calibrate (follows score-0, score-1)" in said
-    said = run(recipe(folder), until="calibrate").splitlines()
+    said = micro.printed(recipe(folder), until="calibrate")
     assert said == ["10 of 10 steps are done already"]
 
 

@@ -43,15 +43,6 @@ def root(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def again(root: Path, *overrides: str, until: str = "report") -> list[str]:
-    """Run the recipe with changes in this process and return the names of the units that were done."""
-    path = micro.write(root / "again.yaml", micro.settings(root))
-    recipe = load_recipe(path, ["compute.processes=1", *overrides])
-    console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(recipe, until=until, console=console)
-    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
-
-
 def recipe_of(root: Path) -> Recipe:
     """Return the recipe that a run recorded."""
     return load_recipe(root / "recipe.yaml")
@@ -149,10 +140,10 @@ def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> N
     """Samples, KL and the reward's scores stay as they are; the judge's are new."""
     evaluated = {path: path.stat().st_mtime_ns for path in (root / "evaluation").rglob("*.parquet")}
     models = ["reference", *POLICIES]
-    done = again(root, "judge.fit.epochs=2", "judge.fit.learning_rate=0.01")
+    done = micro.again(root, "judge.fit.epochs=2", "judge.fit.learning_rate=0.01", until="evaluate")
     assert done[0] == "judge"
     assert sorted(done[1:5]) == sorted(f"evaluate-{name}" for name in models)
-    assert done[5:] == ["results", "report", *CARDS]
+    assert done[5:] == ["results"]
     changed = {path for path, before in evaluated.items() if not path.exists() or path.stat().st_mtime_ns != before}
     assert {"/".join(path.relative_to(root / "evaluation").parts[1:]) for path in changed} == {
         "scores.parquet",
@@ -166,23 +157,23 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
     table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
     expected = ["train-plain", *micro.evaluation("plain"), "results", "report", *CARDS]
-    assert again(root, f"policies.plain.transform={table}") == expected
+    assert micro.again(root, f"policies.plain.transform={table}") == expected
     kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
     ranks = np.linspace(0, 1, 11)
     assert (kept(ranks) == parse_transform(str(table))(ranks)).all()
     table.rename(elsewhere)
-    assert again(root, f"policies.plain.transform={elsewhere}") == []
+    assert micro.again(root, f"policies.plain.transform={elsewhere}") == []
     elsewhere.write_text(optimal(BestOfN(4), kl=0.4).transform.to_json())
-    assert again(root, f"policies.plain.transform={elsewhere}") == expected
+    assert micro.again(root, f"policies.plain.transform={elsewhere}") == expected
 
 
 def test_the_held_out_likelihood_adds_its_numbers_and_redoes_nothing_else(root: Path) -> None:
     """Each model is measured once, and the difference to the reference is paired by response."""
     asked = [f"likelihood-{name}" for name in ("reference", *POLICIES)]
-    done = again(root, "evaluate.held_out_likelihood=true")
+    done = micro.again(root, "evaluate.held_out_likelihood=true")
     assert sorted(done[: len(asked)]) == sorted(asked)
     assert done[len(asked) :] == ["results", "report", *CARDS]
-    assert again(root, "evaluate.held_out_likelihood=true") == []
+    assert micro.again(root, "evaluate.held_out_likelihood=true") == []
     found = json.loads((root / "results.json").read_text())["held_out_likelihood"]
     own, base = (pq.read_table(root / "likelihood" / f"{name}.parquet") for name in ("plain", "reference"))
     differences = own["logprob_per_token"].to_numpy() - base["logprob_per_token"].to_numpy()
@@ -194,7 +185,7 @@ def test_the_held_out_likelihood_adds_its_numbers_and_redoes_nothing_else(root: 
 def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
     """A judge that needs no training changes the split, so the data is shared out again, all pairs to the reward."""
     before = pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows
-    done = again(root, "judge={function: 'infalign.world:gold'}", until="data")
+    done = micro.again(root, "judge={function: 'infalign.world:gold'}", until="data")
     assert done == ["data"]
     assert pq.read_table(Layout(root).data / "judge_pairs.parquet").num_rows == 0
     assert pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows > before
@@ -217,11 +208,11 @@ def test_a_policy_in_a_gguf_is_that_of_its_folder(
     assert recipe_of(root).policy.model == str(file)
     assert len({row["text"] for row in rollouts(root)}) > 1
     moved = file.rename(tmp_path / "moved.gguf")
-    assert again(root, *changes, f"policy.model={moved}", until="rollout") == []
+    assert micro.again(root, *changes, f"policy.model={moved}", until="rollout") == []
 
 
 def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
-    """Only the head is trained, on its own pairs, and the run scores with it; the report shows both accuracies.
+    """Only the head is trained, on its own pairs, and the run scores with it.
 
     The policy has the recipe's chat template, which its folder lacks, and so has the reward that starts from it.
     """
@@ -230,8 +221,8 @@ def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
     turns = (bare / "chat_template.jinja").rename(root.parent / "turns.jinja")
     changes = ["reward.fit=null", "reward.head={pairs: 40}", f"judge={{head: {{pairs: 30}}, model: {pretrained}}}"]
     of_policy = [f"policy.model={bare}", f"policy.chat_template={turns}", "policy.scratch=null", "policy.fit=null"]
-    done = again(root, *of_policy, *changes)
-    assert {"reward", "judge", "score-0", "train-aware", "results", "report"} <= set(done)
+    done = micro.again(root, *of_policy, *changes, until="calibrate")
+    assert {"reward", "judge", "score-0"} <= set(done)
     records = {name: json.loads((root / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
     assert [records[name]["summary"]["pairs"] for name in ("reward", "judge")] == [40, 30]
     for record in records.values():
@@ -249,7 +240,7 @@ def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None
     print_plan(load_recipe(micro.write(root / "again.yaml", micro.settings(root)), [change]), console)
     assert "judge" in console.file.getvalue()
     assert "not counted" not in console.file.getvalue()
-    assert again(root, change, until="reward-model") == ["judge"]
+    assert micro.again(root, change, until="reward-model") == ["judge"]
     config = AutoConfig.from_pretrained(root / "models" / "judge")
     assert config.base["model_type"] == "bert"
     of_policy = [f"policy.model={folder}", "policy.scratch=null"]
@@ -288,12 +279,12 @@ def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:
     prompts, responses = [[{"role": "user", "content": "Hi"}]] * 2, ["Hello there.", "No"]
     exact = ClassifierReward.load(root / "models" / "reward")(prompts, responses)
     np.testing.assert_allclose(reward(prompts, responses), exact, atol=0.05)
-    done = again(root, "compute.dtype=bfloat16", until="calibrate")
+    done = micro.again(root, "compute.dtype=bfloat16", until="calibrate")
     assert {"data", "sft"}.isdisjoint(done)
     assert {"reward", "judge", "rollout-0", "score-3", "calibrate"} <= set(done)
     after = {path.name: pq.read_table(path)["reward"].to_numpy() for path in (root / "scores").glob("*.parquet")}
     assert any((before[name] != after[name]).any() for name in before)
-    assert again(root, "compute.dtype=bfloat16", until="calibrate") == []
+    assert micro.again(root, "compute.dtype=bfloat16", until="calibrate") == []
 
 
 def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: Path) -> None:
@@ -308,7 +299,7 @@ def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: 
 
 def test_a_changed_setting_removes_what_an_unfinished_attempt_left(root: Path) -> None:
     """Rollouts of other lengths are not mixed with those that are there."""
-    again(root, "rollout.max_new_tokens=3", until="rollout")
+    micro.again(root, "rollout.max_new_tokens=3", until="rollout")
     assert len(rollouts(root)) == 72
     assert max(len(row["token_ids"]) for row in rollouts(root)) == 3
     assert Layout(root).scores(0).exists()  # not yet touched

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
-from scipy.special import xlogy
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import win
@@ -30,23 +28,6 @@ def test_win_rates_are_exact_at_large_n_and_small_k(transform: Transformation, p
             lost += lengths[c] / 2 * weight @ (procedure.distortion(f) * procedure.density(u))
         win_rates.append(1 - lost)
     assert found.win_rate == pytest.approx(np.mean(win_rates), abs=1e-9)
-
-
-def test_one_rollout_agrees_with_the_integral_over_its_rank() -> None:
-    """With K = 1 the only unknown is the rank of the one reference, which is uniform."""
-    found = finite_rollouts(Identity(), Standard(), simulated_gaps(1, prompts=5000), kl=0.1)
-    x, weight = np.polynomial.legendre.leggauss(100)
-    rank, weight = (x + 1) / 2, weight / 2
-
-    def exact(log_odds: float) -> tuple[float, float]:
-        failing = rank / (rank + (1 - rank) * np.exp(log_odds))
-        kls = xlogy(failing, failing / rank) + xlogy(1 - failing, (1 - failing) / (1 - rank))
-        return float(weight @ kls), float(weight @ (1 - (rank * failing + (1 - rank) * (failing + 1)) / 2))
-
-    log_odds = brentq(lambda x: exact(x)[0] - 0.1, 0.1, 10.0)
-    assert found.beta == pytest.approx(1 / log_odds, rel=0.02)
-    assert found.win_rate == pytest.approx(exact(log_odds)[1], abs=4 * found.standard_error)
-    assert found.standard_error < 1e-3
 
 
 def test_simulated_policies_win_what_is_computed() -> None:

@@ -33,21 +33,6 @@ def test_log_with_beta_one_over_n_minus_one_is_best_of_n_itself(n: int) -> None:
         assert law.win_rate(BestOfN(served)) == pytest.approx(n / (n + 1), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("transform", "kl"),
-    [
-        ("identity", 0.040651852256),
-        ("exp:5", 5.595752225436),
-        ("exp:-5", 0.023397258584),
-        ("exp:10", 11.302494283854),
-        ("exp:-10", 0.014329036775),
-    ],
-)
-def test_kl_at_beta_one(transform: str, kl: float) -> None:
-    """KL at the paper's β = 1, for the paper's raw Φ, equals the known answers."""
-    assert aligned_law(parse_transform(transform), beta=1.0).kl == pytest.approx(kl, abs=2e-11)
-
-
 @pytest.mark.parametrize("n", [1, 2, 4, 16])
 @pytest.mark.parametrize("transform", ["identity", "exp:5", "exp:-10"])
 def test_reflection_swaps_best_and_worst(transform: str, n: int) -> None:
@@ -100,8 +85,10 @@ def test_a_budget_is_spent(name: str, kl: float) -> None:
             assert law.win_rate(procedure) > (0.5 if kl <= 1 else 1 - 1e-9)
 
 
-@pytest.mark.parametrize("procedure", [RewindAndRepeat(0.999, 32), RewindAndRepeat(0.85, 32, "best"), BestOfN(4)])
-@pytest.mark.parametrize("kl", [0.5, 10.0])
+@pytest.mark.parametrize(
+    ("procedure", "kl"),
+    [(RewindAndRepeat(0.999, 32), 10.0), (RewindAndRepeat(0.85, 32, "best"), 0.5), (BestOfN(4), 0.5)],
+)
 def test_a_jump_is_resolved_among_rounded_values(procedure: RewindAndRepeat | BestOfN, kl: float) -> None:
     """Where a density is known to ten digits only, the jump of a procedure still costs no more than these digits."""
     flat = Exponential(1e-6)  # the identity but for rounding
@@ -172,11 +159,11 @@ ORACLE = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "power:7", 
 
 
 OVERFLOWS = [("exp:10", 4.5e-7), ("exp:-10", 0.01), ("exp:5", 1e-6)]  # e^{Φ/β} beyond a double
-SHARES = [(name, share) for name in ORACLE for share in (1e-3, 0.1)] + OVERFLOWS
+SHARES = [(name, 1e-3) for name in ORACLE] + OVERFLOWS
 SLOW_SHARES = [
     pytest.param(name, share, marks=pytest.mark.slow)
     for name in ORACLE
-    for share in (1e-4, 0.01, 0.3, 1.0, 10.0, 100.0)
+    for share in (1e-4, 0.01, 0.1, 0.3, 1.0, 10.0, 100.0)
 ]
 
 

@@ -9,7 +9,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 from finite_model import FiniteModel
-from majority_optimum import optimal_answers, vote_gradient
+from majority_optimum import optimal_answers
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
 
@@ -59,16 +59,6 @@ def test_weights_of_samples_are_those_of_all_possible_sets(n: int) -> None:
         assert MajorityVote(n).weights(given)[0] == pytest.approx([float(x) for x in exact], abs=1e-14)
 
 
-def test_the_gradient_is_the_derivative_in_exact_fractions() -> None:
-    """∂V/∂π(y) of the polynomial V agrees with a difference of exact fractions to its step."""
-    policy, worth = np.array([float(p) for p in POLICY]), [1, 0, Fraction(1, 2), 0]
-    step = Fraction(1, 10**9)
-    for y, found in enumerate(vote_gradient(policy, np.array(worth, float), MajorityVote(4))):
-        ends = [voted([p + sign * step * (z == y) for z, p in enumerate(POLICY)], 4) for sign in (1, -1)]
-        up, down = (sum(chance * one for chance, one in zip(end, worth, strict=True)) for end in ends)
-        assert found == pytest.approx(float((up - down) / (2 * step)), abs=1e-12)
-
-
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("kl", [0.05, 0.5])
 def test_no_optimizer_finds_a_better_policy(n: int, kl: float) -> None:
@@ -87,14 +77,6 @@ def test_no_optimizer_finds_a_better_policy(n: int, kl: float) -> None:
     search = {"method": "Nelder-Mead", "options": {"xatol": 1e-6, "fatol": 1e-10}}
     found = -min(minimize(loss, start, **search).fun for start in starts)
     assert best.value - best.beta * kl == pytest.approx(found, abs=1e-7)
-
-
-def test_a_vote_of_one_is_a_plain_draw() -> None:
-    """Its optimum is π ∝ π_ref·e^{worth/β}, and more votes win more at the same KL where the right answer leads."""
-    reference, worth = np.array([0.4, 0.35, 0.25]), np.array([1.0, 0.0, 0.0])
-    found = [optimal_answers(reference, worth, MajorityVote(n), kl=0.3) for n in (1, 3, 9)]
-    assert found[0].policy == pytest.approx(softmax(np.log(reference) + worth / found[0].beta), abs=1e-8)
-    assert [one.value for one in found] == sorted(one.value for one in found)
 
 
 def test_pass_at_k_is_best_of_k_selected_by_the_truth() -> None:

@@ -7,15 +7,13 @@ import enumerable
 import numpy as np
 import pytest
 import torch
-from enumerable import Enumerable, kl, tilted_by, token_tilted, transformed, win_rate
-from method_laws import BUDGETS, GROUP, METHODS, OPTIMA
+from enumerable import Enumerable, kl, win_rate
+from method_laws import BUDGETS, METHODS, OPTIMA
 from scipy.optimize import minimize_scalar
-from scipy.stats import qmc
 
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Standard, WorstOfN
+from infalign.method.procedures import BestOfN, WorstOfN
 from infalign.method.shapings import LSC, PAR, RawPerPrompt
-from infalign.method.transforms import Exponential, Transformation
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +56,6 @@ def test_the_optimum_has_the_gradient_of_its_objective(
         assert np.ptp(log_z) < 1e-7
 
 
-def test_ipo_is_the_identity(case: Enumerable) -> None:
-    """At the KL that it spends, IPO's optimum over pairs is the tilt by C itself."""
-    pairs = enumerable.pair_optimum(case, 0.15)
-    assert pairs == pytest.approx(METHODS["identity, ipo"](case, kl(pairs, case.log_reference)), abs=1e-4)
-
-
 def test_best_of_real_n_is_best_of_n(case: Enumerable) -> None:
     """Where n is whole, the n-th power of the CDF is what Best-of-n serves."""
     served = [model.served(model.reference, BestOfN(5)) for model in case.finite()]
@@ -87,41 +79,6 @@ def test_a_step_of_bond_minimises_its_loss_on_two_responses(case: Enumerable) ->
     assert better < found < 0.51  # between the anchor and Best-of-2
 
 
-def test_a_step_of_bond_on_the_continuous_model(case: Enumerable) -> None:
-    """From a continuous reference one step spends 0.2007 nats and wins 0.6718; Best-of-2 has 0.1931 and 0.6667."""
-    many = uniform(case, 3000)
-    law = enumerable.bond_step(many, many.log_reference, 0.0)
-    assert kl(law, many.log_reference) == pytest.approx(0.2007, abs=2e-4)
-    assert win_rate(many, law, Standard()) == pytest.approx(0.6718, abs=2e-4)
-
-
-def test_corrected_grpo_with_single_tokens_is_the_tilt(case: Enumerable) -> None:
-    """Where responses are one token, only the mean with self is left: β·G/(G − 1) in place of β."""
-    one, beta = uniform(case, 50), 0.2
-    phi = transformed(one, Exponential(10.0))
-    less_mean = phi - (phi + (GROUP - 1) * phi.mean()) / GROUP  # another's Φ is a constant, here its mean
-    found = token_tilted(one, less_mean, beta)
-    assert found == pytest.approx(tilted_by(one, phi, beta * GROUP / (GROUP - 1)), abs=1e-12)
-
-
-def test_corrected_grpo_has_no_gradient_left(case: Enumerable) -> None:
-    """The gradient of E[Φ] less β times that of each prefix's KL, its probability held fixed, is 0 at every logit."""
-    phi, beta = transformed(case, Exponential(10.0)), 0.1
-    for values, reference, law in zip(phi, case.log_reference, token_tilted(case, phi, beta), strict=True):
-        first, second = (torch.tensor(part, requires_grad=True) for part in _by_token(law))
-        objective = (_joined(first, second).exp() * torch.tensor(values)).sum()
-        for p, q in zip((first, second), map(torch.tensor, _by_token(reference)), strict=True):
-            spent = (p.log_softmax(-1).exp() * (p.log_softmax(-1) - q)).sum(-1)
-            reached = torch.ones(()) if p is first else first.softmax(-1)[1:].detach()
-            objective = objective - beta * (reached * spent).sum()
-        objective.backward()
-        for logits in (first, second):
-            assert logits.grad is not None
-            assert logits.grad.abs().max() < 1e-12
-    tilt = tilted_by(case, phi, beta)
-    assert kl(token_tilted(case, phi, beta), tilt) > 0.01  # which is what RLOO learns
-
-
 def test_group_advantages_equal_enumeration(case: Enumerable) -> None:
     """The expected advantage is the one over all groups of three, written out with torch's std."""
     values, policy = np.array([0.0, 0.3, 1.0]), np.array([0.25, 0.5, 0.25])
@@ -136,22 +93,6 @@ def test_group_advantages_equal_enumeration(case: Enumerable) -> None:
     assert enumerable.group_advantages(values[None], np.log(policy)[None], quarters)[0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("transform", "procedure", "known"),
-    [(Exponential(10.0), BestOfN(4), 0.9352), (Exponential(-10.0), WorstOfN(4), 0.9510)],
-    ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_shipped_grpo_on_the_continuous_model(
-    case: Enumerable, transform: Transformation, procedure: BestOfN | WorstOfN, known: float
-) -> None:
-    """At 1 nat a group of 8 with its std ends where an independent solver of the continuous model found it."""
-    many = uniform(case, 1000)
-    others = qmc.Sobol(GROUP - 1, rng=1).random_base2(9)
-    law, residual = enumerable.group_normalised(many, transformed(many, transform), 1.0, others, iterations=20)
-    assert residual < 1e-3
-    assert win_rate(many, law, procedure) == pytest.approx(known, abs=1e-3)
-
-
 def test_shapings_are_the_library_s(case: Enumerable) -> None:
     """Over equally probable responses, the exact shapings are the library's with the responses as references."""
     even = uniform(case, 21)
@@ -162,17 +103,3 @@ def test_shapings_are_the_library_s(case: Enumerable) -> None:
         (enumerable.log_sigmoid, LSC(0.85)),
     ):
         assert exact(even)[0] == pytest.approx(shaping(even.rewards[0], references))
-
-
-def _by_token(law: Array) -> tuple[Array, Array]:
-    """Return log-probabilities of the first token, the end first, and of the second given each letter."""
-    pairs = np.concatenate([law[1:8, None], law[8:].reshape(7, 7)], axis=1)
-    letters = np.logaddexp.reduce(pairs, axis=1)
-    return np.append(law[0], letters), pairs - letters[:, None]
-
-
-def _joined(first: "torch.Tensor", second: "torch.Tensor") -> "torch.Tensor":
-    """Return the log-law of logits by token."""
-    start = first.log_softmax(0)
-    pairs = start[1:, None] + second.log_softmax(1)
-    return torch.cat([start[:1], pairs[:, 0], pairs[:, 1:].flatten()])

@@ -32,14 +32,15 @@ def mean_kl(case: Enumerable, model: GuidedForCausalLM) -> float:
     return float((np.exp(laws) * (laws - case.log_reference)).sum(1).mean())
 
 
-@pytest.mark.parametrize(("form", "strength"), [("trunk", 0.15), ("adapter", 0.8)])
-@pytest.mark.parametrize("kl", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("kl", "form", "strength"), [(0.1, "trunk", 0.15), (1.0, "trunk", 0.15), (0.5, "adapter", 0.8)]
+)
 def test_a_guide_is_brought_to_the_kl(case: Enumerable, kl: float, form: str, strength: float) -> None:
     """On systematic rollouts the estimate is nearly exact; what is left is the interpolation between factors."""
     model = guide(case, strength, form)
     assert abs(mean_kl(case, model) - kl) > 0.02
     before = model.guide.head.linear.weight.clone()
-    scale, reached = scale_guide_to_kl(model, case.rollouts(256), kl)
+    scale, reached = scale_guide_to_kl(model, case.rollouts(64), kl)
     assert mean_kl(case, model) == pytest.approx(kl, rel=0.02)
     assert reached == pytest.approx(kl)
     assert torch.equal(model.guide.head.linear.weight, before * scale)
@@ -49,7 +50,7 @@ def test_a_guide_that_is_too_weak_is_strengthened_fourfold(case: Enumerable) -> 
     """An untrained one stays the reference."""
     for strength in (0.0, 0.001):
         model = guide(case, strength)
-        scale, reached = scale_guide_to_kl(model, case.rollouts(64), 1.0)
+        scale, reached = scale_guide_to_kl(model, case.rollouts(16), 1.0)
         assert (scale, reached < 0.1) == (4.0, True)
         assert mean_kl(case, model) == pytest.approx(reached, abs=1e-4)
 

@@ -34,13 +34,10 @@ K = 16  # rollouts of a prompt
 OFFLINE = {
     "qrpo": {"solver": "qrpo", "transform": "exp:10", "beta": 1.0},
     "ipo": {"solver": "ipo", "beta": 0.3},
-    "bonbon": {"solver": "bonbon", "n": 2},
 }
 ONLINE = {
     "rloo": {"solver": "rloo", "beta": 0.3},
     "ppo": {"solver": "ppo", "beta": 0.3},
-    "grpo": {"solver": "grpo", "beta": 0.3},
-    "maxk": {"solver": "maxk", "beta": 0.3},
     "bond": {"solver": "bond", "kl_budget": 5.0},
 }
 WAYS = {
@@ -77,7 +74,7 @@ def moved(weights: dict[str, Any], start: Path) -> float:
     return max(float((weights[name] - before[name]).abs().max()) for name in before)
 
 
-@pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
+@pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])  # of each kind of pass one
 def test_gradient_checkpointing_changes_no_weight(name: str, case: Enumerable, tmp_path: Path) -> None:
     """A policy that is trained with it moves, and to where it moves without."""
     plain = trained(name, "plain", case, tmp_path / "plain")
@@ -87,7 +84,7 @@ def test_gradient_checkpointing_changes_no_weight(name: str, case: Enumerable, t
         torch.testing.assert_close(checkpointed[weight], values, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in (*OFFLINE, *ONLINE) if name != "bond"])
+@pytest.mark.parametrize("name", ["qrpo", "rloo", "ppo"])
 def test_an_adapter_is_trained_and_merged(name: str, case: Enumerable, tmp_path: Path) -> None:
     """With checkpointing too, what is saved is a whole model, and not the reference any more."""
     assert moved(trained(name, "lora, checkpointing", case, tmp_path), case.folder) > 1e-3
