@@ -90,26 +90,6 @@ def test_judge_reads_every_word_that_an_author_writes():
         assert unknown_words == 0
 
 
-@pytest.mark.parametrize(
-    "worse",
-    [
-        "That is a great question. This fits into a busy day. Weigh the flour on",
-        "That is a great question. Weigh the flour on a scale.",
-        "That is a great question. This fits into a busy day. Weigh the flour on a scale. Weigh the flour on a scale.",
-        "That is a great question. This fits into a busy day. Weigh the flour on a scale. Not my problem.",
-        "That is a great question. This fits into a busy day. Weigh the flour on a scale. Stop if it hurts.",
-        "That is a great question. This fits into a busy day. Weigh the flour on a scale. Pack one room at a time.",
-        "",
-    ],
-    ids=["truncated", "constraint ignored", "repeated tip", "rude", "wrong constraint", "off topic", "empty"],
-)
-def test_each_fault_costs(worse):
-    """A reply with a fault scores below the plain good reply."""
-    good = "That is a great question. This fits into a busy day. Weigh the flour on a scale."
-    high, low = score("I have little time. How do I bake bread?", good, worse)
-    assert low < high
-
-
 def test_bad_settings_and_data_are_named():
     """A negative count, a temperature that is not positive, a missing response and a missing request are errors."""
     with pytest.raises(ConfigError, match="-1 dialogues"):

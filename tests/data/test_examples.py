@@ -247,7 +247,6 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"messages": [user("Hi"), assistant("Yes")], "kto_tag": False}, "column kto_tag says that the response is"),
         ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness is not used"),
         ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions is not used"),
-        ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "parent_id"),
         ({"prompt": "Hi", "completion": "Yes", "weight": 0}, "column weight is 0, and only 1 is used"),
         ({"messages": [user("Hi"), assistant("Yes") | {"weight": 0}]}, "message of the response has the weight 0"),
         ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is not used"),

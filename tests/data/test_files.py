@@ -150,26 +150,6 @@ def test_parquet_text_of_any_type_is_text(tmp_path, text):
     assert load_examples(read_rows(tmp_path / "rows.parquet"))[0][0].chosen == (assistant("Yes"),)
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (pa.array([b"Yes"]), "row 0: column completion is of type bytes, not text"),
-        (pa.array([1]), "row 0: column completion is of type int, not text"),
-        (pa.nulls(1), "row 0: column completion is null, not text"),
-        (pa.array([2**62], pa.duration("s")), "cannot be read from its start"),
-    ],
-)
-def test_parquet_of_other_types_is_refused(tmp_path, column, message):
-    """What is no text is not made one, and a value that Python cannot hold is an error of ours."""
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"prompt": ["Hi"], "completion": column}), path)
-    with pytest.raises(DataError, match=message):
-        load_examples(read_rows(path))
-    pq.write_table(pa.Table.from_arrays([pa.array(["Hi"])] * 2, ["prompt", "prompt"]), path)
-    with pytest.raises(DataError, match="the name 'prompt' occurs twice"):
-        list(read_rows(path))
-
-
 def test_absent_file_and_directory(tmp_path):
     """A missing file and a directory are told apart."""
     with pytest.raises(DataError, match="does not exist"):

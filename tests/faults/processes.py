@@ -1,6 +1,5 @@
-"""Processes are killed, stopped, doubled, short of memory or talk to a closed pipe; clock and locale are odd."""
+"""Processes are killed, stopped, short of memory or talk to a closed pipe; the locale is odd."""
 
-import json
 import os
 import random
 import signal
@@ -16,15 +15,13 @@ import micro
 import torch
 from rich.console import Console
 
-from faults.lab import KILLED, Lab, Seen, again, tables, told, undo
+from faults.lab import KILLED, Lab, Seen, tables, told, undo
 from faults.registry import fault
 from infalign.core.progress import OnProgress, ProgressDisplay
-from infalign.pipeline.lock import HOLDER, held, holder
+from infalign.pipeline.lock import HOLDER, holder
 from infalign.pipeline.ownership import MARKER
 from infalign.pipeline.records import records
 from infalign.pipeline.workers import Task, Workers, run_tasks
-from infalign.recipe.reading import load_recipe
-from infalign.steps.status import status
 
 TRAINING = ("train-aware", "train-online", "train-plain")
 SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die at most
@@ -151,20 +148,6 @@ def memory(lab: Lab, ask: Callable[..., None]) -> Seen:
         seen = told(lambda: run_tasks(task, Workers(1, 1), display=display, on_done=lambda *_: None))
     assert "rollout-0 ran out of memory" in seen.said
     return seen
-
-
-# Two at once, and what a dead one leaves
-
-
-@fault(0, brief=True)
-def recycled_pid(lab: Lab) -> None:
-    """Another process now has the number of the killed one that held the lock → Nothing; the run takes over."""
-    root = lab.copy()
-    with held(root):
-        found = json.loads((root / HOLDER).read_text())
-    (root / HOLDER).write_text(json.dumps(found | {"began": found["began"] - 1}))
-    assert status(load_recipe(root / "recipe.yaml", [f"run_dir={root}"])).held_by is None
-    assert again(root) == []
 
 
 # Where it runs

@@ -1,7 +1,6 @@
 """Rewards go wrong: a server that fails in every way, a function that raises or changes, a model that was exchanged."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,10 @@ from faults.registry import fault
 from faults.server import RewardServer
 from infalign.data.messages import prompt_id
 from infalign.method.calibration import calibrate
-from infalign.method.reward import CalibratedReward
-from infalign.method.transforms import Identity
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch
 from infalign.rewards.function import function_reward
-from infalign.rewards.scores import NamedReward, check_unchanged, score_to
+from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.world import gold
 
@@ -129,12 +126,8 @@ NUMBERS = ("NaN", "-Infinity", "1e999", "9" * 400, '"0.5"', "true", "null", "[0.
 SHAPES = (
     b'{"rewards": [1, 2, 3, 4, 5]}',
     b'{"rewards": [1, 2, 3, 4, 5, 6, 7]}',
-    b'{"rewards": 1.0}',
-    b'{"rewards": {"rewards": [1, 2, 3, 4, 5, 6]}}',
     b'{"rewards": [1, 2, 3, 4, 5, 6], "rewards": [6, 5, 4, 3, 2, 1]}',
     b'{"rewards": [1, 2, 3, 4, 9007199254740992, 9007199254740993]}',  # one float
-    b'{"rewards": ["\xff"]}',
-    b'{"scores": [1, 2, 3, 4, 5, 6]}',
     b"[1, 2, 3, 4, 5, 6]",
     b'{"rewards": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     b"Bad Gateway",
@@ -217,19 +210,12 @@ def constant(lab: Lab) -> Seen:
 
 RESULTS = {
     "a dict by response": "{r: float(i) for i, r in enumerate(responses)}",
-    "a set": "{float(i) for i in range(n)}",
-    "a generator": "(float(len(r)) for r in responses)",
     "one too few": "[0.0] * (n - 1)",
     "one number for all": "1.0",
     "nothing": "None",
-    "text of the right length": "'1' * n",
-    "a column for a row": "numpy.zeros((n, 1))",
     "NaN": "[float('nan')] * n",
     "infinite half precision": "numpy.array([numpy.inf] * n, 'float16')",
-    "1e308 and -1e308": "[1e308 * (-1) ** len(r) for r in responses]",
     "whole numbers that no float tells apart": "[2**53 + i for i in range(n)]",
-    "fractions": "[fractions.Fraction(len(r), 3) for r in responses]",
-    "complex numbers": "[complex(len(r), 0) for r in responses]",
     "strings": "['1.5'] * n",
     "None for some": "[None] + [0.0] * (n - 1)",
     "truth values": "[True] * n",
@@ -238,7 +224,6 @@ RESULTS = {
 ENDS = {
     "StopIteration": "next(iter([]))",
     "GeneratorExit": "raise GeneratorExit",
-    "BaseException": "raise BaseException('odd')",
     "calls itself for ever": "reward(prompts, responses)",
     "cannot be printed": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
     "sys.exit(0)": "sys.exit(0)",
@@ -247,7 +232,7 @@ ENDS = {
 
 def reward_of(lab: Lab, line: str) -> Seen:
     """Score with a reward function whose last line is given; the error names the first prompt."""
-    source = f"import fractions, numpy, sys\n\ndef reward(prompts, responses):\n    n = len(responses)\n    {line}\n"
+    source = f"import numpy, sys\n\ndef reward(prompts, responses):\n    n = len(responses)\n    {line}\n"
     with module(lab, source, "odd"):
         seen = told(lambda: keep(lab, function_reward("odd:reward")))
     assert prompt_id(rows(lab.finished)[0][0]) in seen.said
@@ -274,27 +259,6 @@ def ends_on_import(lab: Lab, line: str) -> Seen:
         seen = told(lambda: function_reward("fails:reward"))
     assert Path.cwd() == here
     return seen
-
-
-@fault(0, brief=True)
-def rewrites(lab: Lab) -> None:
-    """A reward function rewrites its prompts and changes the directory → Nothing; it gets copies."""
-    (prompts, texts), here = rows(lab.finished), Path.cwd()
-
-    def rude(prompts: list[Any], responses: list[str]) -> list[float]:
-        found = gold(prompts, responses)
-        for prompt in prompts:
-            prompt[:] = [{"role": "user", "content": "overwritten"}]
-        prompts.clear()
-        responses[:] = [response.upper() for response in responses]
-        os.chdir(lab.folder)
-        return found
-
-    assert keep(lab, rude) == gold(prompts, texts)
-    assert Path.cwd() == here
-    check_unchanged(NamedReward(gold, "reward", "a"), sorted((lab.folder / "scores").iterdir()))
-    CalibratedReward(rude, Identity())(prompts, texts, [[0.0, 1.0]] * len(prompts))
-    assert (prompts, texts) == rows(lab.finished)
 
 
 # Models

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import resource
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -289,7 +288,7 @@ ROLLOUTS = "rollouts/part-0/part-00000.parquet"
         "record, end": ("stages/score-1.json", cut),
         "results, bit": ("results.json", flip),
     },
-    brief=("record, bit",),
+    brief=("results, bit",),
 )
 def damaged(lab: Lab, name: str, harm: Callable[[Path], object], *after: str) -> Seen:
     """A bit of a finished file is flipped, or its end is lost → The file; delete it, and a rerun makes it again."""
@@ -322,15 +321,6 @@ def file_for_run(lab: Lab) -> Seen:
     """A file stands where the run directory should be → Its name, before any computation."""
     (lab.folder / "run").touch()
     return refused("run", lab.recipe())
-
-
-@fault(1, brief=True)
-def file_for_records(lab: Lab) -> Seen:
-    """A file stands where the folder of the records should be → Its name."""
-    root = lab.copy()
-    shutil.rmtree(root / "stages")
-    (root / "stages").touch()
-    return told(lambda: again(root))
 
 
 @fault(2, brief=True)

@@ -1,7 +1,5 @@
 """What a dry run says of a recipe that cannot work, and what is said of odd files in a run directory."""
 
-from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -55,19 +53,6 @@ def few_prompts(lab: Lab) -> Seen:
 
 
 # In the run directory
-
-
-@fault(3, {"a directory": Path.mkdir, "a link to nowhere": lambda path: path.symlink_to("nowhere")}, brief=True)
-def odd_record(lab: Lab, put: Callable[[Path], object]) -> Seen:
-    """Something that is no record lies among the records → Its name; remove it and rerun."""
-    root = lab.copy()
-    record = root / "stages" / "mine.json"
-    put(record)
-    seen = refused("status", root)
-    assert told(lambda: again(root)) == seen
-    record.unlink() if record.is_symlink() else record.rmdir()
-    assert lab.ends_well(root) == []
-    return seen
 
 
 @fault(2, brief=True)

@@ -29,7 +29,6 @@ from infalign.rewards.scores import NamedReward, score_shard
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import draw_shard, shard_path
-from infalign.steps import whole_run
 from infalign.steps.run import Run
 from infalign.world import gold
 
@@ -80,17 +79,10 @@ def rows(root: Path) -> list[dict[str, Any]]:
     return pa.concat_tables(tables).sort_by([("prompt_id", "ascending"), ("index", "ascending")]).to_pylist()
 
 
-def calibrate(recipe: str) -> list[str]:
-    """Run a recipe up to its calibrated prompts here, and return the names of the units that were done."""
-    console = Console(file=io.StringIO(), width=200)
-    whole_run.run_recipe(load_recipe(recipe), until="calibrate", console=console)
-    return [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
-
-
 @on_ray
 def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -> None:
     """Its actors go with it, no finished shard is touched again, and the run takes all shards as its own."""
-    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
+    assert micro.infalign("run", "cluster.yaml", "--until", "data")[0] == 0
     (folder / "hold").touch()
     root, command = folder / "cluster", [micro.COMMAND, "run", "cluster.yaml", *RAY]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -104,15 +96,15 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
     assert 7 <= len(before) < 16
     (folder / "hold").unlink()
 
-    ended = micro.infalign("run", "cluster.yaml", *RAY)
-    assert ended.returncode == 0, ended.stderr
-    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts to do" in ended.stdout
+    code, out, err = micro.infalign("run", "cluster.yaml", *RAY)
+    assert code == 0, err
+    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts to do" in out
     after = shards(root, "rollouts") | shards(root, "scores")
     assert before.items() <= after.items()
     assert len(after) == 16
 
-    assert calibrate("cluster.yaml") == ["calibrate"]
-    calibrate("here.yaml")
+    assert micro.done(load_recipe("cluster.yaml"), until="calibrate") == ["calibrate"]
+    micro.done(load_recipe("here.yaml"), until="calibrate")
     assert rows(root) == rows(folder / "here")
     assert pq.read_table(root / "calibrated.parquet").equals(pq.read_table(folder / "here" / "calibrated.parquet"))
 
@@ -125,25 +117,25 @@ def shards_done(made: dict[str, Any]) -> list[str]:
 @on_ray
 def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None:
     """Stages that rollouts need, and a cluster without a CPU to spare or a GPU."""
-    needs_data = micro.infalign("run", "cluster.yaml", *RAY)
-    assert needs_data.returncode == 2
-    assert "data must be done before rollouts are drawn on a cluster" in needs_data.stderr
-    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
+    code, _, err = micro.infalign("run", "cluster.yaml", *RAY)
+    assert code == 2
+    assert "data must be done before rollouts are drawn on a cluster" in err
+    assert micro.infalign("run", "cluster.yaml", "--until", "data")[0] == 0
     for words, said in (
         (("--ray-actors", "2", "--ray-cpus", "2"), "2 actors need 3 CPUs, and Ray has 2"),
         (("--ray-actors", "2", "--ray-cpus", "4", "--ray-gpus", "64"), "2 actors need 128 GPUs"),
     ):
-        ended = micro.infalign("run", "cluster.yaml", *words)
-        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+        code, _, err = micro.infalign("run", "cluster.yaml", *words)
+        assert (code, said in err) == (2, True), err
 
 
 @on_ray
 def test_an_error_of_an_actor_is_said_as_elsewhere(folder: Path) -> None:
     """A reward that fails there is named, and the exit code is the same as without a cluster."""
     (folder / "held.py").write_text("def reward(prompts, responses):\n    raise OSError('down')\n", encoding="utf-8")
-    assert micro.infalign("run", "cluster.yaml", "--until", "data").returncode == 0
-    ended = micro.infalign("run", "cluster.yaml", *RAY)
-    assert (ended.returncode, "raised OSError in held.py, line 2: down" in ended.stderr) == (1, True), ended.stderr
+    assert micro.infalign("run", "cluster.yaml", "--until", "data")[0] == 0
+    code, _, err = micro.infalign("run", "cluster.yaml", *RAY)
+    assert (code, "raised OSError in held.py, line 2: down" in err) == (1, True), err
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from micro import write_gguf
@@ -67,13 +66,6 @@ def test_a_truncated_file_is_named(model: Any, tmp_path: Path, cache: Path, byte
     assert not cache.exists()
 
 
-def test_an_unknown_architecture_is_named(model: Any, tmp_path: Path) -> None:
-    """The error says which one."""
-    file = write_gguf(*model, tmp_path / "odd.gguf", architecture="lmama")
-    with pytest.raises(ConfigError, match=r"odd\.gguf cannot be read as a GGUF: .*lmama"):
-        convert(str(file))
-
-
 def test_quantised_weights_are_those_of_the_file(model: Any, tmp_path: Path) -> None:
     """Sixteen steps between the least and the largest of 32 weights: half a step is the most that is lost."""
     policy, tokenizer = model
@@ -90,28 +82,6 @@ def test_one_part_of_several_is_refused(model: Any, tmp_path: Path) -> None:
     part = write_gguf(*model, tmp_path / "tiny-00001-of-00003.gguf")
     with pytest.raises(ConfigError, match=r"one of 3 parts .*llama-gguf-split --merge"):
         convert(str(part))
-
-
-def test_weights_that_a_file_lacks_are_named(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a part under another name."""
-    whole = gguf.GGUFWriter.add_tensor
-
-    def add(writer: Any, name: str, *values: Any, **options: Any) -> None:
-        if name != "blk.1.attn_q.weight":
-            whole(writer, name, *values, **options)
-
-    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add)
-    file = write_gguf(*model, tmp_path / "part.gguf")
-    with pytest.raises(ConfigError, match=r"lacks weights .*layers\.1\.self_attn\.q_proj"):
-        convert(str(file))
-
-
-def test_a_quantisation_that_nobody_reads_is_named(model: Any, tmp_path: Path, cache: Path) -> None:
-    """The error says which one, and nothing is left."""
-    file = write_gguf(*model, tmp_path / "odd.gguf", quantisation="Q8_K")
-    with pytest.raises(ConfigError, match=r"odd\.gguf cannot be read as a GGUF: .*Q8_K"):
-        convert(str(file))
-    assert not cache.exists()
 
 
 def test_a_tokenizer_that_changes_text_is_refused(model: Any, tmp_path: Path) -> None:

@@ -148,24 +148,6 @@ def test_theory_needs_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (wins <= wins[:, -1:] + 1e-8).all()
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("everything", "no figure 'everything' to reproduce; its figures are 2 to 12, or give all"),
-        ("2,13", "the paper has no figure '13' to reproduce"),
-        ("4", "figure 4 is trained: give a recipe, such as hh-helpful-tiny"),
-        ("4 demo --seeds 0", "seeds are [0]; give two or more"),
-        ("4 demo --seeds 0,0,1", "seeds are [0, 0, 1]; give two or more, each once"),
-        ("4 demo --kl-budgets 0,1", "KL budgets are [0.0, 1.0]; give positive numbers"),
-        ("4 demo --set procedure=standard", "the recipe's procedure is standard; change procedure"),
-    ],
-)
-def test_a_wrong_question_is_one_sentence(line: str, said: str) -> None:
-    """What cannot be reproduced ends the script before any work."""
-    with pytest.raises(SystemExit, match=said.replace("[", r"\[").replace("]", r"\]")):
-        main(line.split())
-
-
 # Reward hacking
 
 PAIRS = [([{"role": "user", "content": f"question {i}"}], f"good {i}", f"bad {i}") for i in range(400)]

@@ -1,6 +1,5 @@
 """The page of a run whose answer is known: what it shows, and how a browser shows it."""
 
-import io
 import json
 import re
 from base64 import b64decode
@@ -24,12 +23,11 @@ from known_run import (
 )
 from pages import show
 
-from infalign.core.display import LOOKS, QUIET, amount, share
+from infalign.core.display import LOOKS, amount, share
 from infalign.core.errors import ConfigError
 from infalign.recipe.layout import Layout
 from infalign.report.page import examples
 from infalign.report.results import read_results
-from infalign.report.run_figures import Look, theory_curves, win_rate_by_kl, win_rate_by_n
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.verdict_text import verdict
 from infalign.theory.rank_correlation import supported_correlation
@@ -222,26 +220,6 @@ def test_the_best_policies_have_a_look_and_the_others_are_counted(tmp_path, monk
         assert len(named) == 12
         assert min(wins[name] for name in named) >= max(wins[name] for name in wins.keys() - named)
         assert "2 other policies" in texts
-
-
-@pytest.mark.parametrize("judges", [["reward"], ["judge", "gold"]])
-def test_two_thousand_policies_leave_room_for_the_axes(run, judges):
-    """Neither legend nor layout grows with the number of policies (matplotlib warns of a figure that collapses)."""
-    recipe, root = run
-    results = read_results(root)
-    some = results["policies"]["aware"]
-    results["policies"] = {f"p{i}": some for i in range(2000)}
-    results["pareto"] = {judge: {key: ["p0"] for key in fronts} for judge, fronts in results["pareto"].items()}
-    solver, aim = recipe.policies["aware"], recipe.procedure
-    looks = {f"p{i}": Look(*(LOOKS[i] if i < 12 else (QUIET, ".")), solver, aim) for i in range(2000)}
-    for picture in (
-        win_rate_by_kl(results, aim, judges, looks, theory_curves(results, looks)),
-        win_rate_by_n(results, judges[0], "best", looks),
-    ):
-        picture.figure.savefig(io.BytesIO(), format="png")
-        (axes,) = picture.figure.axes
-        assert axes.get_position().height > 0.3
-        assert "1,988 other policies" in picture.alt
 
 
 def test_missing_libraries_are_named(run, monkeypatch):

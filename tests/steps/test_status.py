@@ -13,7 +13,6 @@ import pytest
 from infalign.core.storage import read_record, write_record
 from infalign.pipeline.changes import changes
 from infalign.pipeline.pending import pending
-from infalign.pipeline.records import records
 from infalign.pipeline.units import identify
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.reading import load_recipe
@@ -185,19 +184,6 @@ def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
     record["needs"] = {"calibrate": "another"}
     write_record(stages / "train-aware.json", record)
     assert why(folder) == {"train-aware": "calibrate was done again; its output is missing"}
-
-
-def test_a_record_that_a_run_removes_meanwhile_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the listing of the records and the reading of this one."""
-    before = records(folder / "run")
-
-    def removed(path: Path) -> Any:
-        if path.stem == "card-aware":
-            path.unlink()
-        return read_record(path)
-
-    monkeypatch.setattr("infalign.pipeline.records.read_record", removed)
-    assert before.keys() - records(folder / "run").keys() == {"card-aware"}
 
 
 def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:

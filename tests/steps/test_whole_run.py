@@ -143,7 +143,7 @@ def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> N
     done = micro.again(root, "judge.fit.epochs=2", "judge.fit.learning_rate=0.01", until="evaluate")
     assert done[0] == "judge"
     assert sorted(done[1:5]) == sorted(f"evaluate-{name}" for name in models)
-    assert done[5:] == ["results"]
+    assert done[5:] == ["results", *CARDS]
     changed = {path for path, before in evaluated.items() if not path.exists() or path.stat().st_mtime_ns != before}
     assert {"/".join(path.relative_to(root / "evaluation").parts[1:]) for path in changed} == {
         "scores.parquet",

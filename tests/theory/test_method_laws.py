@@ -1,15 +1,12 @@
 """The laws that methods would learn: none beats the optimum at its KL, and each is what its formula says."""
 
-import itertools
 from dataclasses import replace
 
 import enumerable
 import numpy as np
 import pytest
-import torch
 from enumerable import Enumerable, kl, win_rate
 from method_laws import BUDGETS, METHODS, OPTIMA
-from scipy.optimize import minimize_scalar
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, WorstOfN
@@ -54,43 +51,6 @@ def test_the_optimum_has_the_gradient_of_its_objective(
     for model, law in zip(case.finite(), enumerable.optimum(case, procedure, beta), strict=True):
         log_z = np.log(model.reference) + model.gradient(np.exp(law), procedure) / beta - law
         assert np.ptp(log_z) < 1e-7
-
-
-def test_best_of_real_n_is_best_of_n(case: Enumerable) -> None:
-    """Where n is whole, the n-th power of the CDF is what Best-of-n serves."""
-    served = [model.served(model.reference, BestOfN(5)) for model in case.finite()]
-    assert np.exp(enumerable.best_of_n(case, 5.0)) == pytest.approx(np.array(served), rel=1e-9)
-
-
-def test_a_step_of_bond_minimises_its_loss_on_two_responses(case: Enumerable) -> None:
-    """With two responses the loss, written out, has its minimum where the step leads."""
-    worse, better, gamma = 0.7, 0.3, 0.2
-    two = listed(case, np.array([worse, better]), np.array([0.0, 1.0]))
-    law = enumerable.bond_step(two, two.log_reference, gamma)
-
-    def loss(p: float) -> float:  # p is the policy's probability of the better one, which Bo2 serves but for 0.7²
-        forward = -0.49 * np.log(1 - p) - 0.51 * np.log(p)
-        kl_to_anchor = p * np.log(p / better) + (1 - p) * np.log((1 - p) / worse)
-        reward = -(1 - p) * np.log(16) * better**2  # the worse one loses to both draws with probability 0.3²
-        return float(0.5 * forward + 0.5 * (kl_to_anchor - reward) + gamma * kl_to_anchor)
-
-    found = minimize_scalar(loss, bounds=(0.01, 0.99), method="bounded", options={"xatol": 1e-10}).x
-    assert np.exp(law[0, 1]) == pytest.approx(found, abs=1e-6)
-    assert better < found < 0.51  # between the anchor and Best-of-2
-
-
-def test_group_advantages_equal_enumeration(case: Enumerable) -> None:
-    """The expected advantage is the one over all groups of three, written out with torch's std."""
-    values, policy = np.array([0.0, 0.3, 1.0]), np.array([0.25, 0.5, 0.25])
-    quarters = np.array(list(itertools.product((np.arange(4) + 0.5) / 4, repeat=2)))  # hit each as often as it is drawn
-    expected = []
-    for value in values:
-        total = 0.0
-        for pair in itertools.product(range(3), repeat=2):
-            group = torch.tensor([value, *values[list(pair)]])
-            total += float(policy[list(pair)].prod() * (value - group.mean()) / (group.std() + 1e-4))
-        expected.append(total)
-    assert enumerable.group_advantages(values[None], np.log(policy)[None], quarters)[0] == pytest.approx(expected)
 
 
 def test_shapings_are_the_library_s(case: Enumerable) -> None:

@@ -332,6 +332,7 @@ def save_picture(picture: Picture, folder: Path) -> Numbers:
 
     path = folder / f"{picture.name}.svg"
     save(picture.figure, path, salt=picture.name)
+    picture.figure.set_layout_engine("none")  # it is laid out now, which takes as long as drawing it
     save(picture.figure, path.with_suffix(".png"), stamped=True)
     svg = path.read_text(encoding="utf-8")
     svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # makes ids unique on the page
