@@ -17,8 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 import infalign
 from infalign.core.errors import ConfigError
-from infalign.evaluation.corruptions import CORRUPTIONS, SIGNS
-from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
@@ -29,7 +27,6 @@ from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
 from infalign.steps import train, whole_run
 from infalign.steps.dry_run import print_plan
-from infalign.steps.reward_model import over_garbage
 from infalign.steps.run import Run
 from infalign.theory.optimum import optimal
 
@@ -246,30 +243,6 @@ def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None
     of_policy = [f"policy.model={folder}", "policy.scratch=null"]
     with pytest.raises(ConfigError, match="holds BertModel, not a causal language model"):
         print_plan(load_recipe(root / "again.yaml", of_policy), console)
-
-
-def test_a_reward_is_compared_with_garbage(finished: Path) -> None:
-    """A reward that counts signs knows them and not disorder; the run's own models are in its records and report."""
-    spoilt = [
-        {"prompt": [], "chosen": chosen, "garbage": [spoil(chosen, rng) for spoil in CORRUPTIONS.values()]}
-        for rng in [np.random.default_rng(0)]
-        for chosen in ["Let the dough rise.", "Knead it well."]
-    ]
-
-    def no_signs(_: Any, responses: list[str]) -> list[float]:
-        return [-float(sum(sign in response for sign in SIGNS)) for response in responses]
-
-    found = over_garbage("reward", no_signs, spoilt, Confidence(0.95, 0))
-    assert [found[kind]["mean"] for kind in CORRUPTIONS] == [1.0, 0.5, 0.5]
-    assert over_garbage("reward", no_signs, [], Confidence(0.95, 0)) == {}
-    records = {name: json.loads((finished / "stages" / f"{name}.json").read_text()) for name in ("reward", "judge")}
-    for record in records.values():
-        assert list(record["summary"]["over_garbage"]) == list(CORRUPTIONS)
-        assert all(
-            0 <= own["low"] <= own["mean"] <= own["high"] <= 1 for own in record["summary"]["over_garbage"].values()
-        )
-    report = (finished / "report.html").read_text()
-    assert all(f"over {kind}, %" in report for kind in CORRUPTIONS)
 
 
 def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:

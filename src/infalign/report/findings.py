@@ -148,11 +148,6 @@ def _of_training(summary: Summary) -> Iterator[str]:
 def _of_rewards(summary: Summary) -> Iterator[str]:
     if "test_accuracy" in summary and summary["test_accuracy"]["low"] <= CHANCE:
         yield "on test pairs it may be no better than a coin; give it more pairs or more epochs"
-    if liked := [kind for kind, own in summary.get("over_garbage", {}).items() if own["high"] < CHANCE]:
-        yield (
-            f"it prefers garbage made of a good response to the response itself ({listed_names(liked)}), and policies "
-            "may learn to write that; give it more pairs, or a pretrained model"
-        )
     if "rank_correlation" in summary and summary["rank_correlation"]["low"] <= 0:
         yield "on held-out prompts its ranks may be no better than a coin; raise rollout.prompts, or its fit.epochs"
     if left_out := summary.get("left_out", 0):

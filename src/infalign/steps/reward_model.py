@@ -11,8 +11,7 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table
-from infalign.data.messages import Message, Pair, reply
-from infalign.evaluation.corruptions import CORRUPTIONS
+from infalign.data.messages import Pair
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
 from infalign.models.pretrained import is_classifier, load_without_head
@@ -28,7 +27,6 @@ from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, reading_rows, summe
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
-MAX_GARBAGE_PAIRS = 256  # test pairs whose chosen response is compared with garbage made of it
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -94,15 +92,8 @@ def fit_reward(
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
-    garbage = over_garbage(name, reward, _with_garbage(layout, tokenizer, settings, target.seed), intervals)
-    return {
-        "pairs": len(train),
-        "pairs_too_long": long,
-        **found,
-        "test_accuracy": accuracy,
-        "over_garbage": garbage,
-        "confidence": intervals.level,
-    }
+    counts = {"pairs": len(train), "pairs_too_long": long}
+    return {**counts, **found, "test_accuracy": accuracy, "confidence": intervals.level}
 
 
 def _fit_head(
@@ -125,37 +116,6 @@ def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: C
         prompts = [[*pair[0], *pair[side][:-1]] for pair in pairs]  # with the turns before the last, as of tools
         rewards.append(score(reward, prompts, [pair[side][-1]["content"] for pair in pairs], name=name))
     return intervals.of_shares(win(*rewards))
-
-
-def over_garbage(
-    name: str, reward: RewardFunction, spoiled: list[dict[str, Any]], intervals: Confidence
-) -> dict[str, dict[str, float]]:
-    """Return how often a reward model prefers a response to each kind of garbage made of it; a tie counts one half."""
-    if not spoiled:
-        return {}
-    prompts = [row["prompt"] for row in spoiled]
-    sound = score(reward, prompts, [row["chosen"] for row in spoiled], name=name)
-    garbage = zip(CORRUPTIONS, zip(*(row["garbage"] for row in spoiled), strict=True), strict=True)
-    return {
-        kind: intervals.of_shares(win(sound, score(reward, prompts, list(responses), name=name)))
-        for kind, responses in garbage
-    }
-
-
-def _with_garbage(layout: Layout, tokenizer: Any, settings: Fit | Head, seed: int) -> list[dict[str, Any]]:
-    """Return test pairs with ``garbage`` made of the chosen response, one of each kind, all of them short enough."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for e in from_table(read_table(layout.data / "test_pairs.parquet")):
-        chosen = e.chosen[-1]["content"]
-        garbage = [corrupt(chosen, rng) for corrupt in CORRUPTIONS.values()]
-        rows.append({"prompt": [*e.prompt, *e.chosen[:-1]], "chosen": chosen, "garbage": garbage})
-
-    def conversations(row: dict[str, Any]) -> list[list[Message]]:
-        return [[*row["prompt"], reply(text)] for text in (row["chosen"], *row["garbage"])]
-
-    short, _ = drop_long_rows(rows, tokenizer, settings.max_length, conversations)
-    return short[:MAX_GARBAGE_PAIRS]
 
 
 def reward_start(scorer: Scorer, reference: str, layout: Layout, target: Target) -> tuple[str, Any]:
