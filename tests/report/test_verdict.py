@@ -19,7 +19,7 @@ from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.report.results import read_results
 from infalign.report.tables import comparison_rows
-from infalign.report.verdict_text import knowledge, likelihood_in_words, verdict
+from infalign.report.verdict_text import knowledge, verdict
 from infalign.theory.law import law_at_kl
 
 AGREEING = "whose ranks within prompts agree with the gold at"
@@ -188,18 +188,3 @@ def test_the_terminal_says_how_well_policies_know_ranks(run):
     assert knowledge({"knowledge": {}}) == []
     (said,) = knowledge(read_results(run[1]))
     assert said in " ".join(printed(run[1], 80).split())
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (-0.2, 0.1, "To no policy are"),
-        (0.1, 0.2, "To no policy are"),
-        (-0.2, -0.1, "to aware (−0.150 (−0.200 to −0.100))"),
-    ],
-)
-def test_only_a_policy_that_is_surely_worse_at_held_out_responses_is_called_so(low, high, said):
-    """The whole interval of its difference is below 0."""
-    change = {"mean": (low + high) / 2, "low": low, "high": high}
-    (found,) = likelihood_in_words({"held_out_likelihood": {"policies": {"aware": {"difference": change}}}})
-    assert said in found

@@ -164,21 +164,6 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     assert micro.again(root, f"policies.plain.transform={elsewhere}") == expected
 
 
-def test_the_held_out_likelihood_adds_its_numbers_and_redoes_nothing_else(root: Path) -> None:
-    """Each model is measured once, and the difference to the reference is paired by response."""
-    asked = [f"likelihood-{name}" for name in ("reference", *POLICIES)]
-    done = micro.again(root, "evaluate.held_out_likelihood=true")
-    assert sorted(done[: len(asked)]) == sorted(asked)
-    assert done[len(asked) :] == ["results", "report", *CARDS]
-    assert micro.again(root, "evaluate.held_out_likelihood=true") == []
-    found = json.loads((root / "results.json").read_text())["held_out_likelihood"]
-    own, base = (pq.read_table(root / "likelihood" / f"{name}.parquet") for name in ("plain", "reference"))
-    differences = own["logprob_per_token"].to_numpy() - base["logprob_per_token"].to_numpy()
-    assert found["policies"]["plain"]["difference"]["mean"] == pytest.approx(differences.mean())
-    assert found["responses"] == len(differences) > 2
-    assert 'id="likelihood"' in (root / "report.html").read_text()
-
-
 def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
     """A judge that needs no training changes the split, so the data is shared out again, all pairs to the reward."""
     before = pq.read_table(Layout(root).data / "reward_pairs.parquet").num_rows

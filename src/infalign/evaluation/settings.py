@@ -80,9 +80,6 @@ class Evaluate(Settings):
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="the reward of `truth` from which on a response is right, for rewards that are graded"
     )
-    held_out_likelihood: bool = Field(
-        False, description="measure how likely the preferred responses of test pairs are to each model"
-    )
 
     def with_rewind(self, procedure: Served) -> "Evaluate":
         """Return this with a rewinding procedure: its own, or ``procedure`` if it rewinds, or what samples allow."""

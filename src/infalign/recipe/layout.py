@@ -75,10 +75,6 @@ class Layout:
         """Return the folder of a model's samples, scores and KL on the test prompts."""
         return self.root / "evaluation" / name
 
-    def held_out_likelihood(self, name: str) -> Path:
-        """Return the table of a model's log-probabilities of the preferred responses of test pairs."""
-        return self.root / "likelihood" / f"{name}.parquet"
-
     @property
     def results(self) -> Path:
         """All numbers of the evaluation."""

@@ -13,7 +13,6 @@ from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.results import read_results
-from infalign.report.verdict_text import likelihood_in_words
 from infalign.rewards.settings import RewardSource
 from infalign.training.solvers.base import JUDGED
 
@@ -91,7 +90,6 @@ def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, A
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
     roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
-    lost = " ".join(likelihood_in_words(results)) or "What the policy may have lost elsewhere was not measured."
     samples = f"{results['samples']} fresh samples to each of {results['prompts']} test prompts"
     return f"""\
 # {name}
@@ -117,7 +115,8 @@ Who judged:
 
 {judges}
 
-Another training from another seed would add a spread that one run cannot show. {lost}
+Another training from another seed would add a spread that one run cannot show. What the policy may have lost elsewhere
+was not measured.
 
 ## How to sample
 

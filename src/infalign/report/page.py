@@ -44,7 +44,7 @@ from infalign.report.run_figures import (
 )
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import comparison_rows
-from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, likelihood_in_words, verdict
+from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
 
 SHOWN_EXAMPLES = 4
 CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
@@ -93,7 +93,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         verdict=verdict(results),
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
-        likelihood=likelihood_in_words(results),
         explorer=explorer,
         explorer_hash=_script_hash(explorer),
         figures=figures,

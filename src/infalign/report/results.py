@@ -11,7 +11,7 @@ import numpy as np
 from infalign.core.display import LOOKS, QUIET
 from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.core.progress import OnProgress
-from infalign.core.storage import read_table, write_text
+from infalign.core.storage import write_text
 from infalign.evaluation.diagnostics import agreement, uniformity
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
@@ -85,8 +85,6 @@ def write_results(
     }
     if right := _pass_at_k(evaluated, solvers):
         results |= {"pass_at_k": right, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold}}
-    if evaluated.held_out_likelihood:
-        results["held_out_likelihood"] = _held_out_likelihood(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
@@ -257,22 +255,6 @@ def _expected(law: Law, procedure: Served, seen: EstimatedJudge, intervals: Conf
     """Return what a policy wins by an estimated judge, with the interval of what is known of it, over prompts."""
     low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), intervals.ends)
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
-
-
-def _held_out_likelihood(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
-    """Return log π per token of the reference, and each policy's with its paired difference to the reference's."""
-    base, *own = (
-        read_table(evaluated.layout.held_out_likelihood(name))["logprob_per_token"].to_numpy()
-        for name in ("reference", *policies)
-    )
-    return {
-        "responses": len(base),
-        "reference": evaluated.intervals.of(base),
-        "policies": {
-            name: {"value": evaluated.intervals.of(found), "difference": evaluated.intervals.of(found - base)}
-            for name, found in zip(policies, own, strict=True)
-        },
-    }
 
 
 def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:

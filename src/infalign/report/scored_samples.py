@@ -29,7 +29,6 @@ class ScoredSamples:
     procedure: Served  # the procedure that policies are trained for
     rewind: RewindAndRepeat
     max_n: int
-    held_out_likelihood: bool
     truth: str  # the source whose rewards say which responses are right
     threshold: float | None
 
@@ -45,7 +44,6 @@ class ScoredSamples:
             recipe.procedure,
             recipe.rewind,
             evaluate.max_n,
-            evaluate.held_out_likelihood,
             evaluate.truth or "reward",
             evaluate.threshold,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infalign.core.display import Estimate, amount, gain, ratio, share
+from infalign.core.display import Estimate, amount, gain, share
 from infalign.report.results import unseen
 from infalign.training.solvers.base import KL_TOLERANCE
 
@@ -28,7 +28,6 @@ def verdict(results: Numbers) -> list[str]:
         [_what_to_ship(results, best, judges)],
         _against_others(results, judges),
         _by_n(results, best, judges),
-        likelihood_in_words(results),
         [_what_next(results, best, judges), spread],
     )
     return [text for paragraph in said if (text := " ".join(paragraph))]
@@ -64,22 +63,6 @@ def judged_in_words(results: Numbers) -> list[str]:
                 f"{_percent(last)} against one plain draw."
             )
     return sentences
-
-
-def likelihood_in_words(results: Numbers) -> list[str]:
-    """Return which policies are worse at the preferred responses of test pairs; nothing if that was not measured."""
-    if (measured := results.get("held_out_likelihood")) is None:
-        return []
-    changes = {name: found["difference"] for name, found in measured["policies"].items()}
-    worse = [f"{name} ({ratio(change, 3)})" for name, change in changes.items() if change["high"] < 0]
-    if not worse:
-        return [
-            "To no policy are the preferred responses of test pairs significantly less likely than to the reference."
-        ]
-    return [
-        "The preferred responses of test pairs are less likely than to the reference, by log π per token, to "
-        f"{_listed(worse)}."
-    ]
 
 
 def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:

@@ -25,7 +25,6 @@ from infalign.report.trackers import track
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
-from infalign.steps import likelihood
 from infalign.steps.costs import drawing, reading
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
@@ -37,7 +36,7 @@ KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times a
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the evaluation of the reference and of each policy, and all numbers."""
-    asked = [*evaluations(run), *likelihood.units(run)]
+    asked = list(evaluations(run))
     yield from asked
     yield Unit(
         "evaluate",

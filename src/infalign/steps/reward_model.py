@@ -28,7 +28,6 @@ from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
 
-
 def units(run: Run) -> Iterator[Unit]:
     """Yield a training for each reward source that has to be trained; units are named after the sources."""
     intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
