@@ -24,12 +24,11 @@ from infalign.pipeline.records import FORMAT, record_path
 from infalign.pipeline.units import Unit, identify
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
-from infalign.steps.costs import Cost, Counts, Shape, UnknownSizeError, drawing, reading, training
+from infalign.steps.costs import READ, Pass, training_flops
 from infalign.steps.data import make_tokenizer, prepare_data
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
-from infalign.steps.samples import Samples
-from infalign.steps.time_estimate import SAMPLED_ROWS, count, read_sample, shape_of
+from infalign.steps.time_estimate import SAMPLED_ROWS, Counts, Shape, UnknownSizeError, count, read_sample, shape_of
 from infalign.steps.whole_run import units
 
 SCRATCH = Scratch(**micro.SCRATCH)
@@ -58,14 +57,15 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path) -> None:
     model = new_policy(SCRATCH, tokenizer, seed=0)
     model.save_pretrained(tmp_path)
     run = run_of(tmp_path / "run")
-    expected = Shape(model.num_parameters(), SCRATCH.layers, SCRATCH.hidden)
+    expected = Shape(model.num_parameters(), SCRATCH.layers)
     assert len(tokenizer) == SCRATCH.vocabulary
     assert shape_of(run, SCRATCH) == shape_of(run, str(tmp_path)) == expected
+    named = {"Qwen/Qwen3-0.6B": 6e8, "a/Llama-3.1-8B-Instruct": 8e9, "SmolLM2-135M": 1.35e8}
+    assert {name: shape_of(run, name).parameters for name in named} == named
 
 
-def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path) -> None:
     """One of the hub is named, a folder that is not there is an error before any work."""
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     policy = {"solver": "qrpo", "kl_budget": 0.3, "guide": {"trunk": "someone/model"}}
     with pytest.raises(UnknownSizeError, match="the size of someone/model"):
         shape_of(run_of(tmp_path), "someone/model")
@@ -77,16 +77,18 @@ def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path, monkeypatch: pytest
 
 
 def test_flops_are_six_per_parameter_and_token_that_is_trained_on(tmp_path: Path) -> None:
-    """Four with an adapter, two without gradients, and for a frozen model beside."""
-    counts = Counts({}, 16.0, 20.0, 24.0, lambda model: Shape(1000))
-    train = training(Fit(batch_size=8, epochs=2), 30.0, 40, 1000)
-    assert (train.steps, train.tokens, train.flops) == (10, 80 * 30, 6 * 1000 * 80 * 30)
-    adapted = training(Fit(batch_size=8, epochs=2, lora=Lora()), 30.0, 40, 1000, frozen=500)
-    assert adapted.flops == (4 * 1000 + 2 * 500) * 80 * 30
-    samples = Samples(PromptTable(tmp_path / "train_prompts.parquet", 5), 3, tmp_path)
-    assert reading(["model"], samples, counts).flops == 2 * 1000 * 5 * (16 + 3 * 24)
-    assert drawing(["model"], samples, 48, counts).disk == 15 * (48 * 8 + 100)
-    assert reading(["model"], samples, replace(counts, rows={"train_prompts": 4})).tokens == 4 * (16 + 3 * 24)
+    """Four with an adapter, two without gradients; only a share of them in the last layers."""
+    counts = Counts({"train_prompts": 5, "demonstrations": 40}, 16.0, 20.0, 24.0, lambda model: Shape(1000, 4))
+    whole, adapted = Fit(epochs=2), Fit(epochs=2, lora=Lora())
+    trained = counts.flops(Pass(training_flops(whole), ["model"], "demonstrations"))
+    assert trained == 2 * 6 * 1000 * 40 * (16 + 20)
+    assert counts.flops(Pass(training_flops(adapted), ["model"], "demonstrations")) == trained * 4 / 6
+    assert counts.flops(Pass(READ, ["model", "other"], "demonstrations", rows=7)) == 2 * 2000 * 7 * (16 + 20)
+    every, part = (PromptTable(tmp_path / "train_prompts.parquet", 9, step=step) for step in (1, 4))
+    read = counts.flops(Pass.over(READ, ["model"], every, 3))
+    assert read == 2 * 1000 * 5 * (16 + 3 * 24)
+    assert counts.flops(Pass.over(READ, ["model"], part, 3)) == read / 4
+    assert counts.flops(Pass.over(READ, ["model"], every, 3, last_layers=1)) == read / 4
 
 
 @pytest.mark.parametrize("world", [1000, SAMPLED_ROWS + 1000])
@@ -160,22 +162,22 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
     policies |= {"last": plain | {"fit": micro.FIT | {"lora": {"layers": 1}}}}
     policies |= {"student": {"solver": "distil", "teacher": "side", "fit": micro.FIT}}
     run = run_of(tmp_path, policies=policies)
-    rollout, shape = run.recipe.rollout, lambda model: shape_of(run, model)
+    rollout, shape = run.recipe.rollout, partial(shape_of, run)
     counts = Counts(ROWS, 10.0, 20.0, 12.0, shape)
-    found = {unit.name: unit.cost(counts) if unit.cost else Cost() for unit in units(run)}
-    drawn = sum(found[f"rollout-{part}"].tokens for part in range(4))
-    assert drawn == rollout.prompts * rollout.k * 12.0
-    assert sum(found[f"states-3-{part}"].tokens for part in range(4)) == drawn + rollout.prompts * 10.0
-    assert found["sft"].tokens == 90 * (10 + 20)
-    nothing = {name for name, one in found.items() if not one.flops}
+    found = {unit.name: sum(map(counts.flops, unit.passes)) for unit in units(run)}
+    size = shape(SCRATCH).parameters
+    drawn = sum(found[f"rollout-{part}"] for part in range(4))
+    assert drawn == 5 * size * rollout.prompts * (10 + rollout.k * 12)
+    assert sum(found[f"states-3-{part}"] for part in range(4)) == drawn * 2 / 5
+    assert found["sft"] == 6 * size * 90 * (10 + 20)
+    nothing = {name for name, flops in found.items() if not flops}
     assert nothing >= {"data", "calibrate", "results", "report", *(f"card-{name}" for name in policies)}
     assert nothing.isdisjoint(f"{work}-{name}" for name in policies for work in ("train", "samples", "kl", "evaluate"))
-    assert found["train-adapter"].flops < found["train-whole"].flops
-    assert found["train-adapter"].disk < found["train-whole"].disk / 2
+    assert found["train-last"] < found["train-adapter"] < found["train-whole"]
     unknown = set[str]()
     for unit in units(run):
         try:
-            _ = unit.cost and unit.cost(replace(counts, rows={}))
+            _ = [*map(replace(counts, rows={}).flops, unit.passes)]
         except UnknownSizeError:
             unknown.add(unit.name)
     assert unknown == {"sft", "reward", "judge"}

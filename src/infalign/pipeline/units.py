@@ -36,7 +36,7 @@ class Unit:
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended
     together: bool = False  # all processes of a distributed training do it, others the first alone
     clears: bool = False  # it removes its old output itself, once it can replace that
-    cost: Callable[[Any], Any] | None = None  # by a plan's counts, if the whole of it is to be done
+    passes: Sequence[Any] = ()  # of texts through models, by which a plan tells the time
 
     @property
     def name(self) -> str:

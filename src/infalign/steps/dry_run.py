@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.markup import escape
 
 from infalign.core.display import counted, duration, heading, listed_names, plain_table, printable, say
@@ -32,10 +31,18 @@ from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
 from infalign.rewards.classifier import check_classifier
 from infalign.rewards.function import weighted_reward
-from infalign.steps.costs import Cost, Counts, UnknownSizeError, summed
 from infalign.steps.data import training_example
 from infalign.steps.run import Run
-from infalign.steps.time_estimate import SAMPLED_ROWS, Sampled, count, has_gpu, job_speed, read_sample
+from infalign.steps.time_estimate import (
+    SAMPLED_ROWS,
+    Counts,
+    Sampled,
+    UnknownSizeError,
+    count,
+    has_gpu,
+    job_speed,
+    read_sample,
+)
 from infalign.steps.train import coarse_ranks
 from infalign.steps.whole_run import units
 
@@ -180,48 +187,47 @@ def _print_example(run: Run, examples: Sequence[Example], console: Console) -> N
 
 
 def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Console) -> None:
-    """Print what is done and what is to be done by stage, with its cost, and how long all of it takes."""
+    """Print what is done and what is to be done by stage, with its time, and how long all of it takes."""
     todo, at_once = pending(wanted, run.layout.root), run.recipe.compute.processes
-    costs, unknown = dict[str, Cost](), dict[str, list[str]]()
+    flops, unknown = dict[str, float](), dict[str, list[str]]()
     for unit in wanted:
         try:
-            costs[unit.name] = unit.cost(counts) if unit.cost is not None else Cost()
+            flops[unit.name] = sum(map(counts.flops, unit.passes))
         except UnknownSizeError as error:
-            costs[unit.name] = Cost()
+            flops[unit.name] = 0.0
             unknown.setdefault(str(error), []).extend([unit.name] if unit.name in todo else [])
-    seconds, how = _seconds(run, costs)
-    table = plain_table("stage", "done already", "to do", "tokens", "steps", "time", breaking=[0, 1, 2])
+    seconds, how = _seconds(run, flops)
+    table = plain_table("stage", "done already", "to do", "time", breaking=[0, 1, 2])
     whole = 0.0
     for stage in dict.fromkeys(unit.stage for unit in wanted):
         names = [unit.name for unit in wanted if unit.stage == stage]
         missing = [name for name in names if name in todo]
         left = [seconds[name] * (1 - todo[name].share) for name in missing]
-        took, cost = max([sum(left) / at_once, *left]), summed(costs[name] for name in missing)
+        took = max([sum(left) / at_once, *left])
         whole += took
-        shown = (f"{cost.tokens:,.0f}", f"{cost.steps:,.0f}", duration(took)) if cost.tokens else ()
-        table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), *shown)
+        shown = duration(took) if any(flops[name] for name in missing) else ""
+        table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), shown)
     heading(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at a time")
     console.print(table)
     for line in reasons(todo):
         say(console, line, markup=False)
-    if any(costs[name].flops for name in todo):
+    if any(flops[name] for name in todo):
         say(console, f"\nIn all about {duration(whole)}, without rewards that are functions or at a URL: {how}")
     for said, names in unknown.items():
         if names:
             say(console, f"[yellow]![/] not counted in {listed_names(names)}: {said}")
-    say(console, f"Disk, at most: {decimal(round(summed(costs.values()).disk))}")
 
 
-def _seconds(run: Run, costs: Mapping[str, Cost]) -> tuple[dict[str, float], str]:
+def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], str]:
     """Return the seconds of each unit, and how they were found, with the factor by which they may be wrong."""
-    made = {name: record["seconds"] for name, record in records(run.layout.root).items() if name in costs}
-    if flops := sum(costs[name].flops for name in made):
-        speed, factor = flops / sum(made[name] for name in made if costs[name].flops), BY_RECORDS
+    made = {name: record["seconds"] for name, record in records(run.layout.root).items() if name in flops}
+    if done := sum(flops[name] for name in made):
+        speed, factor = done / sum(made[name] for name in made if flops[name]), BY_RECORDS
         how = f"by the records of {counted(len(made), 'step')} that were done here"
     else:
         (speed, machine), factor = job_speed(run.recipe.compute), BY_PRODUCT
-        how = f"by {summed(costs.values()).flops:.1e} FLOPs on {machine}"
-    seconds = {name: made.get(name, UNIT_SECONDS + cost.flops / speed) for name, cost in costs.items()}
+        how = f"by {sum(flops.values()):.1e} FLOPs on {machine}"
+    seconds = {name: made.get(name, UNIT_SECONDS + one / speed) for name, one in flops.items()}
     return seconds, f"{how}; the truth may be {factor:g} times less or more"
 
 

@@ -25,7 +25,7 @@ from infalign.report.trackers import track
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
-from infalign.steps.costs import drawing, reading
+from infalign.steps.costs import DRAWN, READ, Pass
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
@@ -88,7 +88,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
         work=partial(draw_samples, run.sampler(name, model), drawn, seed),
         workspace=scores,  # scores of other samples
         so_far=partial(drawn_so_far, drawn),
-        cost=partial(drawing, networks, drawn, run.recipe.rollout.max_new_tokens),
+        passes=[Pass.over(DRAWN, networks, prompts, evaluate.samples)],
     )
     if kl is not None:
         with_reference = networks if len(networks) > 1 else networks * 2  # a guide shares the reference's pass
@@ -101,7 +101,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
             extent={"evaluate": {"prompts": evaluate.prompts, "samples": measured.each}},
             output=kl,
             work=partial(measure_kl, model, run.reference, run.recipe.compute, measured, kl),
-            cost=partial(reading, with_reference, measured),
+            passes=[Pass.over(READ, with_reference, prompts, measured.each)],
         )
     yield Unit(
         "evaluate",
@@ -114,7 +114,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
         work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
         so_far=partial(scored_so_far, drawn, [scores / source for source in sources]),
         clears=True,  # scores of a source that is as before are kept
-        cost=partial(reading, run.scoring_networks(*sources), drawn),
+        passes=[Pass.over(READ, run.scoring_networks(*sources), prompts, evaluate.samples)],
     )
 
 

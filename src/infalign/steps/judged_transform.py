@@ -21,7 +21,7 @@ from infalign.recipe.layout import Layout
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
-from infalign.steps.costs import reading
+from infalign.steps.costs import READ, Pass
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, StoredRollouts, scored_so_far
 
@@ -47,7 +47,7 @@ def units(run: Run) -> Iterator[Unit]:
         work=partial(judge_rollouts, run.scorer("judge"), samples, stored, layout.judged),
         workspace=layout.judged.with_suffix(""),
         so_far=partial(scored_so_far, samples, [layout.judged.with_suffix("")]),
-        cost=partial(reading, run.scoring_networks("judge"), samples),
+        passes=[Pass.over(READ, run.scoring_networks("judge"), samples.table, samples.each)],
     )
     for name in found:
         kl = policies[name].theory.kl_budget

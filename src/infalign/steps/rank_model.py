@@ -18,7 +18,7 @@ from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.steps.costs import Cost, Counts, training
+from infalign.steps.costs import Pass, training_flops
 from infalign.steps.run import Provenance, Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.output_folder import Target, drop_long_rows
@@ -29,6 +29,7 @@ def units(run: Run) -> Iterator[Unit]:
     settings, target = run.recipe.rank_model, run.target("rank")
     if settings is not None:
         intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
+        model = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
         start = settings.model_copy(update={"model": rank_model_start(run, settings)})
         yield Unit(
             "calibrate",
@@ -40,15 +41,8 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            cost=partial(rank_model_cost, run, settings),
+            passes=[Pass.over(training_flops(settings.fit), [model], run.rollout_prompts, run.recipe.rollout.k)],
         )
-
-
-def rank_model_cost(run: Run, settings: RankModel, counts: Counts) -> Cost:
-    """Return the cost of the training on the rollouts."""
-    model = settings.model or run.architecture("reward" if run.recipe.reward.has_trunk else "policy")
-    rows = counts.prompts(run.rollout_prompts) * run.recipe.rollout.k
-    return training(settings.fit, counts.prompt + counts.drawn, rows, counts.shape(model).parameters)
 
 
 def rank_model_start(run: Run, settings: RankModel) -> str:

@@ -18,15 +18,14 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.costs import Cost, Counts, UnknownSizeError, reading
+from infalign.steps.costs import READ, Pass
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
-from infalign.steps.samples import Samples, StoredRollouts
+from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver, States
 from infalign.training.solvers.offline import Offline
 
 BATCH_TOKENS = 16384  # tokens per forward pass
-TOP_TOKEN_BYTES = 8  # per top token: its id and its log-probability
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -47,10 +46,10 @@ def units(run: Run) -> Iterator[Unit]:
                 output=run.layout.states(str(which), part),
                 work=partial(compute_states, run.reference, run.recipe.compute, stored, which, part),
                 so_far=partial(states_so_far, run.layout.states(str(which), part)),
-                cost=partial(states_cost, run, which, samples),
+                passes=[Pass.over(READ, run.networks("reference"), samples.table, rollout.k)],
             )
     inputs, layout, parts = PolicyInputs.of(run), run.layout, range(len(stored.parts))
-    rollouts = Samples(run.rollout_prompts, rollout.k, layout.root)
+    whole_pass = Pass.over(READ, run.networks("reference"), run.rollout_prompts, rollout.k)
     asking = {inputs.logprobs(policy): policy for policy in run.recipe.policies.values()}
     for asked, policy in asking.items():
         if asked is None:
@@ -65,7 +64,7 @@ def units(run: Run) -> Iterator[Unit]:
             settings=run.key("policy") | {"logprobs": str(asked)},
             output=layout.logprobs(str(asked)),
             work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(str(asked))),
-            cost=partial(reading, [run.architecture("policy")], rollouts) if asked.states is None else None,
+            passes=[whole_pass] if asked.states is None else [],
         )
 
 
@@ -81,18 +80,6 @@ def read_by(run: Run, policy: Solver) -> tuple[Path, ...]:
     parts = range(len(run.rollout_parts))
     states = (layout.states(str(which), part) for which in states_read_by(policy) for part in parts)
     return (*states, *([] if asked is None else [layout.logprobs(str(asked))]))
-
-
-def states_cost(run: Run, which: States, samples: Samples, counts: Counts) -> Cost:
-    """Return the cost of the reference's pass over one part of the rollouts, whose states are kept."""
-    recipe, reference = run.recipe, run.architecture("policy")
-    if not (width := counts.shape(reference).width):
-        raise UnknownSizeError("the width of the reference policy")
-    prompts = counts.prompts(samples.table)
-    drawn = prompts * samples.each * recipe.rollout.max_new_tokens
-    of_token = max(1, which.evenly) * width * (2 if recipe.compute.dtype == "bfloat16" else 4)
-    disk = (prompts * recipe.data.max_prompt_tokens + drawn) * of_token + drawn * which.top_tokens * TOP_TOKEN_BYTES
-    return reading([reference], samples, counts)._replace(disk=disk)
 
 
 def compute_states(

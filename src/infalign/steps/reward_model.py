@@ -15,15 +15,15 @@ from infalign.data.messages import Pair
 from infalign.evaluation.settings import Confidence
 from infalign.method.calibration import win
 from infalign.models.pretrained import is_classifier, load_without_head
-from infalign.models.settings import Fit
+from infalign.models.settings import Fit, Scratch
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.settings import Head
+from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
-from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, reading_rows, summed, training
+from infalign.steps.costs import READ, Pass, training_flops
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
@@ -45,20 +45,16 @@ def units(run: Run) -> Iterator[Unit]:
                 workspace=target.checkpoints,
                 together=source.fit is not None,
                 so_far=target.so_far,
-                cost=partial(reward_cost, run, name),
+                passes=[_pass(name, source, run.architecture(name))],
             )
 
 
-def reward_cost(run: Run, name: str, counts: Counts) -> Cost:
-    """Return the cost of the training on pairs, or of the states of a head, and of an evaluation on the test pairs."""
-    source, models = run.recipe.rewards[name], [run.architecture(name)]
-    pairs, parameters = counts.count(f"{_source_of_pairs(name)}_pairs"), counts.parameters(models)
-    test = reading_rows(models, 2 * counts.count("test_pairs"), counts)
+def _pass(name: str, source: RewardSource, model: Scratch | str) -> Pass:
+    """Return the pass of the pairs through the model: both responses of each, after the prompt."""
     if source.fit is not None:
-        return summed([training(source.fit, 2 * (counts.prompt + counts.response), pairs, parameters), test])
+        return Pass(2 * training_flops(source.fit), [model], f"{_source_of_pairs(name)}_pairs")
     assert source.head is not None
-    read = reading_rows(models, 2 * min(pairs, source.head.pairs), counts)
-    return summed([read, test, Cost(disk=WEIGHT_BYTES * parameters)])
+    return Pass(2 * READ, [model], f"{_source_of_pairs(name)}_pairs", rows=source.head.pairs)
 
 
 def _source_of_pairs(name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from infalign.pipeline.units import Unit
-from infalign.steps.costs import drawing
+from infalign.steps.costs import DRAWN, Pass
 from infalign.steps.run import Run
 from infalign.steps.samples import draw_samples, drawn_so_far
 
@@ -24,5 +24,5 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(draw_samples, sampler, samples, run.recipe.seed),
             so_far=partial(drawn_so_far, samples),
             only_adds=True,
-            cost=partial(drawing, [run.architecture("policy")], samples, rollout.max_new_tokens),
+            passes=[Pass.over(DRAWN, run.networks("reference"), samples.table, rollout.k)],
         )

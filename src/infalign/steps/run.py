@@ -140,13 +140,8 @@ class Run:
         return [own, of_run.get(guide.trunk, guide.trunk)]
 
     def scoring_networks(self, *names: str) -> list[Scratch | str]:
-        """Return the architectures of those rewards that are models of the run; heads on one model share its pass."""
-        found: dict[str, Scratch | str] = {}
-        for name in names:
-            source = self.recipe.rewards[name]
-            if source.is_classifier:
-                found[name if source.head is None else f"head on {source.model}"] = self.architecture(name)
-        return list(found.values())
+        """Return the architectures of those rewards that are models of the run."""
+        return [self.architecture(name) for name in names if self.recipe.rewards[name].is_classifier]
 
     # Rewards
 

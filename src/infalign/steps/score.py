@@ -12,7 +12,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
-from infalign.steps.costs import reading
+from infalign.steps.costs import READ, Pass
 from infalign.steps.run import Run
 from infalign.steps.samples import Samples, cut_off, scored_so_far
 
@@ -34,7 +34,7 @@ def units(run: Run) -> Iterator[Unit]:
             work=partial(score_rollouts, scorer, samples, table),
             workspace=kept,
             so_far=partial(scored_so_far, samples, [kept]),
-            cost=partial(reading, run.scoring_networks("reward"), samples),
+            passes=[Pass.over(READ, run.scoring_networks("reward"), samples.table, rollout.k)],
         )
 
 

@@ -8,11 +8,11 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table
 from infalign.models.pretrained import load_policy
-from infalign.models.settings import Fit, PolicyModel, Scratch
+from infalign.models.settings import PolicyModel
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.costs import Cost, Counts, training
+from infalign.steps.costs import Pass, training_flops
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target
 
@@ -31,14 +31,8 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            cost=partial(sft_cost, run.architecture("policy"), policy.fit),
+            passes=[Pass(training_flops(policy.fit), run.networks("reference"), "demonstrations")],
         )
-
-
-def sft_cost(model: Scratch | str, fit: Fit, counts: Counts) -> Cost:
-    """Return the cost of the training on the demonstrations."""
-    length = counts.prompt + counts.response
-    return training(fit, length, counts.count("demonstrations"), counts.shape(model).parameters)
 
 
 def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:

@@ -1,10 +1,12 @@
-"""What a plan estimates costs by: rows and lengths of the data, sizes of models, and the speed of the machine."""
+"""How long a run takes: its FLOPs, from rows and lengths of the data and sizes of models, and the machine's speed."""
 
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infalign.core.http import run_within
+from infalign.core.errors import InfalignError
 from infalign.data.examples import Example
 from infalign.data.messages import spoken
 from infalign.data.sets import SETS
@@ -21,8 +23,8 @@ from infalign.data.sources import Source, read_examples
 from infalign.models.adapters import adapter_base
 from infalign.models.conversion import gguf_file, is_gguf
 from infalign.models.pretrained import is_adapter
-from infalign.models.settings import Compute, Scratch, is_hub_id
-from infalign.steps.costs import Counts, Shape, UnknownSizeError
+from infalign.models.settings import Compute, Scratch
+from infalign.steps.costs import Pass
 from infalign.steps.data import HELD_OUT_PAIRS, split
 from infalign.steps.run import Run
 
@@ -30,9 +32,13 @@ SAMPLED_ROWS = 2000  # of a public set or the built-in world, which are known to
 MEASURED_TEXTS = 256  # examples of which the lengths are counted
 LETTERS_PER_TOKEN = 4  # where the tokenizer is not here
 TURN_TOKENS = 3  # that a chat template writes around a turn
-HUB_SECONDS = 1.0
+SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)([BM])(?![A-Z])", re.IGNORECASE)  # Qwen3-0.6B, SmolLM2-135M
 USED = 0.3  # of the speed of a matrix product, in a run
 H100_FLOPS = 989e12  # per second in bfloat16
+
+
+class UnknownSizeError(InfalignError):
+    """Rows or a model whose size cannot be found here; the text names them."""
 
 
 class Sampled(NamedTuple):
@@ -41,6 +47,35 @@ class Sampled(NamedTuple):
     examples: list[Example]
     skipped: int
     weight: float
+
+
+class Shape(NamedTuple):
+    """Parameters of a model, and its layers, 0 where they are not known."""
+
+    parameters: float
+    layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows by table, mean lengths in tokens of the data's texts and of drawn responses, and the shape of each model."""
+
+    rows: Mapping[str, int]  # empty where only the hub knows them
+    prompt: float
+    response: float
+    drawn: float
+    shape: Callable[[Scratch | str], Shape]  # raises UnknownSizeError
+
+    def flops(self, made: Pass) -> float:
+        """Return the FLOPs of a pass. Raises UnknownSizeError."""
+        rows = min(made.rows, self.rows.get(made.table, sys.maxsize))
+        if rows == sys.maxsize and made.models:
+            raise UnknownSizeError("the number of rows on the hub")
+        shapes = [self.shape(model) for model in made.models]
+        last = made.last_layers
+        parameters = sum(s.parameters * (min(1.0, last / s.layers) if last and s.layers else 1.0) for s in shapes)
+        response = self.drawn if made.table.endswith("_prompts") else self.response
+        return made.flops * parameters * rows * (self.prompt + made.responses * response)
 
 
 def read_sample(run: Run, source: Source) -> Sampled:
@@ -111,52 +146,34 @@ def _token_counter(run: Run, examples: Sequence[Example]) -> Callable[[str], int
 
 
 def shape_of(run: Run, model: Scratch | str) -> Shape:
-    """Return the shape of a model: that of a Llama from scratch, or what a folder's headers or the hub say.
+    """Return the shape of a model: that of a Llama from scratch, what a folder's headers say, or the name of a hub id.
 
     A GGUF that is not converted yet is taken for a byte per parameter. Raises UnknownSizeError.
     """
     if isinstance(model, Scratch):
         vocabulary = (run.recipe.policy.scratch or model).vocabulary
         width, layers = model.hidden, model.layers
-        return Shape(width * (vocabulary + 1) + layers * (13 * width + 2) * width, layers, width)
-    folder = _folder(model)
-    if folder is None and is_adapter(named := run.ggufs.get(model, model)):
+        return Shape(width * (vocabulary + 1) + layers * (13 * width + 2) * width, layers)
+    folder, named = Path(model), run.ggufs.get(model, model)
+    if not folder.is_dir() and is_adapter(named):
         return shape_of(run, adapter_base(named))
-    if folder is None:
-        return Shape(gguf_file(named).stat().st_size if is_gguf(named) else _parameters_on_hub(model))
+    if not folder.is_dir() and is_gguf(named):
+        return Shape(gguf_file(named).stat().st_size)
     try:
+        if not folder.is_dir():
+            number, unit = SIZE_IN_NAME.findall(model)[-1]
+            return Shape(float(number) * (1e9 if unit in "Bb" else 1e6))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
-        parameters = sum(map(_parameters_in, folder.glob("*.safetensors")))
-        return Shape(parameters, config.get("num_hidden_layers", 0), config.get("hidden_size", 0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the run says what is wrong with it
+        layers = config.get("text_config", config).get("num_hidden_layers", 0)
+        return Shape(sum(map(_parameters_in, folder.glob("*.safetensors"))), layers)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # the run says what is wrong with it
         raise UnknownSizeError(f"the size of {model}") from error
-
-
-def _folder(model: str) -> Path | None:
-    """Return the folder of a model, which may be in the cache of the hub."""
-    if Path(model).is_dir() or not is_hub_id(model):
-        return Path(model) if Path(model).is_dir() else None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(model, "config.json")
-    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _parameters_in(weights: Path) -> int:
     with weights.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
-def _parameters_on_hub(model: str) -> int:
-    from huggingface_hub import HfApi
-
-    try:
-        found: Any = run_within(HUB_SECONDS, partial(HfApi().model_info, model, timeout=HUB_SECONDS))
-        return int(found.safetensors.total)
-    except Exception as error:  # no network, no such model, or a hub that answers otherwise
-        raise UnknownSizeError(f"the size of {model}, which the hub did not say") from error
 
 
 def has_gpu() -> bool:

@@ -5,30 +5,25 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.messages import from_cell
 from infalign.method.procedures import rewinds
-from infalign.method.shapings import Ranked, rank_transform
-from infalign.method.transforms import Identity
+from infalign.method.shapings import rank_transform
 from infalign.models.pretrained import TRANSFORMATION, load_policy
-from infalign.models.settings import Lora
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.steps import judged_transform, reference_passes
-from infalign.steps.costs import WEIGHT_BYTES, Cost, Counts, drawing, reading, summed, training
+from infalign.steps.costs import DRAWN, READ, Pass, training_flops
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
-from infalign.steps.samples import Samples
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
-from infalign.training.solvers.base import JUDGED, OPTIMA, Shaped, Solver
+from infalign.training.solvers.base import Shaped, Solver
 from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
@@ -60,7 +55,7 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            cost=partial(policy_cost, run, name),
+            passes=_passes(run, name),
         )
 
 
@@ -75,35 +70,27 @@ def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
     return sorted(policies, key=key)
 
 
-def policy_cost(run: Run, name: str, counts: Counts) -> Cost:
-    """Return the cost of training a policy: on the stored rollouts, or on responses that it draws itself."""
-    policy, k = run.recipe.policies[name], run.recipe.rollout.k
-    reference, *trunk = map(counts.shape, run.networks(name))
-    states = policy.data_needs.states
-    own = trunk[0].parameters if trunk else reference.parameters * (reference.share(states.last) if states else 1.0)
-    frozen = reference.parameters if trunk and states is None else 0.0  # that each token goes through too
-    table, fit = run.rollout_prompts, policy.fit
+def _passes(run: Run, name: str) -> list[Pass]:
+    """Return the passes of a policy's training: over the stored rollouts, or over responses that it draws itself."""
+    policy, prompts, k = run.recipe.policies[name], run.rollout_prompts, run.recipe.rollout.k
+    reference, *trunk = run.networks(name)
     if isinstance(policy, OnPolicy):
-        groups = Samples(table, policy.generations, run.layout.root)
-        trained = training(fit, counts.prompt + counts.drawn, counts.prompts(table) * groups.each, own, frozen=2 * own)
-        scored = run.recipe.reward.is_classifier
-        reward = reading([run.architecture("reward")] if scored else [], groups, counts)
-        once = summed([drawing([run.architecture("policy")], groups, 0, counts), reward])
-        times = policy.responses_per_prompt / groups.each
-        return summed([trained, Cost(times * once.tokens, times * once.flops)])
-    solver: Any = policy
-    if isinstance(policy, Distil):
-        solver, frozen = policy.teacher_settings, counts.parameters(run.networks(policy.teacher))
-    elif isinstance(policy, Offline) and policy.guide is not None and policy.guide.lora is not None:
-        fit = fit.model_copy(update={"lora": Lora(**policy.guide.lora.model_dump())})
-    if solver.shaping in (JUDGED, *OPTIMA.values()):  # as many examples as with any other
-        solver = solver.model_copy(update={"transform": Ranked(Identity())})
-    rollouts_EM, _ = solver.objective(1.0).examples(np.arange(float(k)), np.random.default_rng(0))
-    examples, together = rollouts_EM.shape
-    length = together * (counts.prompt / ROLLOUTS_PER_PROMPT + counts.drawn)
-    beside = WEIGHT_BYTES * max(0.0, counts.parameters(run.networks(name)) - own)  # a guided policy's reference
-    trained = training(fit, length, counts.prompts(table) * examples, own, frozen=frozen)
-    return summed([trained, Cost(disk=beside)])
+        fit, reward = policy.fit, [run.architecture("reward")] * run.recipe.reward.is_classifier
+        return [
+            Pass.over(training_flops(fit) + 2 * READ * fit.epochs, [reference], prompts, policy.generations),
+            Pass.over(DRAWN, [reference], prompts, policy.responses_per_prompt),
+            Pass.over(READ, reward, prompts, policy.responses_per_prompt),
+        ]
+    guide, states = policy.guide if isinstance(policy, Offline) else None, policy.data_needs.states
+    flops = training_flops(policy.fit, adapter=guide is not None and guide.lora is not None)
+    last_layers = 0 if trunk or states is None else states.last
+    frozen = (
+        run.networks(policy.teacher) if isinstance(policy, Distil) else [reference] * bool(trunk and states is None)
+    )
+    return [
+        Pass.over(flops, trunk or [reference], prompts, k, last_layers),
+        Pass.over(READ * policy.fit.epochs, frozen, prompts, k),
+    ]
 
 
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
