@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from infalign.evaluation.diagnostics import agreement, rank_error, saturation, uniformity
+from infalign.evaluation.diagnostics import agreement, rank_error, saturation
 
 
 def test_saturation_of_the_base_is_one_in_k_plus_one() -> None:
@@ -31,12 +31,3 @@ def test_agreement_is_spearmans_correlation_where_there_is_one() -> None:
     expected = [spearmanr(rewards[row], judged[row]).statistic for row in (0, 2, 4)]
     assert agreement(rewards, judged) == pytest.approx(expected)
     assert agreement(rewards[1:2], judged[1:2]).shape == (0,)
-
-
-def test_uniformity_is_the_kolmogorov_distance() -> None:
-    """The distance from Unif[0, 1] equals scipy's statistic without ties and 1/2 for a constant 1/2."""
-    from scipy.stats import kstest
-
-    u = np.random.default_rng(4).random(500)
-    assert uniformity(u) == pytest.approx(kstest(u, "uniform").statistic)
-    assert uniformity(np.full(10, 0.5)) == pytest.approx(0.5)

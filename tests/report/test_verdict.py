@@ -102,21 +102,6 @@ def test_verdict_names_what_limits_the_policy(run, spent, theory, by_reward, by_
     assert theory or "theory" not in verdict(results)[-1]
 
 
-def test_the_pareto_front_has_who_is_beaten_by_nobody_cheaper(run):
-    """A policy is on the front of a judge if none of the same or a smaller KL, the reference included, wins more."""
-    results = read_results(run[1])
-    for judge, fronts in results["pareto"].items():
-        front = fronts["best-of-4"]
-        points = {
-            name: (p["kl"]["mean"], p["win_rates"][judge]["best-of-4"]["mean"])
-            for name, p in results["policies"].items()
-        }
-        points["reference"] = (0.0, 0.5)
-        for name, (kl, wins) in points.items():
-            beaten = any(k <= kl and w >= wins for other, (k, w) in points.items() if other != name)
-            assert (name in front) == (not beaten) or name == "reference"
-
-
 def test_policies_that_follow_the_law_lie_on_the_theory(run):
     """The gain by the reward agrees with the gain that theory gives at the KL where the samples were drawn."""
     matched = read_results(run[1])["matched"]

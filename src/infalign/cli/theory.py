@@ -33,9 +33,8 @@ raw Φ (e^{10u} for exp:10); trainers whose Φ is normalized take the other one.
 bon_fp for best-of-N, won_fp for worst-of-N.
 --rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
 report of a run measures it; its KL buys less.
---plot draws win rates against KL with --sweep, otherwise density and CDF of
-the calibrated reward. --page writes a page, without network, on which to move
-N, KL, K, ρ and the price of a draw. --json has all digits and `error`, which bounds them.
+--page writes a page, without network, on which to move N, KL, K, ρ and the
+price of a draw. --json has all digits and `error`, which bounds them.
 """
 CHOOSE_EPILOGUE = """\
 Example:
@@ -84,7 +83,7 @@ def curve(
     rho: Annotated[
         list[float] | None, Parameter(help="Besides, for a policy that knows ranks with this correlation. Repeatable.")
     ] = None,
-    plot: Annotated[Path | None, Parameter(help="Draw FILE.png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, Parameter(help="With --sweep: draw FILE.png, .svg or .pdf.")] = None,
     page: Annotated[Path | None, Parameter(help="Write an interactive page, FILE.html.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,6 +93,8 @@ def curve(
 
     if (kl is not None) + (beta is not None) + sweep != 1:
         raise ConfigError("a curve needs either --kl or --beta or --sweep")
+    if plot and not sweep:
+        raise ConfigError("--plot draws a curve, which needs --sweep")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
     interactive = new_file(page, ".html") if page else None
@@ -120,7 +121,7 @@ def curve(
     if picture:
         from infalign.report import curve_figures as figures
 
-        (figures.write_curves if sweep else figures.write_laws)(picture, points)
+        figures.write_curves(picture, points)
     if interactive:
         from infalign.core.storage import write_text
         from infalign.report.explorer import explorer_page

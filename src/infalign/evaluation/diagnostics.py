@@ -1,7 +1,6 @@
-"""Whether ranks can be trusted: saturation, error, uniformity, and how far two sources agree."""
+"""Whether ranks can be trusted: saturation, error, and how far two sources agree."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from infalign.method.calibration import Array, calibrate
 
@@ -21,13 +20,6 @@ def rank_error(rollouts: int, *, confidence: float = 0.95) -> float:
     It holds for all rewards of a prompt at once with probability ``confidence`` = 1 − δ.
     """
     return float(np.sqrt(np.log(2.0 / (1.0 - confidence)) / (2.0 * rollouts)))
-
-
-def uniformity(ranks: ArrayLike) -> float:
-    """Return the Kolmogorov distance of calibrated rewards from Unif[0, 1], which fresh base samples should follow."""
-    u = np.sort(np.asarray(ranks, float).ravel())
-    below, up_to = (np.searchsorted(u, u, side) / u.size for side in ("left", "right"))
-    return float(np.max(np.maximum(np.abs(up_to - u), np.abs(below - u))))
 
 
 def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:

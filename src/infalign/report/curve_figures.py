@@ -1,4 +1,4 @@
-"""Figures of the analytic curves: win rate against KL, and the laws behind a point."""
+"""The figure of the analytic curves: win rate against KL."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from infalign.core.display import COLORS, INK, QUIET, panels, save, style
+from infalign.core.display import COLORS, INK, panels, save, style
 from infalign.theory.curve import Point
 
 COLOR_OF_TRANSFORM = {  # the same in every figure
@@ -19,7 +19,6 @@ COLOR_OF_TRANSFORM = {  # the same in every figure
     "exp:-10": COLORS[3],
     "optimal": INK,
 }
-DASHES = ("-", "--", "-.", ":")
 
 
 def write_curves(path: Path, points: Sequence[Point]) -> None:
@@ -34,28 +33,6 @@ def write_curves(path: Path, points: Sequence[Point]) -> None:
         axes.set(xlabel="KL to the base policy, nats", ylabel=f"win rate as {first.procedure}{against}, %")
         axes.set(xlim=(0, max(point.kl for point in points)))
         figure.legend(loc="outside right center", reverse=True)
-        save(figure, path)
-
-
-def write_laws(path: Path, points: Sequence[Point]) -> None:
-    """Draw the density and the CDF of the calibrated reward under the aligned policy of each point."""
-    with style():
-        figure, (density, cdf) = panels(1, 2, (7.2, 3.4))
-        colors = _colors(point.transform for point in points)
-        budgets = list(dict.fromkeys(round(point.kl, 6) for point in points))
-        for point in points:
-            label = point.transform if len(budgets) == 1 else f"{point.transform}, {point.kl:.3g} nats"
-            dash = DASHES[budgets.index(round(point.kl, 6)) % len(DASHES)]
-            density.plot(point.law.u, point.law.density, dash, color=colors[point.transform], label=label)
-            cdf.plot(point.law.u, point.law.cdf, dash, color=colors[point.transform])
-        highest = max(float(point.law.density.max()) for point in points)
-        density.set(yscale="log", ylabel="density of the aligned policy", ylim=(1e-3, 2 * highest))
-        cdf.plot([0, 1], [0, 1], color=QUIET, linewidth=0.8)
-        density.axhline(1, color=QUIET, linewidth=0.8, label="base policy")
-        cdf.set(ylabel="CDF", ylim=(0, 1))
-        for axes in (density, cdf):
-            axes.set(xlabel="calibrated reward u", xlim=(0, 1))
-        figure.legend(loc="outside upper left", ncols=4)
         save(figure, path)
 
 

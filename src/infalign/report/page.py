@@ -3,7 +3,6 @@
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import MAX_EXTRAPOLATION
-from infalign.report.explorer import explorer_of_run
 from infalign.report.findings import findings, sentences
 from infalign.report.results import policy_looks, read_results
 from infalign.report.run_figures import (
@@ -34,7 +32,6 @@ from infalign.report.run_figures import (
     Look,
     Picture,
     pass_at_k,
-    rank_histogram,
     reward_by_rank,
     save_picture,
     theory_curves,
@@ -78,7 +75,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
             ]
             for section, found in pictures.items()
         }
-    explorer, seconds = explorer_of_run(results), Counter[str]()
+    seconds = Counter[str]()
     for record in made.values():
         seconds[record["stage"]] += record["seconds"]
     html = _template().render(
@@ -93,8 +90,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         verdict=verdict(results),
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
-        explorer=explorer,
-        explorer_hash=_script_hash(explorer),
         figures=figures,
         results_json=_embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
@@ -132,12 +127,6 @@ def _embedded(path: Path, kind: str) -> str:
     return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
 
 
-def _script_hash(page: str) -> str:
-    """Return the name of a page's script by which a Content-Security-Policy allows it and no other."""
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
-
-
 def _pictures(
     evaluated: ScoredSamples, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
@@ -152,7 +141,7 @@ def _pictures(
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
         "pass_at_k": [pass_at_k(results, looks)] if "pass_at_k" in results else [],
-        "calibration": [reward_by_rank(reference_rewards(evaluated.layout)), rank_histogram(evaluated, results)],
+        "calibration": [reward_by_rank(reference_rewards(evaluated.layout))],
         "training": [
             training_curves(
                 record["subject"] or record["kind"], record["summary"]["history"], looks.get(record["subject"])
@@ -177,19 +166,14 @@ def saturated(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, di
 
 
 def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]:
-    """Return the first test prompts, each with what every model serves if it draws its samples in order, and its first.
-
-    ``order`` is a random order of the models, for readers who do not want to know which is which.
-    """
+    """Return the first test prompts, each with what every model serves of its samples in order, and its first."""
     procedure, layout = evaluated.procedure, evaluated.layout
     base_PM = evaluated.column("reference", "reward")
     table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, len(evaluated.kept))
     table = table.filter(evaluated.kept).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
     shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in prompts_of(table)]
-    models, rng = ("reference", *policies), np.random.default_rng(0)
-    orders = [rng.permutation(len(models)) for _ in shown]
-    for m, name in enumerate(models):
+    for name in ("reference", *policies):
         rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
         said = _responses(layout.evaluation(name) / "samples", prompt_ids)
         for p, example in enumerate(shown):
@@ -199,7 +183,7 @@ def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]
                 text, finish = said[prompt_ids[p], index]
                 scores = {source: float(values[p, index]) for source, values in rewards.items()}
                 responses.append({"way": way, "text": text, "cut_off": finish == "length", "rewards": scores})
-            example["models"].append({"name": name, "order": int(orders[p][m]), "responses": responses})
+            example["models"].append({"name": name, "responses": responses})
     return shown
 
 

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from infalign.core.display import LOOKS, QUIET
+from infalign.core.display import LOOKS
 from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
-from infalign.evaluation.diagnostics import agreement, uniformity
+from infalign.evaluation.diagnostics import agreement
 from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
 from infalign.evaluation.length import length_controlled
@@ -20,7 +21,7 @@ from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.settings import Confidence
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
-from infalign.method.calibration import Array, calibrate
+from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
 from infalign.recipe.data_dependent import reference_rewards
@@ -54,8 +55,6 @@ def write_results(
         wins = evaluated.wins(name, served)
         aimed[name] = {source: by_procedure[aim.name] for source, by_procedure in wins.items()}
         policies[name] = _policy_numbers(evaluated, name, policy, wins)
-    half = selected.shape[1] // 2
-    check = calibrate(selected[:, half:], np.sort(selected[:, :half], axis=1))
     results = {
         "format": FORMAT,
         "procedure": aim.name,
@@ -67,15 +66,9 @@ def write_results(
         "matched": _matched(evaluated, solvers, aimed),
         "knowledge": _knowledge(evaluated, solvers, aimed),
         "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
-        "pareto": {
-            source: {drawn.name: _pareto(policies, source, drawn.name) for drawn in evaluated.drawn_procedures()}
-            for source in sources
-        },
         "base": {
             "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
             "rewind_draws": evaluated.intervals.of(rewind_draws(reference, reference, evaluated.rewind)),
-            "calibrated_mean": evaluated.intervals.of_shares(check.mean(axis=1)),
-            "distance_from_uniform": uniformity(check),
             "agreement": {
                 other: evaluated.intervals.of(found)
                 for other in (*sources, "length")
@@ -106,14 +99,8 @@ def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, A
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return each policy's color and marker: its own for the best by who did not select, as many as there are."""
-    judge, policies = unseen(results)[0], results["policies"]
-    best = list(policies)
-    if len(policies) > len(LOOKS):
-        wins = {name: policy["win_rates"][judge][results["procedure"]]["mean"] for name, policy in policies.items()}
-        best = sorted(wins, key=lambda name: -wins[name])
-    own = dict(zip(best, LOOKS, strict=False))
-    return {name: own.get(name, (QUIET, ".")) for name in policies}
+    """Return each policy's color and marker; no two of the first twelve are alike."""
+    return dict(zip(results["policies"], cycle(LOOKS), strict=False))
 
 
 def unseen(results: Mapping[str, Any]) -> list[str]:
@@ -255,18 +242,6 @@ def _expected(law: Law, procedure: Served, seen: EstimatedJudge, intervals: Conf
     """Return what a policy wins by an estimated judge, with the interval of what is known of it, over prompts."""
     low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), intervals.ends)
     return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
-
-
-def _pareto(policies: dict[str, Any], judge: str, procedure: str) -> list[str]:
-    """Return the policies that no other beats in win rate at the same or a smaller KL, by ascending KL."""
-    points = sorted((p["kl"]["mean"], -p["win_rates"][judge][procedure]["mean"], name) for name, p in policies.items())
-    front: list[str] = []
-    most = 0.5  # the reference policy itself
-    for _, loss, name in points:
-        if -loss > most:
-            front.append(name)
-            most = -loss
-    return front
 
 
 def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | None:

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from infalign.core.display import COLORS, INK, PAPER, QUIET, amount, number, panels, save, share
+from infalign.core.display import INK, PAPER, QUIET, amount, number, panels, save, share
 from infalign.core.display import STYLE as ANY_STYLE
-from infalign.evaluation.diagnostics import uniformity
-from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
-from infalign.report.scored_samples import ScoredSamples
 from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
 from infalign.theory.law import Law
 from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
@@ -22,7 +19,6 @@ from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
 SHOWN_PROMPTS = 10  # number of curves in the calibration figure
-CHANCE_DRAWS = 200
 LEGEND_ROW = 0.2  # inches
 STEPS = np.linspace(0.01, 1, 25)  # of theory's curves, in the root of the KL, since they bend near 0
 CURVED = 20.0  # nats: theory's curves end there, where a win rate is within 1e-8 of the largest
@@ -47,11 +43,6 @@ class Look:
     solver: Solver
     aim: Served  # the procedure that the policy was trained for
 
-    @property
-    def own(self) -> bool:
-        """Whether no other policy has this look; the others are shown together."""
-        return self.color != QUIET
-
     def law(self, kl: float) -> Law | None:
         """Return the law that theory gives for the policy's method at a KL, or None."""
         return self.solver.theory.law_at(self.aim, max(kl, 1e-6))
@@ -69,8 +60,9 @@ class Curve:
 
 
 def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
-    """Return theory's curves: of each method, and of a policy that knows as much of the ranks as each policy with a
-    look of its own. They are the same for every procedure that serves the policies.
+    """Return theory's curves: of each method, and of a policy that knows as much of the ranks as each policy.
+
+    They are the same for every procedure that serves the policies.
     """
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
@@ -81,7 +73,7 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
                 found[aim] = Curve([*laws], [*laws.values()], "--", look.color, f"theory, {aim}")
     curves = [*found.values()]
     for name, known in results["knowledge"].items():
-        law = looks[name].law(known["kl"]) if name in looks and looks[name].own else None
+        law = looks[name].law(known["kl"])
         rho = supported_correlation(known["rho"]["mean"])
         if law is not None and rho < 1.0:
             kls = (known["kl"] * np.linspace(0.1, 1.0, 7) ** 2).tolist()
@@ -106,21 +98,7 @@ def win_rate_by_kl(
     for curve in curves if judges == ["reward"] else ():
         expected = [100 * law.win_rate(served) for law in curve.laws]
         axes.plot([0, *curve.kls], [50, *expected], linestyle=curve.line, color=curve.color, label=curve.label)
-    for judge, dots in zip(judges, (":", (0, (1, 4))), strict=False):
-        front = [policies[name] for name in results["pareto"][judge][procedure]]
-        if len(front) > 1:
-            x = [0.0, *(policy["kl"]["mean"] for policy in front)]
-            y = [50.0, *(100 * policy["win_rates"][judge][procedure]["mean"] for policy in front)]
-            axes.step(x, y, linestyle=dots, where="post", color=QUIET, linewidth=0.8, label=by("Pareto front", judge))
-    others = [policy for name, policy in policies.items() if not looks[name].own]
-    if others:
-        for judge, fill in zip(judges, (QUIET, PAPER), strict=False):
-            x = [policy["kl"]["mean"] for policy in others]
-            y = [100 * policy["win_rates"][judge][procedure]["mean"] for policy in others]
-            style = {"color": QUIET, "markersize": 2.5, "markerfacecolor": fill}
-            axes.plot(x, y, "o", **style, label=by(_others(others), judge))
-    shown = {name: policy for name, policy in policies.items() if looks[name].own}
-    for name, policy in shown.items():
+    for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
             wins = {key: 100 * value for key, value in policy["win_rates"][judge][procedure].items()}
@@ -136,8 +114,8 @@ def win_rate_by_kl(
     points = "; ".join(
         f"{name}: KL {amount(policy['kl'])}, "
         + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
-        for name, policy in shown.items()
-    ) + (f"; {_others(others)}" if others else "")
+        for name, policy in policies.items()
+    )
     theory = (
         " Dashed: what a policy that is free for every prompt would reach. Dotted: one that knows as much of the ranks."
         if judges == ["reward"]
@@ -152,22 +130,15 @@ def win_rate_by_kl(
     )
 
 
-def _others(others: Sequence[object]) -> str:
-    return f"{len(others):,} other policies"
-
-
 def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's win rate under best-of-N or worst-of-N (``kind``) for every N that was evaluated."""
     title = f"{kind}-of-N"
     figure, axes = axes_of("N", f"win rate as {title}, %")
-    ends, others = [], list[Array]()
+    ends = []
     for name, policy in results["policies"].items():
         wins = policy["win_rates"][judge]
         names = names_by_n(wins, kind)
         mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
-        if not looks[name].own:
-            others.append(mean)
-            continue
         axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
         axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
         law = looks[name].law(policy["kl"]["mean"]) if judge == "reward" else None
@@ -177,10 +148,6 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
         ends.append(
             f"{name} {share(wins['standard'])} per cent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
         )
-    if others:
-        least, most = np.min(others, axis=0), np.max(others, axis=0)
-        axes.fill_between(list(names), least, most, color=QUIET, alpha=0.25, linewidth=0, label=_others(others))
-        ends.append(f"{_others(others)} between {least[0]:.1f} and {most[0]:.1f} per cent at N = 1")
     axes.axhline(50, color=QUIET, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
@@ -234,50 +201,6 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
         f"spaced by median reward (dark: low) among {len(order)}, {rewards_PK.shape[1]} responses each.",
         f"One rising curve a prompt; the curves lie apart. Their medians reach from {number(low)} to {number(high)}.",
     )
-
-
-def rank_histogram(evaluated: ScoredSamples, results: Numbers) -> Picture:
-    """Draw the histogram of the calibrated rewards of fresh base samples against the uniform density they should have.
-
-    A rank among K references takes one of K + 1 equally likely values; each is spread over its 1/(K + 1) of [0, 1].
-    """
-    base_PM = evaluated.column("reference", "reward")
-    prompts, samples = base_PM.shape
-    half = samples // 2
-    u_PM = calibrate(base_PM[:, half:], np.sort(base_PM[:, :half], axis=1))
-    bins = min(16, half + 1)
-    edges = np.linspace(0, 1, bins + 1)
-    filled = np.clip((edges - u_PM[..., None] * half / (half + 1)) * (half + 1), 0, 1).mean(axis=1)
-    relative = [estimate(column, confidence=evaluated.intervals.level) for column in np.diff(filled).T * bins]
-    figure, axes = axes_of("calibrated reward of fresh base samples", "density")
-    axes.bar(
-        edges[:-1], [e.mean for e in relative], 1 / bins, align="edge", color=QUIET, alpha=0.45, label="base samples"
-    )
-    centers = (edges[:-1] + edges[1:]) / 2
-    axes.vlines(centers, [e.low for e in relative], [e.high for e in relative], color=INK, linewidth=1)
-    axes.axhline(1, color=COLORS[0], label="uniform")
-    legend(figure)
-    distance = results["base"]["distance_from_uniform"]
-    chance = _distance_by_chance(prompts, half, samples - half, evaluated.intervals.level)
-    return Picture(
-        "fresh-base-samples",
-        figure,
-        f"Fresh base samples ranked among {half} others. Kolmogorov distance from uniform {distance:.3f}; exact "
-        f"calibration without ties stays below {chance:.3f} in {evaluated.intervals.level:.0%} of simulations. "
-        f"Bars: {evaluated.intervals.level:.0%} intervals.",
-        f"Histogram of {bins} bins between {min(e.mean for e in relative):.2f} and {max(e.mean for e in relative):.2f} "
-        "of the uniform density.",
-    )
-
-
-def _distance_by_chance(prompts: int, references: int, fresh: int, confidence: float) -> float:
-    """Return the ``confidence`` quantile of the distance from uniform when all samples are exchangeable."""
-    rng = np.random.default_rng(0)
-    distances = []
-    for _ in range(CHANCE_DRAWS):
-        is_reference = np.argsort(rng.random((prompts, references + fresh)), axis=1) < references
-        distances.append(uniformity(np.cumsum(is_reference, axis=1)[~is_reference] / references))
-    return float(np.quantile(distances, confidence))
 
 
 def training_curves(name: str, history: list[Numbers], look: Look | None) -> Picture:
