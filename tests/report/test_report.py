@@ -30,7 +30,6 @@ from infalign.report.page import examples
 from infalign.report.results import read_results
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.verdict_text import verdict
-from infalign.theory.rank_correlation import supported_correlation
 
 ONE: dict[str, object] = {"policies": {"only": QRPO}, "gold": False}
 TIES = {"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}
@@ -61,28 +60,6 @@ def test_policies_that_follow_the_law_know_the_ranks(run):
         assert 0.75 < found["rho"]["low"] <= found["rho"]["mean"] <= found["rho"]["high"]
         assert found["rho"]["high"] > 0.97
         assert found["kl"] == pytest.approx(results["policies"][name]["kl"]["mean"])
-        assert list(found["reach"]) == ["exp:10", "identity"]
-        exponential, identity = found["reach"].values()
-        assert exponential["mean"] > identity["mean"] + 0.03
-        for wins in (exponential, identity):
-            assert wins["low"] <= wins["mean"] <= wins["high"]
-            assert (wins["low"] < wins["mean"]) == (
-                supported_correlation(found["rho"]["low"]) < supported_correlation(found["rho"]["mean"])
-            )
-        assert share(identity) in re.sub(r"<[^>]+>", "", html_of(run[1]))
-
-
-def test_policies_that_follow_the_law_win_by_the_judge_what_is_expected(run):
-    """The judge of this run hears noise on the rank: what A promises is what it measures, below its own optimum."""
-    results = read_results(run[1])
-    for judge, found in results["judged"].items():
-        for name, expected in found["at_kl"].items():
-            measured = results["policies"][name]["win_rates"][judge]["best-of-4"]
-            assert measured["low"] - 0.02 < expected["expected"]["mean"] < measured["high"] + 0.02
-            assert 0.5 < expected["expected"]["mean"] < expected["optimum"]["mean"]
-            for e in expected.values():
-                assert e["low"] < e["mean"] < e["high"]
-                assert share(e) in re.sub(r"<[^>]+>", "", html_of(run[1]))
 
 
 def test_control_characters_of_a_model_are_shown_as_such(run):
@@ -104,7 +81,6 @@ def test_served_example_is_the_best_of_the_first_n(run):
         index = p * SAMPLES + int(rewards[p, :4].argmax())
         assert served["text"] == f"aware says {SAID} {index}"
         assert plain["text"] == f"aware says {SAID} {p * SAMPLES}"
-        assert sorted(model["order"] for model in example["models"]) == [0, 1, 2]
 
 
 def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_path):

@@ -10,27 +10,23 @@ from typing import Any
 import numpy as np
 
 from infalign.core.display import LOOKS
-from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
 from infalign.evaluation.diagnostics import agreement
 from infalign.evaluation.intervals import resampled_means
-from infalign.evaluation.judge import best_of_n_by_judge, estimated_judge, turning_point
+from infalign.evaluation.judge import best_of_n_by_judge, turning_point
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.settings import Confidence
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array
-from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, Standard
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, MIN_KL, AtOneKL
 from infalign.report.scored_samples import ScoredSamples
-from infalign.theory.law import Law, judged_win_rate, resampled_win_rates
-from infalign.theory.optimum import optimal_by
-from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
+from infalign.theory.rank_correlation import fitted_rank_correlations
 from infalign.training.solvers.base import Solver
 
 FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew
@@ -65,7 +61,7 @@ def write_results(
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
         "knowledge": _knowledge(evaluated, solvers, aimed),
-        "judged": {judge: _judged(evaluated, solvers, judge, policies) for judge in sources[1:]},
+        "judged": {judge: _judged(evaluated, judge) for judge in sources[1:]},
         "base": {
             "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
             "rewind_draws": evaluated.intervals.of(rewind_draws(reference, reference, evaluated.rewind)),
@@ -162,10 +158,9 @@ def _at_equal_length(
 def _knowledge(
     evaluated: ScoredSamples, solvers: Mapping[str, Solver], wins: Mapping[str, Mapping[str, Array]]
 ) -> dict[str, Any]:
-    """Return for each policy with a law ρ, how well it knows ranks, and what a policy of this ρ and KL wins by each Φ.
+    """Return for each policy with a law ρ, how well it knows ranks, and its KL.
 
-    The interval of ρ is that of KL and win rate together, over prompts; what ``reach``es has that of ρ, at the KL that
-    was measured. A policy whose KL no law reaches has no ρ, and a Φ that cannot spend a policy's KL has None.
+    The interval of ρ is that of KL and win rate together, over prompts. A policy whose KL no law reaches has no ρ.
     """
     aim, found = evaluated.procedure, dict[str, Any]()
     for name, policy in solvers.items():
@@ -181,67 +176,17 @@ def _knowledge(
             continue
         low, high = np.quantile(rhos[1:], evaluated.intervals.ends)
         found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
-    trained_on = {solvers[name].shaping.name: solvers[name] for name in found}
-    for name, numbers in found.items():
-        own = {solvers[name].shaping.name: solvers[name]}  # Φ that were tabulated for different budgets have one name
-        numbers["reach"] = {
-            shaping: _reached(policy, aim, numbers["rho"], numbers["kl"])
-            for shaping, policy in (trained_on | own).items()
-        }
     return found
 
 
-def _reached(policy: Solver, procedure: Served, rho: Mapping[str, float], kl: float) -> dict[str, float] | None:
-    """Return what a policy of knowledge ``rho`` wins at ``kl`` nats; None if its Φ cannot spend them."""
-    law = policy.theory.law_at(procedure, kl)
-    if law is None:
-        return None
-    try:
-        known = {
-            end: law_at_rank_correlation(law.transform, rho=supported_correlation(value), kl=kl)
-            for end, value in rho.items()
-        }
-    except ConfigError:
-        return None
-    return {end: found.law.win_rate(procedure) for end, found in known.items()}
-
-
-def _judged(
-    evaluated: ScoredSamples, solvers: Mapping[str, Solver], judge: str, policies: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what theory expects by a judge that is not the reward, from the reference's samples that both scored.
-
-    ``best_of_n`` has the reference's own win rates, and from which N they fall; ``at_kl`` for each policy what its Φ
-    and what the best Φ for this judge win at the policy's KL, with intervals. ``none`` is why there is no ``at_kl``.
-    """
-    aim, samples = evaluated.procedure, evaluated.judged_by(judge, "reference")
-    sizes, won_NP = best_of_n_by_judge(samples, MOST_OF_N)
+def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:
+    """Return what Best-of-N of the reference, selected by the reward, wins by a judge, and from which N that falls."""
+    sizes, won_NP = best_of_n_by_judge(evaluated.judged_by(judge, "reference"), MOST_OF_N)
     turn = turning_point(sizes, won_NP, confidence=evaluated.intervals.level)
-    found: dict[str, Any] = {
+    return {
         "best_of_n": {f"{n}": evaluated.intervals.of_shares(won) for n, won in zip(sizes, won_NP, strict=True)},
         "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
     }
-    try:
-        seen = estimated_judge(samples, aim, seed=evaluated.intervals.seed)
-        kls = {name: max(policies[name]["kl"]["mean"], MIN_KL) for name in solvers}
-        laws = {name: policy.theory.law_at(aim, kls[name]) for name, policy in solvers.items()}
-        best = {name: optimal_by(seen.judge, aim, kl=kl).law for name, kl in kls.items()}
-        found["at_kl"] = {
-            name: {
-                "expected": None if law is None else _expected(law, aim, seen, evaluated.intervals),
-                "optimum": _expected(best[name], aim, seen, evaluated.intervals),
-            }
-            for name, law in laws.items()
-        }
-    except InfalignError as error:
-        found["none"] = str(error)
-    return found
-
-
-def _expected(law: Law, procedure: Served, seen: EstimatedJudge, intervals: Confidence) -> dict[str, float]:
-    """Return what a policy wins by an estimated judge, with the interval of what is known of it, over prompts."""
-    low, high = np.quantile(resampled_win_rates(law, procedure, seen.resampled), intervals.ends)
-    return {"mean": judged_win_rate(law, procedure, seen.judge), "low": float(low), "high": float(high)}
 
 
 def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | None:

@@ -28,7 +28,6 @@ from infalign.training.solvers.distil import Settings as Distil
 from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
 
-ROLLOUTS_PER_PROMPT = 8  # that an offline training reads together, so that it computes their prompt once
 History = list[dict[str, Any]]
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
