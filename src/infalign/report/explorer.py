@@ -11,14 +11,10 @@ from infalign.report.curve_figures import COLOR_OF_TRANSFORM
 
 def explorer_page(served: str = "best-of-4") -> str:
     """Return the page, whole in itself; it opens at 0.5 nats with the procedure ``served`` where it knows it."""
-    tables = json.loads(_own_file("explorer.json"))
-    data = {
-        "colors": COLOR_OF_TRANSFORM | {"optimal": "currentColor"},
-        "served": served,
-        "kl": tables["kls"].index(0.5),
-    }
-    return _own_file("explorer.html").replace("{{ data }}", json.dumps(tables | data, separators=(",", ":")))
-
-
-def _own_file(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    page, numbers = (
+        (files(__package__) / name).read_text(encoding="utf-8") for name in ("explorer.html", "explorer.json")
+    )
+    tables = json.loads(numbers)
+    colors = COLOR_OF_TRANSFORM | {"optimal": "currentColor"}
+    data = tables | {"colors": colors, "served": served, "kl": tables["kls"].index(0.5)}
+    return page.replace("{{ data }}", json.dumps(data, separators=(",", ":")))

@@ -101,7 +101,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
         seconds=seconds,
-        levels=_levels(recipe, made),
     )
     write_text(layout.report, html)
 
@@ -242,14 +241,6 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
         "Versions": _versions(made),
     }
-
-
-def _levels(recipe: Recipe, made: Mapping[str, Numbers]) -> str:
-    """Return the confidence of the intervals of rewards: ``95%``; that of their fitting, which is not done again."""
-    found = {
-        made[name]["summary"].get("confidence", recipe.evaluate.confidence) for name in recipe.rewards if name in made
-    }
-    return " and ".join(f"{100 * level:.0f}%" for level in sorted(found))
 
 
 def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:

@@ -74,18 +74,13 @@ def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
             f"Keep the reference: by {SPOKEN[judge]} no policy is sure to beat it. The best, {best}, wins "
             f"{_percent(wins)} of pairs, both served as {procedure}{more}."
         )
-    many = len(results["policies"])
+    many, spent = len(results["policies"]), _spent(policy)
+    of_budget = "" if spent is None else f", {spent:.0%} of its budget"
     rank = f", the most of {many} policies" if many > 1 else ""
     return (
         f"Ship {best}: by {SPOKEN[judge]} it wins {_percent(wins)} of pairs against the reference{rank}, both served "
-        f"as {procedure}, for {amount(policy['kl'])} nats{_of_budget(policy)}{more}."
+        f"as {procedure}, for {amount(policy['kl'])} nats{of_budget}{more}."
     )
-
-
-def _of_budget(policy: Numbers) -> str:
-    """Return how much of its KL budget a policy has spent; "" for one that has none."""
-    part = _spent(policy)
-    return "" if part is None else f", {part:.0%} of its budget"
 
 
 def _spent(policy: Numbers) -> float | None:
