@@ -63,7 +63,7 @@ class ByName(UserReward):
             lists[VERL] = list(responses)
             rows = ({name: values[row] for name, values in lists.items()} for row in range(len(responses)))
             return [_score(self._called(row)) for row in rows]
-        said = map(_as_completion, prompts, responses) if completions is None else completions
+        said = map(as_completion, prompts, responses) if completions is None else completions
         return self._called({"prompts": list(prompts), OWN: list(responses), TRL: list(said)} | lists)
 
     def _called(self, given: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def _as_completion(prompt: object, response: str) -> object:
+def as_completion(prompt: object, response: str) -> object:
     """Return a response in the form of its prompt: messages for messages."""
     return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infalign.core.errors import ConfigError
+from infalign.method.by_name import as_completion
 from infalign.method.calibration import calibrate
 from infalign.method.reward import Reward, rewards_of
 from infalign.models.conversations import prompt_ids
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def calibrate_prompts(
     model: str | Path | tuple[Any, Any],
-    prompts: Sequence[Any],
+    prompts: Sequence[Any] | Dataset,
     reward: Reward,
     k: int = 32,
     *,
@@ -35,7 +36,8 @@ def calibrate_prompts(
 
     Its columns are ``prompt``, as given, and ``reference_rewards``, K numbers in ascending order. ``model`` is a folder
     or hub id of a causal language model, or one that is loaded, with its tokenizer: ``(model, tokenizer)``. Prompts are
-    texts or lists of messages; ``reward(prompts, responses)`` returns a number for each response text. Responses are
+    texts or lists of messages, or a dataset with the column ``prompt``, whose other columns reach the reward by name
+    and stay; ``reward(prompts, responses)`` returns a number for each response text. Responses are
     drawn at temperature 1, ``max_new_tokens`` long at most, by random streams of ``seed`` that depend on the place of
     the prompt; `infalign run` stores them too and continues after a stop.
 
@@ -55,15 +57,16 @@ def calibrate_prompts(
         raise ConfigError(f"calibration needs a k of at least 2 responses per prompt, found {k}")
     network, tokenizer = model if isinstance(model, tuple) else load_policy(convert(str(model)))
     engine = _engine(network.eval(), tokenizer, Sampling(max_new_tokens, seed=seed))
-    references = []
-    for number, prompt in enumerate(prompts):
+    references, given = [], prompts if isinstance(prompts, Dataset) else Dataset.from_dict({"prompt": list(prompts)})
+    for number, row in enumerate(given):
+        prompt = row.pop("prompt")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         (ids,) = prompt_ids(tokenizer, [messages])
-        texts = [response.text for response in engine.sample(ids, str(number), range(k))]
-        rewards_K = np.sort(rewards_of(reward, [prompt] * k, texts))
+        said = [as_completion(prompt, response.text) for response in engine.sample(ids, str(number), range(k))]
+        rewards_K = np.sort(rewards_of(reward, [prompt] * k, said, {name: [value] * k for name, value in row.items()}))
         calibrate(rewards_K, rewards_K)  # raises for rewards that are not finite
         references.append(rewards_K.tolist())
-    return Dataset.from_dict({"prompt": list(prompts), "reference_rewards": references})
+    return given.add_column("reference_rewards", references)
 
 
 def _engine(model: Any, tokenizer: Any, sampling: Sampling) -> Engine:
