@@ -48,6 +48,11 @@ def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
     for name, wins in (("aware", 0.6), ("plain", 0.7)):
         results["policies"][name]["win_rates"]["judge"]["best-of-4"] = around(wins)
     assert verdict(results)[0].startswith("Ship plain: by the judge it wins 70.0% (68.0–72.0) of pairs")
+    assert "Within that interval too" not in verdict(results)[0]
+    results["policies"]["aware"]["win_rates"]["judge"]["best-of-4"] = around(0.69)
+    results["policies"]["aware"]["kl"] = around(0.2)
+    level = "Within that interval too: aware with 69.0% (67.0–71.0) for 0.20 (0.18–0.22) nats, 40% of its budget."
+    assert verdict(results)[0].endswith(level)
     for policy in results["policies"].values():
         policy["win_rates"]["judge"]["best-of-4"] = around(0.51)
     assert verdict(results)[0].startswith("Keep the reference: by the judge no policy is sure to beat it.")

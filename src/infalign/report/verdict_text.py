@@ -9,6 +9,7 @@ from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
+NAMED = 3  # policies that may be as good as the best one
 SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
 
 
@@ -74,13 +75,32 @@ def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
             f"Keep the reference: by {SPOKEN[judge]} no policy is sure to beat it. The best, {best}, wins "
             f"{_percent(wins)} of pairs, both served as {procedure}{more}."
         )
-    many, spent = len(results["policies"]), _spent(policy)
-    of_budget = "" if spent is None else f", {spent:.0%} of its budget"
+    many = len(results["policies"])
     rank = f", the most of {many} policies" if many > 1 else ""
     return (
         f"Ship {best}: by {SPOKEN[judge]} it wins {_percent(wins)} of pairs against the reference{rank}, both served "
-        f"as {procedure}, for {amount(policy['kl'])} nats{of_budget}{more}."
+        f"as {procedure}, for {amount(policy['kl'])} nats{_of_budget(policy)}{more}.{_as_good(results, best, judge)}"
     )
+
+
+def _as_good(results: Numbers, best: str, judge: str) -> str:
+    """Return a sentence on the other policies that win as much as the best one may win; "" if there are none."""
+    policies, procedure = results["policies"], results["procedure"]
+    wins = {name: policy["win_rates"][judge][procedure] for name, policy in policies.items()}
+    near = [name for name in wins if name != best and wins[name]["mean"] >= wins[best]["low"]]
+    near.sort(key=lambda name: -float(wins[name]["mean"]))
+    said = [
+        f"{name} with {_percent(wins[name])} for {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
+        for name in near[:NAMED]
+    ]
+    said += [f"{len(near) - NAMED} more"] if len(near) > NAMED else []
+    return f" Within that interval too: {_listed(said)}." if said else ""
+
+
+def _of_budget(policy: Numbers) -> str:
+    """Return how much of its KL budget a policy has spent; "" for one that has none."""
+    part = _spent(policy)
+    return "" if part is None else f", {part:.0%} of its budget"
 
 
 def _spent(policy: Numbers) -> float | None:
