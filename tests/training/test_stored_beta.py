@@ -1,5 +1,6 @@
 """β of every shaping comes from the stored rewards where they tie, and `optimal` is trained on its own log-ratios."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ def test_maxk_has_the_beta_of_the_optimum() -> None:
     assert by_wins.raw_beta(BestOfN(4), lambda: FREE) == optimal(BestOfN(4), kl=0.2).beta
 
 
+def test_what_a_given_n_spends_is_not_known_by_ranks_that_tie() -> None:
+    """Fine-tuning on the best of 4 of 0/1 rewards spends less than log 4 − 3/4 nats."""
+    theory = read_solver(solver="bon-sft", n=4).theory
+    assert theory.kl(BestOfN(4), lambda: FREE) == pytest.approx(np.log(4) - 0.75)
+    assert theory.kl(BestOfN(4), lambda: CHECKED) is None
+
+
 def test_a_prompt_without_a_success_is_trained_on() -> None:
     """By the optimum its failures have the target log((1 − q)/(1 − p̃)), p̃ = ½/(K + 1); others sum to 1 by p̃ and q."""
     shaping = optimum(CHECKED, BestOfN(8), kl=0.2, smoothed=True).shaping
@@ -98,6 +106,6 @@ def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: p
 )
 def test_where_the_optimum_is_not_known_it_is_refused(settings: dict[str, Any], procedure: str, said: str) -> None:
     """Rewind-and-Repeat looks at more than ranks, and nothing else is spelled so."""
-    facts = RecipeFacts(parse_procedure(procedure), 16, has_judge=True, has_reward_model=True, own_models=True)
+    facts = RecipeFacts(parse_procedure(procedure), 16, **{field.name: True for field in fields(RecipeFacts)[2:]})
     with pytest.raises((ValueError, ConfigError), match=said):
         read_solver(kl_budget=0.2, **settings).check(facts)

@@ -1,6 +1,7 @@
 """What a KL budget buys on stored rewards, before any policy is trained: for rewards of 0 and 1 pass@N."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +81,13 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
     if rows:
         if rollouts is None:
             raise DataError(f"{path} has pass rates; --rollouts says of how many rollouts per prompt")
-        for where, rate in rows:
-            try:
-                float(rate)
-            except (TypeError, ValueError):
-                raise DataError(f"{where}: pass_rate is {rate!r}, not a number") from None
-        rates_P = np.array([float(rate) for _, rate in rows])
-        if bad := [where for (where, _), rate in zip(rows, rates_P, strict=True) if not 0 <= rate <= 1]:
-            raise DataError(f"{bad[0]}: pass_rate is no share from 0 to 1")
+        rates_P = np.zeros(len(rows))
+        for prompt, (where, rate) in enumerate(rows):
+            with suppress(TypeError, ValueError):
+                rates_P[prompt] = float(rate)
+                if 0 <= rates_P[prompt] <= 1:
+                    continue
+            raise DataError(f"{where}: pass_rate is {rate!r}, no share from 0 to 1")
         right_P = np.rint(rates_P * rollouts)
         return np.asarray(np.arange(rollouts) >= rollouts - right_P[:, None], float)
     table = read_rewards(path)

@@ -15,7 +15,7 @@ from infalign.method.shapings import rank_transform
 from infalign.models.pretrained import TRANSFORMATION, load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
-from infalign.recipe.data_dependent import policy_betas, resolved_policy, transform_table
+from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.steps import judged_transform, reference_passes
 from infalign.steps.costs import DRAWN, READ, Pass, training_flops
@@ -150,7 +150,7 @@ def _train_offline(policy: Offline, beta: float, inputs: PolicyInputs, target: T
     from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
 
     tokenizer = load_tokenizer(inputs.layout.tokenizer)  # it has the chat template
-    rows, kl = inputs.rows(policy), policy.theory.kl(inputs.procedure)
+    rows, kl = inputs.rows(policy), policy.theory.kl(inputs.procedure, partial(reference_rewards, inputs.layout))
     model = inputs.start(policy, tokenizer, target.compute)
     fitted = fit_to_rollouts(RolloutRegression(policy.objective(beta)), model, rows, policy.fit, job)
     if policy.guide is not None and kl is not None and is_first():

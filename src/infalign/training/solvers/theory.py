@@ -57,10 +57,15 @@ class MethodTheory:
     def _budget_beta(self, procedure: Served, rewards_PK: Array, kl: float) -> float:
         return stored_beta(self.shaping, rewards_PK, kl)
 
-    def kl(self, procedure: Served) -> float | None:
-        """Return the KL in nats that a policy is to spend: its budget or that of its law; None for neither."""
-        law = self.law(procedure) if self.kl_budget is None else None
-        return law.kl if law is not None else self.kl_budget
+    def kl(self, procedure: Served, references: References | None = None) -> float | None:
+        """Return the KL in nats that a policy is to spend: its budget or that of its law; None for neither.
+
+        A law of continuous ranks is none where more than half of the stored rewards equal the next one.
+        """
+        if self.kl_budget is not None or (references is not None and (np.diff(references()) == 0).mean() > 0.5):
+            return self.kl_budget
+        law = self.law(procedure)
+        return None if law is None else law.kl
 
     def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law | None:
         if (transform := rank_transform(self.shaping)) is None:
