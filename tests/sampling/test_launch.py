@@ -75,8 +75,11 @@ def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
         time.sleep(0.05)
 
 
-def test_a_server_that_dies_at_a_request_says_why_at_once(policy: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_server_that_dies_at_a_request_says_why_at_once(
+    policy: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its exit code and what it died of, instead of attempts to connect; the whole output stays in a file."""
+    monkeypatch.chdir(tmp_path)  # where the server writes its pids
     (tmp_path / "server.py").write_text(SERVER.replace("def log_message", DIES + "    def log_message"))
     engine = partial(ServerEngine, model="m", vocabulary=Vocabulary(policy[1]), sampling=Sampling(4))
     started_at = time.monotonic()
