@@ -1,7 +1,7 @@
-"""Why a guide keeps more of theory's gap than a plain language model: controls in the demo's world.
+"""Why a guide keeps more of theory's gap than a plain language model: controls in the world of preferences.
 
 ``python benchmarks/controls.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2, in the folder of
-`benchmarks/forms.py`, whose data, models and rollouts it takes or makes. exp:10 at the demo's KL budget on the same
+`benchmarks/forms.py`, whose data, models and rollouts it takes or makes. exp:10 at that recipe's KL budget on the same
 rows: guides on the trunk of the reward model, of the reference and of a model that knows nothing; the reference itself
 trained, at three learning rates; and a reference with twice the layers, the new ones adding nothing at first, so that
 it has as many parameters as reference and guide. Prints a row a control with the mean over seeds and its 95 % interval
@@ -68,8 +68,8 @@ def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
 
 
 def rows_of(run_dir: Path, wanted: dict[str, Any], *changes: str) -> dict[str, dict[str, float]]:
-    """Run the demo with other policies in a directory and return KL, win rates by each judge and share of each."""
-    recipe = load_recipe("demo", [f"run_dir={run_dir}", *changes, f"policies={json.dumps(wanted)}"])
+    """Run the recipe preferences with other policies in a directory and return KL, win rates by each judge and share of each."""
+    recipe = load_recipe("preferences", [f"run_dir={run_dir}", *changes, f"policies={json.dumps(wanted)}"])
     whole_run.run_recipe(recipe, until="evaluate", console=Console())
     results, seed = read_results(run_dir), Seed(recipe)
     rows = {}
@@ -83,12 +83,12 @@ def rows_of(run_dir: Path, wanted: dict[str, Any], *changes: str) -> dict[str, d
 def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str, float]]:
     """Return the numbers of every control of one seed."""
     settings = [f"seed={seed}", *overrides]
-    base = base_run("demo", folder, seed, settings)
+    base = base_run("preferences", folder, seed, settings)
     models, made = base / "models", base.parent / "controls"
     if not made.exists():
         shutil.copytree(base, made)
     nothing = without_knowledge(models / "reference", base.parent / "nothing")
-    recipe = load_recipe("demo", settings)
+    recipe = load_recipe("preferences", settings)
     wanted = policies(recipe, {"guide-reward": "reward", "guide-reference": "reference", "guide-random": str(nothing)})
     rows = rows_of(made, wanted, *settings)
     deep = doubled(models / "reference", base.parent / "doubled")

@@ -1,6 +1,6 @@
 """Time and memory of the demo: ``python benchmarks/demo.py RUN_DIR``, with a directory that does not exist yet.
 
-Promised: at most 8 minutes on two cores and at most 6 GiB, summed over all processes (shared pages counted once each).
+Promised: at most 4 minutes on two cores and at most 6 GiB, summed over all processes (shared pages counted once each).
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 RECIPE = "demo"
-MINUTES, GIB = 8.0, 6.0
+MINUTES, GIB = 4.0, 6.0
 
 
 def tree_memory(process: psutil.Process) -> int:

@@ -1,6 +1,6 @@
 """What a win costs on-policy and by a guide: ``python benchmarks/on_policy.py FOLDER [SEED …] [key=value …]``.
 
-In the demo's world, by default seeds 0, 1 and 2, 480 prompts: TRL's GRPO (three passes, groups of 8) on the raw reward
+In the world of preferences, by default seeds 0, 1 and 2, 480 prompts: TRL's GRPO (three passes, groups of 8) on the raw reward
 and on the aware transformation, and a guide on few stored rollouts, 8 a prompt, scaled to the KL budget; methods
 get further budgets until each has policies on both sides of the median KL. Prints for each method the mean over seeds
 with Student's 95 % interval: by how many points of Best-of-4 the guide is ahead at one KL, by each judge; tokens drawn
@@ -30,7 +30,7 @@ def comparison(folder: Path, seed: str, changes: list[str]) -> dict[str, Any]:
     """Return the numbers of a comparison, from its file if it is done."""
     found = folder / f"seed-{seed}.json"
     if not found.exists():
-        recipe = recipe_of_seed("demo", folder, seed, [*FEW, *changes])
+        recipe = recipe_of_seed("preferences", folder, seed, [*FEW, *changes])
         budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
         policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
         found.write_text(json.dumps(Comparison(policies).measure()))

@@ -97,10 +97,10 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
     """A word means what comes along, wherever one works; a misspelled one is answered with what was probably meant."""
     code, out, _ = main("run", "demo", "--dry-run", "--set", f"run_dir={tmp_path / 'run'}")
     assert code == 0
-    assert "8,000 preference pairs" in out
+    assert "100,000 demonstrations" in out
     code, out, _ = main("status", "demo", "--set", f"run_dir={tmp_path / 'run'}")
     assert code == 4
-    assert f"0 of 37 done in {tmp_path / 'run'}" in out
+    assert f"0 of 25 done in {tmp_path / 'run'}" in out
     for words in (["run", "dmo"], ["compare", "dmo"], ["recipes", "dmo"]):
         code, _, err = main(*words)
         assert code == 2

@@ -40,11 +40,9 @@ def test_the_wheel_has_the_recipes_and_runs_one(installed: Path, tmp_path: Path)
         assert f"{recipe.name}\n  {recipe.about}\n" in listed
         assert run(installed, "recipes", recipe.name, cwd=tmp_path) == recipe.path.read_text(encoding="utf-8")
     changes = [
-        "data.sources.0.world=200",
-        "policy.fit.epochs=0.2",
-        "reward.fit.epochs=0.2",
-        "rollout={prompts: 16, k: 6, max_new_tokens: 8}",
-        "evaluate={prompts: 6, samples: 8, max_n: 4, rewind: 'rewind:0.75:4'}",
+        "data.sources.0.sums=2000",
+        "rollout={prompts: 16, k: 6, max_new_tokens: 4}",
+        "evaluate={prompts: 6, samples: 8, max_n: 8, truth: reward}",
         "report_to=[]",
         "allow_worthless=true",  # 96 rollouts are one batch of 128, and the only step has learning rate 0
     ]

@@ -247,7 +247,7 @@ def test_half_precision_is_for_drawing_and_scoring(root: Path) -> None:
 
 def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: Path) -> None:
     """Wherever the recipe names it: it takes the longest, and nothing else would be left to do beside it."""
-    recipe = load_recipe("demo", [f"run_dir={tmp_path}"])
+    recipe = load_recipe("preferences", [f"run_dir={tmp_path}"])
     named = dict(sorted(recipe.policies.items(), key=lambda item: item[0] != "aware-student"))
     for policies in (recipe.policies, named):
         run = Run.of(recipe.model_copy(update={"policies": policies}))

@@ -38,12 +38,12 @@ def keys(_: CompletionContext) -> dict[str, str]:
 
 
 def rows(typed: CompletionContext) -> dict[str, str]:
-    """Return the public data sets, what they are, the world of the demo, and the files of rows nearby."""
+    """Return the public data sets, what they are, the built-in world, and the files of rows nearby."""
     from infalign.data.files import READERS
     from infalign.data.sets import SETS
 
     about = {name: found.about for name, found in SETS.items()}
-    return about | {"world": "the small text world of the demo"} | _near(typed, READERS)
+    return about | {"world": "a small text world of preferences"} | _near(typed, READERS)
 
 
 def _near(typed: CompletionContext, endings: Iterable[str]) -> dict[str, str]:
