@@ -19,7 +19,7 @@ from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, calibrate
-from infalign.method.procedures import RankProcedure
+from infalign.method.procedures import RankProcedure, parse_procedure, rewinds
 
 Objective = Literal["reward", "win-rate"]
 GRID = np.linspace(0.0, 1.0, 129)  # where it is seen whether h is convex
@@ -94,7 +94,7 @@ class Optimum:
 
 def optimum(
     rewards_PK: ArrayLike,
-    procedure: RankProcedure,
+    procedure: RankProcedure | str,
     *,
     kl: float | None = None,
     beta: float | None = None,
@@ -111,10 +111,13 @@ def optimum(
     ConfigError for a budget that cannot be spent, with the largest, and for graded rewards without an objective;
     DataError for rewards that are not finite.
 
-    >>> o = optimum([[0, 0, 0, 0, 1]], BestOfN(4), beta=0.5)
+    >>> o = optimum([[0, 0, 0, 0, 1]], "best-of-4", beta=0.5)
     >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
+    served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
+    if rewinds(served):
+        raise ConfigError(f"the optimum is that of a procedure by rank, and {served.name} compares with a threshold")
     rewards = np.asarray(rewards_PK, float)
     if rewards.ndim != 2 or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
         raise DataError(f"rewards are a finite prompts × rollouts array with 2 rollouts or more, found {rewards.shape}")
@@ -129,13 +132,13 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta is positive and finite, found {beta}")
-    laws = _Laws.of(np.sort(rewards, axis=1), procedure, objective, smoothed=smoothed)
+    laws = _Laws.of(np.sort(rewards, axis=1), served, objective, smoothed=smoothed)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
     rows = list(zip(rewards, laws.of_prompt, strict=True))
     shaped_PK = np.stack([laws.at(row, law, solved) for row, law in rows])
     laws_PK = np.stack([laws.shared(row, solved.q[law], law) for row, law in rows])
-    shaping = Optimal(procedure, found_beta, objective)
+    shaping = Optimal(served, found_beta, objective)
     of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
     spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
     return Optimum(found_beta, spent, largest_kl, value, reference_value, laws_PK, shaped_PK, shaping)
