@@ -68,7 +68,7 @@ def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
 
 
 def rows_of(run_dir: Path, wanted: dict[str, Any], *changes: str) -> dict[str, dict[str, float]]:
-    """Run the recipe preferences with other policies in a directory and return KL, win rates by each judge and share of each."""
+    """Run `preferences` with other policies in a directory; return KL, win rates by each judge and share of each."""
     recipe = load_recipe("preferences", [f"run_dir={run_dir}", *changes, f"policies={json.dumps(wanted)}"])
     whole_run.run_recipe(recipe, until="evaluate", console=Console())
     results, seed = read_results(run_dir), Seed(recipe)

@@ -10,7 +10,7 @@ too, to be compared with plain policies that spend little. Prints a row a method
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
 qrpo of the same form, and over a plain policy the guided one, is ahead by each judge, at the budget or the KL that the
 two spend; all with 95 % intervals over seeds and prompts (`seeds.over_seeds`), of one seed over prompts.
-``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not repeated. The recipe preferences takes an hour or two a seed on two
+``FOLDER/PROCEDURE.svg`` shows the leads. What is done is not repeated. `preferences` takes an hour or two a seed on two
 cores, `hh-harmless-tiny` with 192 prompts an hour on one.
 """
 

@@ -5,7 +5,7 @@ again. Prints by how many points of the served win rate each method is ahead of 
 and the share of theory's gap that each policy reaches: each seed's, then the mean with its 95 % interval over seeds and
 prompts (`seeds.over_seeds`) and how many seeds are above 0. The share is the part of the gap between
 theory's identity and theory's optimum, each at the KL that the policy spends. ``FOLDER/seeds.svg`` shows each policy of
-each seed, and what theory gives for as much as the policies know of ranks. The recipe preferences takes some eight minutes a seed.
+each seed, and what theory gives for as much as the policies know of ranks. `preferences` takes eight minutes a seed.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """What a win costs on-policy and by a guide: ``python benchmarks/on_policy.py FOLDER [SEED …] [key=value …]``.
 
-In the world of preferences, by default seeds 0, 1 and 2, 480 prompts: TRL's GRPO (three passes, groups of 8) on the raw reward
-and on the aware transformation, and a guide on few stored rollouts, 8 a prompt, scaled to the KL budget; methods
+In the recipe `preferences`, by default seeds 0, 1 and 2, 480 prompts: TRL's GRPO (three passes, groups of 8) on the raw
+reward and on the aware transformation, and a guide on few stored rollouts, 8 a prompt, scaled to the KL budget; methods
 get further budgets until each has policies on both sides of the median KL. Prints for each method the mean over seeds
 with Student's 95 % interval: by how many points of Best-of-4 the guide is ahead at one KL, by each judge; tokens drawn
 and seconds of one core, and what share of them the guide takes. The guide pays for its rollouts, their scores and its

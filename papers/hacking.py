@@ -168,7 +168,7 @@ class Hacking:
         conversations, responses = [prompt for prompt, _ in pairs], [text for _, four in pairs for text in four]
         ids = [prompt_id(prompt) for prompt in conversations]
         drawn = Prompts([*dict.fromkeys(ids)], [], [known[one] for one in dict.fromkeys(ids)], ["{}"] * len(set(ids)))
-        rollouts, sampler = self.folder / "rollouts", self.run.sampler(self.run.reference)
+        rollouts, sampler = self.folder / "rollouts", self.run.sampler("reference", self.run.reference)
         sampler.draw(drawn, k, rollouts, seed=self.recipe.seed, on_progress=ignore_progress)
         texts = listed(read_rollouts(rollouts, ids, k), "text")
         rewards_P4 = {

@@ -1,4 +1,4 @@
-"""A small text world for the recipe `preferences`: requests for advice, replies of graded care, and a hidden gold quality.
+"""The small text world of the recipe `preferences`: requests for advice, replies of graded care, and a hidden quality.
 
 No weights and no download: tables of phrases, an author who composes them with more or less care, and a judge
 who finds them again in any text. The judge is not the author: long replies come from careful authors, yet

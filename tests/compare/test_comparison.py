@@ -40,7 +40,7 @@ def recipe(root: Path, *overrides: str) -> Recipe:
     settings = micro.settings(root / "run") | {"judge": micro.GOLD, "procedure": "best-of-2"}
     del settings["policies"]["plain"], settings["gold"]
     for policy in settings["policies"].values():
-        policy["fit"] = policy["fit"] | {"epochs": 4, "learning_rate": 1e-2}  # enough to spend the budgets
+        policy["fit"] = policy["fit"] | {"epochs": 4, "learning_rate": 1.2e-2}  # enough to spend the budgets
     fixed = ["compute.processes=1", "report_to=[]"]
     return load_recipe(micro.write(root / "recipe.yaml", settings), [*fixed, *overrides])
 

@@ -36,7 +36,10 @@ def often_constant(prompts: list[Any], responses: list[str]) -> list[float]:
     return [len(r) * (len(p[-1]["content"]) % 4 == 0) for p, r in zip(prompts, responses, strict=True)]
 
 
-OFTEN_CONSTANT = f"reward={{function: '{__name__}:often_constant'}}"
+OFTEN_CONSTANT = (
+    f"reward={{function: '{__name__}:often_constant'}}",
+    *(f"policies.{name}.kl_budget=0.1" for name in ("aware", "plain", "online")),
+)
 OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", "fit.epochs=20", "kl_budget=0.01"))
 
 
@@ -54,7 +57,7 @@ OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", 
         "judge": ("reward-model", "judge", "than a coin", "judge.fit.learning_rate=1e-9"),
         "fine-tuning has one step": ("sft", "sft", "at learning rate 0", "policy.fit.batch_size=1000"),
         "most prompts are too long": ("data", "data", "too long", "data.max_prompt_tokens=36"),
-        "most prompts teach nothing": ("calibrate", "calibrate", "prompts teach nothing", OFTEN_CONSTANT),
+        "most prompts teach nothing": ("calibrate", "calibrate", "prompts teach nothing", *OFTEN_CONSTANT),
         "many times the budget": ("evaluate", "evaluate-aware", "lower its fit.learning_rate", *OVERSPENDS),
     },
     brief=("most prompts teach nothing",),

@@ -80,7 +80,10 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
         ("evaluate.rewind=rewind:0.85:4", "`evaluate`: rewind:0.85:4 needs 12 samples, found 8"),
         ("procedure=rewind:0.5:4", "evaluate.rewind is rewind:0.75:4; it must be the procedure, rewind:0.5:4"),
         ("procedure=top-2-of-200", "evaluate.samples: top-2-of-200 cannot be estimated from"),
-        ("data.sources=[{world: 3, limit: 2}]", "`data.sources.0`: limit is for rows that are read; world and sums say how"),
+        (
+            "data.sources=[{world: 3, limit: 2}]",
+            "`data.sources.0`: limit is for rows that are read; world and sums say",
+        ),
         ("data.sources=[{path: x, split: test}]", "`data.sources.0`: split is for a set; a file is read whole"),
         ("data.sources=[{path: x, data_dir: y}]", "unknown key `data.sources.0.data_dir`"),
         ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, set, hub, world"),

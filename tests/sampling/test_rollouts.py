@@ -56,7 +56,7 @@ def test_logprob_is_that_of_a_plain_forward_pass(family: str) -> None:
             lengths.add(len(response.token_ids))
             expected = math.fsum(token_logprobs(model, prompt.token_ids, response.token_ids))
             for found in (response, alone):
-                assert found.logprob == pytest.approx(expected, abs=1e-6 * len(response.token_ids), rel=0)
+                assert found.logprob == pytest.approx(expected, abs=2e-6 * len(response.token_ids), rel=0)
     assert len(lengths) > 5
 
 

@@ -135,8 +135,9 @@ def test_the_rank_model_starts_from_the_nearest_model(tmp_path: Path, override: 
 def test_too_few_prompts_with_an_order_are_said_before_training(finished: Path, tmp_path: Path) -> None:
     """A constant reward ties all rollouts: there is no rank to predict, and the rank model is not trained."""
     shutil.copytree(finished / "run", tmp_path / "run")
+    changes = ["reward.function=test_rank_model:constant", "policies={sft: {solver: bon-sft, n: 2}}"]
     with pytest.raises(DataError, match="0 of the 4 prompts held out from the rank model have rollouts of different"):
-        micro.done(recipe(tmp_path, "reward.function=test_rank_model:constant"), until="train")
+        micro.done(recipe(tmp_path, *changes), until="train")
     assert not Layout(tmp_path / "run").model("rank").exists()
 
 
