@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GENERATE_EPILOGUE = """\
 Examples:
-  infalign generate runs/demo --prompt "How do I bake bread?"
+  infalign generate runs/demo --prompt "Make 10 from 9 3 7 1"
   infalign generate runs/demo --policy reference --procedure standard < prompts.txt
   infalign generate runs/demo --procedure best-of-8 --prompt "Hello" --all
   infalign generate runs/demo --procedure rewind:0.85:32 --input test.jsonl --json
