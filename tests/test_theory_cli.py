@@ -143,6 +143,7 @@ def test_the_papers_fixed_points_are_the_optima(main: Any, procedure: str, kl: f
     assert {"residual", "self_check", "normalized_beta"} <= ours.keys()
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:
     """A sweep is drawn as one labelled line for each transformation, the same bytes every time."""
     files = [tmp_path / name for name in ("a.svg", "b.svg", "c.png", "d.pdf")]

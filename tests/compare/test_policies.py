@@ -36,6 +36,7 @@ def test_strengths_are_those_of_the_budget() -> None:
         assert nearest_n(law_at_kl(parse_transform("log"), kl=np.log(n) - (n - 1) / n).kl) == n
 
 
+@pytest.mark.slow
 def test_the_aware_transformation_is_the_best_that_has_a_name() -> None:
     """It is the first of `theory.choose` that a recipe can spell: steeper for larger N, negative for the worst."""
     for procedure in (BestOfN(4), WorstOfN(4), BestOfN(32)):

@@ -21,6 +21,8 @@ from infalign.method.calibration import calibrate
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("qrpo", "qrpo-identity", "best-of-n")  # of those that the figures compare
 NUMBERS = (3, 4, 7, 8, 9, 10, 12)
 SEEDS = (0, 1)

@@ -183,6 +183,7 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
     assert unknown == {"sft", "reward", "judge"}
 
 
+@pytest.mark.slow
 def test_time_is_told_by_a_matrix_product_or_by_records(tmp_path: Path, finished: Path) -> None:
     """It says which, and how far off it may be."""
     said = planned(micro.settings(tmp_path))

@@ -98,6 +98,7 @@ def test_smoothing_is_the_mean_over_all_counts_and_leaves_identity_alone() -> No
     )
 
 
+@pytest.mark.slow
 def test_finite_rollouts_turn_the_ranking_around() -> None:
     """For Best-of-32 the exact optimum is best with exact ranks and for who generalizes, an exponential under both."""
     ranking = choose(BestOfN(32), kl=0.5, rollouts=100)
@@ -123,6 +124,7 @@ def test_the_recommendation_is_good_under_both_limits() -> None:
         assert behind[max(wins, key=lambda name: wins[name][limit])] > 0.01
 
 
+@pytest.mark.slow
 def test_a_candidate_is_what_the_simulation_says() -> None:
     """Win rate and errors are those of ``finite_rollouts`` on the same prompts, differences pair by pair."""
     ranking = choose(WorstOfN(4), kl=0.5, rollouts=50, seed=3)
@@ -139,6 +141,7 @@ def test_a_candidate_is_what_the_simulation_says() -> None:
     assert other.behind_error == pytest.approx(paired.std(ddof=1) / np.sqrt(len(paired)), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["best-of-8", "worst-of-8"])
 def test_the_best_exponential_is_as_good_as_the_best_of_a_grid(name: str) -> None:
     """Trying every t of a grid finds none better than the one searched, by more than half a thousandth."""
@@ -158,6 +161,7 @@ def test_what_ties_gives_way_to_the_simplest() -> None:
     assert ranking.recommended.transform.name == "identity"
 
 
+@pytest.mark.slow
 def test_nearly_certain_wins_still_differ() -> None:
     """Worst-of-32 at half a nat: exp:-10 loses 20 times as often as the best, so it does not tie with it."""
     ranking = choose(WorstOfN(32), kl=0.5, rollouts=100)
@@ -169,6 +173,7 @@ def test_nearly_certain_wins_still_differ() -> None:
     assert "found at 2 nats" in choose(WorstOfN(32), kl=2.0, rollouts=100).left_out["optimal"]
 
 
+@pytest.mark.slow
 def test_rewind_is_ranked_by_what_generalizes() -> None:
     """What memorizing costs Rewind-and-Repeat is not made up: nothing is simulated, and the optimum is first."""
     ranking = choose(RewindAndRepeat(0.85, 8), kl=0.5, rollouts=100)

@@ -86,6 +86,7 @@ def test_the_gaussian_judge_has_its_known_answers() -> None:
     assert optimal_by(judge, procedure, kl=0.5).win_rate == pytest.approx(0.7535, abs=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("judge", "name"),
     [
@@ -151,6 +152,7 @@ def test_what_cannot_be_solved_is_said() -> None:
         optimal_by(RewardAsJudge(BestOfN(4)), BestOfN(4), kl=0.0)
 
 
+@pytest.mark.slow
 def test_a_ranking_by_the_judge_puts_his_optimum_first() -> None:
     """Known exactly, the turning judge's optimum wins most, by both limits, and its gain has no error."""
     knots, scores = np.linspace(-2.5, 2.5, 7), np.linspace(-3.0, 3.0, 61)

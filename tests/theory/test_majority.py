@@ -59,6 +59,7 @@ def test_weights_of_samples_are_those_of_all_possible_sets(n: int) -> None:
         assert MajorityVote(n).weights(given)[0] == pytest.approx([float(x) for x in exact], abs=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("kl", [0.05, 0.5])
 def test_no_optimizer_finds_a_better_policy(n: int, kl: float) -> None:

@@ -30,6 +30,7 @@ def uniform(case: Enumerable, size: int) -> Enumerable:
     return listed(case, np.full(size, 1.0 / size), np.random.default_rng(0).normal(size=size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [pytest.param(b, marks=[pytest.mark.slow] if b != 1.0 else []) for b in BUDGETS])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_beats_the_optimum(name: str, budget: float, case: Enumerable) -> None:

@@ -164,6 +164,7 @@ def test_another_name_for_best_or_worst_of_n_has_its_optimum(general: Served, sp
     assert found.win_rate == pytest.approx(exact.win_rate, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_value_falls_with_beta_at_the_rate_of_the_kl() -> None:
     """d/dβ max(W − β·KL) = −KL, for every kind of solver."""
     for procedure in (BestOfN(4), WorstOfN(4), top_k(2, 3), RewindAndRepeat(0.85, 32), RewindAndRepeat(0.5, 4, "best")):
@@ -288,6 +289,7 @@ SLOW_GAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("procedure", "base", "beta"), GAMES + [pytest.param(*game, marks=pytest.mark.slow) for game in SLOW_GAMES]
 )

@@ -50,6 +50,7 @@ def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
         fit_to_rollouts(Distillation(model, qrpo(Identity(), TAU)), model, rows, Fit(), enumerable.job_in(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     """From data to results; a student is a plain model with its teacher's budget and transformation in all results."""
     settings = micro.settings(tmp_path / "run") | {"judge": micro.GOLD, "report_to": []}

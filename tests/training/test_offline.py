@@ -29,7 +29,7 @@ from infalign.training.solvers.ipo import ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
 from infalign.training.solvers.resample import resampling
 
-QUICK = ("qrpo", "qrpo guided", "ipo")
+QUICK = ("qrpo guided",)
 
 
 @pytest.mark.parametrize(
