@@ -232,6 +232,7 @@ def test_a_model_of_a_hub_that_cannot_be_reached_is_told_with_the_way_round(tmp_
     assert "Retrying" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
     """Workers take seconds to end, and until then the terminal says what happens; all get the signal, none is left."""
     changes = {"rollout": {"k": 5000, "max_new_tokens": 12}}

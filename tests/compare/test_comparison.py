@@ -31,6 +31,7 @@ from infalign.steps.run import Run
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
 
+pytestmark = pytest.mark.slow
 FIRST, BUDGETS = ["qrpo", "bon-sft"], [0.1, 0.2]  # both budgets are nearest to the best of two
 
 

@@ -39,6 +39,7 @@ def project(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> None:
     """From own rows, a model's folder and a reward in a file to the report, with what ``init`` says comes next."""
     code, out, err = main("init", "--data", "rows.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")

@@ -1,5 +1,6 @@
 """The page of a run whose answer is known: what it shows, and how a browser shows it."""
 
+import io
 import json
 import re
 from base64 import b64decode
@@ -22,6 +23,7 @@ from known_run import (
     report,
 )
 from pages import show
+from rich.console import Console
 
 from infalign.core.display import amount, share
 from infalign.core.errors import ConfigError
@@ -29,6 +31,7 @@ from infalign.recipe.layout import Layout
 from infalign.report.page import examples
 from infalign.report.results import read_results
 from infalign.report.scored_samples import ScoredSamples
+from infalign.report.tables import print_table
 from infalign.report.verdict_text import verdict
 
 ONE: dict[str, object] = {"policies": {"only": QRPO}, "gold": False}
@@ -116,6 +119,7 @@ def test_rewards_have_the_confidence_of_their_fitting(run):
     assert "<td>80%</td>" in html_of(run[1])
 
 
+@pytest.mark.slow
 def test_writing_again_changes_no_byte_of_the_page(run):
     """The same run gives the same report."""
     recipe, root = run
@@ -169,6 +173,7 @@ def test_every_run_has_a_report(tmp_path, asked, levels):
     assert printed(tmp_path, 80).count("theory") == 0 or "procedure" in asked
 
 
+@pytest.mark.slow
 def test_a_policy_that_ran_away_has_a_report(tmp_path):
     """Beyond what its transformation can spend there is no theory for a policy, and all that was measured is there."""
     recipe = make_recipe(tmp_path, policies={"far": RLOO, "plain": QRPO}, gold=False, judge=None)
@@ -252,3 +257,5 @@ def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
     page = html_of(tmp_path)
     assert 'id="pass-at-k"' in page
     assert share(found["only"]["8"]) in re.sub(r"<[^>]+>", "", page)
+    print_table(tmp_path, Console(file=(terminal := io.StringIO()), width=120))
+    assert all(share(found[name][f"{SAMPLES}"]) in terminal.getvalue() for name in right)

@@ -33,6 +33,7 @@ def settings(root: Path) -> dict:
     return recipe
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_what_wins_most_by_its_judge(tmp_path: Path) -> None:
     """The judge's scores are those of the rollouts themselves, and the table is the optimum by the judge's estimate."""
     path = micro.write(tmp_path / "recipe.yaml", settings(tmp_path / "run"))

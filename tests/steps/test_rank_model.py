@@ -26,6 +26,7 @@ from infalign.steps import whole_run
 from infalign.steps.rank_model import rank_model_start
 from infalign.steps.run import Run
 
+pytestmark = pytest.mark.slow
 K = 24
 
 

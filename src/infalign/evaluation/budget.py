@@ -61,9 +61,16 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Iterab
         best = optimum(rewards, procedure, kl=kl, objective="reward", smoothed=True)
         weights_PK = np.exp([best.shaping.log_ratios(rewards_K) for rewards_K in rewards])
         return Budget(
-            metric,
-            *(len(rewards), rewards.shape[1], today, best.reference_value, silent, best.largest_kl),
-            *(best.kl, best.beta, best.value),
+            metric=metric,
+            prompts=len(rewards),
+            rollouts=rewards.shape[1],
+            today=today,
+            by_shares=best.reference_value,
+            silent=silent,
+            largest_kl=best.largest_kl,
+            kl=best.kl,
+            beta=best.beta,
+            reached=best.value,
             effective=float((weights_PK.sum(axis=1) ** 2 / (weights_PK**2).sum(axis=1)).mean()),
             heaviest=float(weights_PK.max()),
         )

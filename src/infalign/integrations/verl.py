@@ -39,7 +39,7 @@ def compute_score(
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON, one of which may be the truth."""
+    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON and may hold the true answer."""
     known = json.loads(columns or "{}")
     calibrated = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards, "columns": columns}
     return {

@@ -14,6 +14,8 @@ def print_table(root: Path, console: Console) -> None:
     """Print a finished run: each policy by each judge, the comparison at one KL, verdict, ranks, report's path."""
     results = read_results(root)
     procedure = results["procedure"]
+    if "pass_at_k" in results:
+        _print_pass_at_k(results, console)
     spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
     ways = dict.fromkeys((procedure, "standard"))
     table = plain_table("policy", "judged by", "KL, nats", *(f"{way}, %" for way in ways))
@@ -42,6 +44,17 @@ def print_table(root: Path, console: Console) -> None:
     for sentence in ("", *verdict(results), *knowledge(results)):
         say(console, sentence, markup=False, wrap=True)
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
+
+
+def _print_pass_at_k(results: Numbers, console: Console) -> None:
+    rates = results["pass_at_k"]
+    every = list(rates["reference"])
+    ks = [k for k in dict.fromkeys(("1", results["procedure"].split("-")[-1], every[-1])) if k in every]
+    table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
+    for name, by_k in rates.items():
+        table.add_row(escape(name), *(share(by_k[k]) for k in ks))
+    heading(console, "How often one of k answers is right", f"by the {results['truth']['by']}")
+    console.print(table)
 
 
 def comparison_rows(results: Numbers) -> list[Numbers]:

@@ -88,8 +88,9 @@ def score_to(
             rewards_D[wanted] = values
             done += len(values)
             on_progress(done, total)
-    check_left_out([prompts[row] for row in row_D], rewards_D, name=reward.name)
-    return rewards_D[distinct_R]
+    rewards = rewards_D[distinct_R]
+    check_left_out(prompts, rewards, name=reward.name)
+    return rewards
 
 
 def score_shard(

@@ -253,7 +253,7 @@ class Settings(EngineSettings):
     )
 
     seed: Literal["request", "none"] = Field(
-        "request", description="whether each request has a seed; `none` is faster, and what vLLM on a CPU needs"
+        "request", description="whether each request has a seed; vLLM on a CPU needs `none`"
     )
     in_flight: Count = Field(IN_FLIGHT, description="requests at once, for one prompt each")
 
