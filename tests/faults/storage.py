@@ -18,7 +18,7 @@ from rich.console import Console
 from faults.lab import KILLED, Lab, Seen, again, refused, tables, told, undo, untouched
 from faults.registry import fault
 from infalign.core.errors import InfalignError
-from infalign.core.storage import read_record, read_table, write_record, write_table
+from infalign.core.storage import read_record, read_table, remove, write_record, write_table
 from infalign.models.pretrained import load_policy
 from infalign.pipeline.records import FORMAT
 from infalign.recipe.reading import load_recipe
@@ -300,6 +300,57 @@ def damaged(lab: Lab, name: str, harm: Callable[[Path], object], *after: str) ->
     assert not (root / "evaluation" / "plain" / "scores.parquet").exists() or not after
     (root / name).unlink(missing_ok=True)
     lab.ends_well(root)
+    return seen
+
+
+def become(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return the harm of something else in the place of a file."""
+
+    def harm(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return harm
+
+
+OPENERS = {
+    "models/aware": [["run"], ["generate", "--prompt", "Hello"]],
+    "models/reference": [
+        ["run", "--until", "calibrate"],
+        ["generate", "--policy", "plain", "--prompt", "Hello"],
+        ["export", "--to", "trl", "--transform", "exp:10", "--kl", "0.1"],
+        ["compare", "--kl-budgets", "0.1", "--methods", "qrpo"],
+    ],
+    "models/reward": [
+        ["serve-reward", "--transform", "exp:10"],
+        ["generate", "--policy", "plain", "--prompt", "Hello"],
+    ],
+}
+
+
+@fault(
+    3,
+    {
+        "another run's": lambda path: path.write_bytes((path.parents[1] / "online" / path.name).read_bytes()),
+        "4,000 bytes": lambda path: [flip(path, 9000 + place) for place in range(4000)],
+        "a link": become(lambda path: path.symlink_to(path.parents[1] / "online" / path.name)),
+        "a pipe": become(os.mkfifo),
+        "a folder": become(Path.mkdir),
+    },
+    brief=("a pipe",),
+)
+def replaced(lab: Lab, harm: Callable[[Path], object]) -> Seen:
+    """A finished model is not the one that was made: swapped, a link, a pipe → Whoever opens it names the file."""
+    root = lab.copy()
+    for folder, commands in OPENERS.items():
+        weights = root / folder / "model.safetensors"
+        kept = weights.read_bytes()
+        harm(weights)
+        for command, *words in commands:
+            seen = refused(command, lab.recipe() if command in ("run", "compare") else root, *words)
+            assert (seen.code, f"{folder}/model.safetensors" in seen.said) == (3, True), seen
+        remove(weights)
+        weights.write_bytes(kept)
     return seen
 
 

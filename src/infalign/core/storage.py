@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
@@ -118,11 +118,17 @@ def flaws(files: Mapping[str, Mapping[str, Any]], root: Path) -> Iterator[str]:
     for name, made in files.items():
         path = root / name
         if not path.is_file():
-            yield f"{name} is missing"
-        elif (size := path.stat().st_size) != made["bytes"]:
-            yield f"{name} has {size} of {made['bytes']} bytes"
-        elif hash_file(path) != made["blake2b"]:
+            yield f"{name} is {'no file' if path.exists() else 'missing'}"
+        elif (state := path.stat()).st_size != made["bytes"]:
+            yield f"{name} has {state.st_size} of {made['bytes']} bytes"
+        elif _hash_once(path, state.st_ino, state.st_size, state.st_mtime_ns) != made["blake2b"]:
             yield f"{name} is damaged"
+
+
+@cache
+def _hash_once(path: Path, *_: int) -> str:
+    """Return the hash of a file in a state that the other arguments tell."""
+    return hash_file(path)
 
 
 def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
@@ -133,6 +139,8 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
 def read_record(path: str | Path) -> dict[str, Any]:
     """Return a JSON object that `write_record` wrote. Raises DataError for one that is damaged."""
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a named pipe would be read for ever
+            raise ValueError("it is no file")
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
         if record.pop("blake2b", None) != _seal(record):
             raise ValueError("its content is not what its hash says")
@@ -162,8 +170,10 @@ def read_table(path: str | Path, columns: Sequence[str] | None = None) -> pa.Tab
 
     Raises DataError for a missing file, a damaged one and one without a column asked for.
     """
-    if not Path(path).exists():
-        raise DataError(f"{path} does not exist; run the step that writes it")
+    if not Path(path).is_file():
+        raise DataError(
+            f"{path} {'is no file' if Path(path).exists() else 'does not exist'}; run the step that writes it"
+        )
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             absent = set(columns or ()) - set(file.schema_arrow.names)

@@ -64,8 +64,11 @@ def _reward(source: str) -> RewardFunction:
     if _is_run(source):
         from infalign.steps.run import Run
         from infalign.steps.status import recorded_recipe
+        from infalign.steps.whole_run import check_opened
 
-        return Run.of(recorded_recipe(Path(source))).scorer("reward").load()
+        run = Run.of(recorded_recipe(Path(source)))
+        check_opened(run, run.layout.data, *run.reward_inputs("reward"))
+        return run.scorer("reward").load()
     if source.startswith(("http://", "https://")):
         from infalign.rewards.server import RemoteReward
 

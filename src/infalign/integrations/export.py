@@ -39,6 +39,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     from infalign.models.tokenizers import prints_date
     from infalign.steps.run import Run
     from infalign.steps.status import recorded_recipe
+    from infalign.steps.whole_run import check_opened
 
     shaping = parse_shaping(transform)
     this = Run.of(recorded_recipe(run))
@@ -49,6 +50,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
             f"a trainer would read {this.reference} without the {'day' if dated else 'chat template'} of the run; in a "
             f"copy of the folder save the tokenizer of {this.layout.tokenizer}, and start the run from that"
         )
+    check_opened(this, this.layout.data, this.layout.calibrated, this.reference, *this.reward_inputs("reward"))
     this.provenance.check(this.layout)
     table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards", "columns"])
     path = run / "export" / framework / "train.parquet"

@@ -230,9 +230,15 @@ def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
     if not Path(model).is_dir():
         return model
     digest = blake2b(digest_size=16)
-    for path in sorted(Path(model).iterdir()):
-        if path.suffix in MODEL_FILES:
-            if not path.is_file():  # a named pipe would be read for ever
-                raise ConfigError(f"{path} is no file; fetch the model again")
-            digest.update(path.name.encode() + bytes.fromhex(of_file(path)))
+    for path in model_files(model):
+        digest.update(path.name.encode() + bytes.fromhex(of_file(path)))
     return digest.hexdigest()
+
+
+def model_files(folder: str | Path) -> list[Path]:
+    """Return a folder's weights, configuration and tokenizer. Raises ConfigError for what is no file, as a pipe."""
+    found = sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES)
+    for path in found:
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file; fetch the model again")
+    return found

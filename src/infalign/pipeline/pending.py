@@ -1,6 +1,6 @@
 """The units of a run that are still to be done, and why."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -71,22 +71,15 @@ def _reasons(
         yield f"{listed_names(lost)} is missing"
 
 
-def check_outputs(wanted: Sequence[Unit], todo: Mapping[str, Pending], root: Path) -> None:
-    """Raise DataError if an output that the units to be done build on differs from what its unit recorded.
-
-    Models and other folders that these units do not need are not read; single files are always read: they are small.
-    """
-    made, found, built_on = records(root), identify(wanted), set(todo)
-    for unit in reversed(wanted):
-        if unit.name in built_on:
-            built_on |= set(found[unit.name].needs)
-    for unit in wanted:
-        if unit.name not in todo and (unit.name in built_on or unit.output.is_file()):
-            for flaw in flaws(made[unit.name]["output"], root):
-                raise DataError(
-                    f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the same command again, "
-                    "which makes it again, or put it back from a copy"
-                )
+def check_outputs(units: Iterable[Unit], root: Path) -> None:
+    """Raise DataError if an output of these units, as far as they are recorded, is not what was recorded."""
+    made = records(root)
+    for unit in units:
+        for flaw in flaws(made[unit.name]["output"] if unit.name in made else {}, root):
+            raise DataError(
+                f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the recipe again, "
+                "which makes it again, or put it back from a copy"
+            )
 
 
 def reasons(todo: Mapping[str, Pending]) -> list[str]:

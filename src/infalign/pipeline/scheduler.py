@@ -33,7 +33,7 @@ class Remaining:
     def of(cls, units: Sequence[Unit], root: Path) -> "Remaining":
         """Return what is left. Raises DataError for a damaged output, ConfigError for another's file in its place."""
         todo = pending(units, root)
-        check_outputs(units, todo, root)
+        check_outputs((unit for unit in units if unit.name not in todo), root)
         check_outputs_free((unit for unit in units if unit.name in todo), root)
         return cls(root, units, todo)
 

@@ -17,7 +17,7 @@ from infalign.core.http import checked_url
 from infalign.data.messages import Message
 from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import prompt_ids
-from infalign.models.pretrained import generation_of, is_adapter, load_policy
+from infalign.models.pretrained import generation_of, is_adapter, load_policy, model_files
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
@@ -33,7 +33,7 @@ from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
 from infalign.steps.external_policy import check_fits
 from infalign.steps.run import Run
 from infalign.steps.status import recorded_recipe
-from infalign.steps.whole_run import units
+from infalign.steps.whole_run import check_opened, units
 
 LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "INFALIGN_ENGINE_KEY"
@@ -66,7 +66,9 @@ def open_policy(
     name = policy or next(iter(recipe.policies))
     served_by = recipe.procedure if procedure is None else parse_served(procedure)
     path = _model(run, name)
-    _warn_of_others(run, {path, run.reference, *map(str, run.reward_inputs("reward"))})
+    opened = {path, run.reference, *map(str, run.reward_inputs("reward"))}
+    check_opened(run, run.layout.data, *opened)
+    _warn_of_others(run, opened)
     tokenizer = load_tokenizer(run.layout.tokenizer)
     if recipe.compute.threads is not None:
         import torch
@@ -98,6 +100,7 @@ def _model(run: Run, name: str) -> str:
         if not Path(name).is_dir():
             known = ", ".join(["reference", *run.recipe.policies])
             raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
+        model_files(name)
         if not is_adapter(name):
             check_fits(name, run)
         return name

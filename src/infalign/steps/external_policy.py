@@ -40,8 +40,8 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
                 f"the reference of {run.layout.root} is not evaluated yet, and the policy is compared with it; run "
                 "`infalign run RECIPE --until evaluate` first"
             )
-        check_fits(model, run)
         digest = blake2b(model_digest(model).encode(), digest_size=4).hexdigest()
+        check_fits(model, run)
         # No policy of the run has a dot in its name.
         name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{digest}"
         external = evaluation(run, name, model, ())

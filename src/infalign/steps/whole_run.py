@@ -21,6 +21,7 @@ from infalign.models.conversion import convert
 from infalign.models.pretrained import check_reachable
 from infalign.pipeline.lock import held
 from infalign.pipeline.ownership import check_inputs
+from infalign.pipeline.pending import check_outputs
 from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
 from infalign.pipeline.units import Summary, Unit
@@ -62,6 +63,12 @@ def units(run: Run, *, until: str = "report") -> list[Unit]:
         work, output = partial(write_report, run.recipe, run.layout, names), run.layout.report
         found.append(Unit("report", "report", inputs=(run.layout.results,), settings={}, output=output, work=work))
     return found
+
+
+def check_opened(run: Run, *paths: str | Path) -> None:
+    """Raise DataError if one of ``paths``, about to be read, is an output of the run and not as it was recorded."""
+    opened = {Path(path).resolve() for path in paths}
+    check_outputs((unit for unit in units(run) if unit.output.resolve() in opened), run.layout.root)
 
 
 def write_report(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progress: OnProgress) -> Summary:
