@@ -19,6 +19,8 @@ from transformers import (
 
 from infalign.core.errors import ConfigError, DataError, StoppedError
 from infalign.data.messages import prompt_id
+from infalign.method.calibration import calibrate
+from infalign.method.reward import CalibratedReward
 from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
@@ -59,6 +61,11 @@ def tiny_config(**changes: object) -> LlamaConfig:
     """Return the configuration of a small Llama with dropout, so that only evaluation mode repeats its numbers."""
     special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     return LlamaConfig(**(SHAPE | special | {"attention_dropout": 0.5, "max_position_embeddings": 256} | changes))
+
+
+def bert() -> BertConfig:
+    """Return the configuration of a small BERT."""
+    return BertConfig(**SHAPE)
 
 
 def tiny_classifier(**changes: object) -> LlamaForSequenceClassification:
@@ -130,10 +137,30 @@ def test_responses_to_a_prompt_share_its_computation(classifier):
     assert together[0] == together[3]
 
 
+@pytest.mark.parametrize(
+    ("batch_tokens", "threads"), [(1, 1), (100, 1), (16384, 1), pytest.param(16384, 2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("kind", [(LlamaForSequenceClassification, tiny_config), (BertForSequenceClassification, bert)])
+def test_scored_again_in_any_batching_no_text_changes_its_rank(kind, batch_tokens, threads):
+    """Rollouts keep their calibrated rewards, in other batches, in another order and on other threads."""
+    torch.manual_seed(0)
+    model, texts = kind[0](kind[1]()), [f"Answer {n % 13}." for n in range(16)]
+    stored = np.array(ClassifierReward(model, tiny_tokenizer())([PROMPTS[1]] * 16, texts))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        reward = CalibratedReward(ClassifierReward(model, tiny_tokenizer(), batch_tokens=batch_tokens), "exp:10")
+        again = [reward.scores([PROMPTS[1]] * 8, texts[i : i + 8], [np.sort(stored)] * 8) for i in (8, 0)]
+    finally:
+        torch.set_num_threads(before)
+    assert [score.win_rate for half in again[::-1] for score in half] == calibrate(stored, np.sort(stored)).tolist()
+    assert 0.0 < reward.reward.tolerance < 1e-4 * np.ptp(stored)
+
+
 def test_a_bidirectional_classifier_does_not_see_padding():
     """A BERT, whose tokens could attend to padding on the right, gives each row the reward that it has alone."""
     torch.manual_seed(0)
-    reward = ClassifierReward(BertForSequenceClassification(BertConfig(**SHAPE)), tiny_tokenizer())
+    reward = ClassifierReward(BertForSequenceClassification(bert()), tiny_tokenizer())
     assert not can_pack(reward.model, PackedBatch.scores)
     alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
     np.testing.assert_allclose(reward(PROMPTS, RESPONSES), alone, atol=1e-5)

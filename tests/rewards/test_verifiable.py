@@ -1,5 +1,6 @@
 """Checkers as rewards: prompts that they leave out, several that are added, and those of real packages."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -56,6 +57,22 @@ def test_a_prompt_without_rewards_is_left_out_and_not_asked_for_again(tmp_path: 
     check_unchanged(named(right), [shard])
     with pytest.raises(DataError, match="now gives 7 where it gave nan"):
         check_unchanged(named(lambda responses: [7.0] * len(responses)), [shard])
+
+
+def test_a_response_that_the_reference_gave_too_ties_with_it(tmp_path: Path) -> None:
+    """Only new responses are asked for, and the reference's shards stay as they are, also those of another reward."""
+    count, prompt = itertools.count(), PROMPTS[0]
+
+    def scored(folder: str, responses: list[str], made: str = "made") -> list[float]:
+        reward = NamedReward(lambda prompts, responses: [next(count) for _ in responses], "reward", made)
+        rows = Batch([prompt] * len(responses), responses)
+        return [*score_to(tmp_path / folder, reward, rows, known=tmp_path / "base", on_progress=lambda *_: None)]
+
+    assert scored("base", ["a", "b", "a"]) == [0, 1, 0]
+    assert scored("policy", ["b", "c", "a"]) == [1, 2, 0]
+    assert scored("policy", ["b", "c", "d"]) == [1, 2, 3]
+    assert scored("other", ["a", "b"], "new") == [4, 5]
+    assert scored("base", ["a", "b"]) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,21 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
     return ranks
 
 
+def tied(rewards: ArrayLike, sorted_reference_rewards_K: ArrayLike, tolerance: float) -> Array:
+    """Return rewards; one that is within ``tolerance`` of a reference is the nearest: rounding alone parts no texts.
+
+    >>> tied([0.5, 1.0000001], [0.0, 1.0, 2.0], 1e-6)
+    array([0.5, 1. ])
+    """
+    rewards, references = np.asarray(rewards, float), np.asarray(sorted_reference_rewards_K, float)
+    if not references.size:
+        return rewards
+    above = np.searchsorted(references[1:-1], rewards) + 1  # of two neighbors the upper
+    low, high = references[above - 1], references[np.minimum(above, references.size - 1)]
+    nearest = np.where(rewards - low < high - rewards, low, high)
+    return np.where(np.abs(rewards - nearest) <= tolerance, nearest, rewards)
+
+
 def _ranks(rewards: Array, references_K: Array) -> Array:
     below = np.searchsorted(references_K, rewards, side="left")
     return (below + np.searchsorted(references_K, rewards, side="right")) / (2.0 * references_K.size)

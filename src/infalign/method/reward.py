@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
 from infalign.method.by_name import ByName, UserReward
-from infalign.method.calibration import Array, calibrate
+from infalign.method.calibration import Array, calibrate, tied
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
 
@@ -100,13 +100,16 @@ class CalibratedReward:
     ) -> list[Score]:
         """Return what each response is worth, in their order; a response is text or messages.
 
-        Lists among ``columns`` reach the reward function by name.
+        Lists among ``columns`` reach the reward function by name. A reward that is within the function's ``tolerance``
+        (a classifier's rounding) of a reference counts as the reference.
 
         Raises DataError if a reward is no finite number, or a row of ``reference_rewards`` no list of at least 2 finite
         numbers in ascending order.
         """
         references = [_references(row, values) for row, values in enumerate(reference_rewards)]
         rewards = rewards_of(self.reward, prompts, responses, columns)
+        if tolerance := getattr(self.reward, "tolerance", 0.0):
+            rewards = np.array([tied(*pair, tolerance) for pair in zip(rewards, references, strict=True)])
         shaping = as_shaping(cast(Shaping, self.shaping))
         return [
             Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))

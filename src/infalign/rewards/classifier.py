@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 POOLED = "infalign-pooled"  # `models.pooled`, which is loaded with torch only
+SCORED_AGAIN = 8  # texts
+MARGIN = 8.0  # by which what these differ by may be too little: other texts, other threads
 Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 
@@ -60,7 +62,8 @@ class ClassifierReward:
 
     The conversation and the response, as an assistant turn, are rendered with the tokenizer's chat template.
     ``batch_tokens`` bounds the padded tokens of a forward pass. No row is truncated: one longer than the model's
-    context raises DataError. The reward of a row does not depend on the other rows in its batch.
+    context raises DataError. The reward of a row depends on its batch by rounding only: by less than ``tolerance``,
+    within which `CalibratedReward` takes two rewards for one.
 
     If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
     the classifier reads its output at the last token that is not padding.
@@ -93,6 +96,7 @@ class ClassifierReward:
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
         self._turn = Lock()  # a model's forward pass is not for several threads at once
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.tolerance = 0.0  # two rewards within it may be of one text; measured with the first batch
 
     @classmethod
     def load(
@@ -144,9 +148,20 @@ class ClassifierReward:
         distinct = {tuple(ids): prompt for prompt, ids in zip(prompts, token_ids, strict=True)}
         with self._turn:
             self.model.eval()
-            packed = self._packs and min(map(len, distinct), default=2) > 1
-            rewards = dict(self._packed(distinct) if packed else self._padded(list(distinct)))
+            rewards = self._scored(distinct)
+            self.tolerance = self.tolerance or self._measure_tolerance(distinct, rewards)
         return [rewards[tuple(ids)] for ids in token_ids]
+
+    def _scored(self, texts: Mapping[Text, list[Message]]) -> dict[Text, list[float]]:
+        packed = self._packs and min(map(len, texts), default=2) > 1
+        return dict(self._packed(texts) if packed else self._padded(list(texts)))
+
+    def _measure_tolerance(self, texts: Mapping[Text, list[Message]], found: Mapping[Text, list[float]]) -> float:
+        """Return `MARGIN` times what rewards differ by alone and in a batch, and at least as a float32 is rounded."""
+        gaps = [2.0**-23 * abs(rewards[0]) for rewards in found.values()]
+        some = list(texts)[:SCORED_AGAIN]
+        gaps += (abs(self._scored({text: texts[text]})[text][0] - found[text][0]) for text in some)
+        return MARGIN * max(gaps, default=0.0)
 
     def _read(self, ids: list[int]) -> list[int]:
         """Return a text up to where the classifier is read: transformers' are at the last token that is no padding.

@@ -41,34 +41,37 @@ def score_to(
     rows: Batch,
     *,
     shard_responses: int = 512,
+    known: Path | None = None,
     on_progress: Callable[[int, int], None],
 ) -> Array:
     """Return the rewards of all rows, shape (rows,), and store them in ``directory``/part-00000.parquet, ….
 
     The reward of a prompt that is left out is NaN.
 
-    Only rewards that no shard has are requested, and equal responses to one prompt are scored once: a stopped run
-    continues, rows can be added, and equal responses tie. A shard holds one or more prompts with at most
-    ``shard_responses`` distinct responses together (one prompt may have more) and is written atomically; a reward that
-    works on many batches at once is given several shards. Shards with another ``made_by`` are removed. Calls
-    ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score` does, with rows counted from the
-    start of the shard. Responses are held in memory for a few shards only.
+    Only rewards that no shard has are requested, here or in ``known``, and equal responses to one prompt are scored
+    once: a stopped run continues, rows can be added, and equal responses tie, also with those of ``known``. A shard
+    holds one or more prompts with at most ``shard_responses`` distinct responses together (one prompt may have more)
+    and is written atomically; a reward that works on many batches at once is given several shards. Shards with another
+    ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score`
+    does, with rows counted from the start of the shard. Responses are held in memory for a few shards only.
     """
     prompts, responses, _ = rows
     directory.mkdir(parents=True, exist_ok=True)
     prompt_R, key_R = _keys(prompts, responses)
     key_D, row_D, distinct_R = np.unique(key_R, return_index=True, return_inverse=True)  # distinct responses
     rewards_D, known_D, first = np.full(len(key_D), np.nan), np.zeros(len(key_D), bool), 0
-    for shard in sorted(directory.glob("part-[0-9]*.parquet")):
+    for shard in (path for of in (directory, known) if of for path in sorted(of.glob("part-[0-9]*.parquet"))):
         table = read_table(shard, ["prompt_id", "response", "reward"])
         if _made_by(table) != reward.made_by:
-            shard.unlink()
+            if shard.parent == directory:
+                shard.unlink()
             continue
-        first = 1 + int(shard.stem.removeprefix("part-"))
+        if shard.parent == directory:
+            first = 1 + int(shard.stem.removeprefix("part-"))
         identities, texts, given = _columns(table, "prompt_id", "response", "reward")
         stored = np.array(list(map(_key, identities, texts)), key_R.dtype)
-        _, known, places = np.intersect1d(key_D, stored, return_indices=True)
-        rewards_D[known], known_D[known] = np.array(given, float)[places], True
+        _, found, places = np.intersect1d(key_D, stored, return_indices=True)
+        rewards_D[found], known_D[found] = np.array(given, float)[places], True
     missing = np.flatnonzero(~known_D)
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
     done, total = len(key_D) - len(missing), len(key_D)

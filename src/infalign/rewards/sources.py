@@ -63,11 +63,14 @@ class Scorer:
         folder: Path,
         on_progress: OnProgress,
         reward: RewardFunction | None = None,
+        known: Path | None = None,
     ) -> Array:
-        """Return the rewards of responses by ``reward``, by default loaded; those stored in ``folder`` are kept."""
+        """Return rewards of responses by ``reward``, by default loaded; those in ``folder`` and ``known`` are kept."""
         said = f"scores by {self.name}"
         named = self.named(reward or self.load())
-        return score_to(folder, named, rows, on_progress=lambda done, total: on_progress(done, total, said))
+        return score_to(
+            folder, named, rows, known=known, on_progress=lambda done, total: on_progress(done, total, said)
+        )
 
     @property
     def identity(self) -> str:

@@ -72,6 +72,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
     prompts, folder = PromptTable(run.layout.prompts("test"), evaluate.prompts), run.layout.evaluation(name)
     samples, scores = folder / "samples", folder / "scores"
     kl = None if name == "reference" else folder / "kl.parquet"
+    base = run.layout.evaluation("reference")
     extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
     # Each model has its own random stream: common random numbers would make policy and base samples dependent.
     seed = int.from_bytes(blake2b(f"{run.recipe.seed} {name}".encode(), digest_size=4).digest(), "little")
@@ -107,11 +108,11 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
         "evaluate",
         "evaluate",
         name,
-        inputs=(samples, *([] if kl is None else [kl]), *run.reward_inputs(*sources)),
+        inputs=(samples, *([] if kl is None else [kl, base / "scores.parquet"]), *run.reward_inputs(*sources)),
         settings=run.key(*sources) | run.precision,
         extent=extent,
         output=folder / "scores.parquet",
-        work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, kl),
+        work=partial(score_samples, drawn, [run.scorer(source) for source in sources], scores, base / "scores", kl),
         so_far=partial(scored_so_far, drawn, [scores / source for source in sources]),
         clears=True,  # scores of a source that is as before are kept
         passes=[Pass.over(READ, run.scoring_networks(*sources), prompts, evaluate.samples)],
@@ -148,9 +149,12 @@ def measure_kl(
 
 
 def score_samples(
-    samples: Samples, scorers: Sequence[Scorer], folder: Path, kl: Path | None, *, on_progress: OnProgress
+    samples: Samples, scorers: Sequence[Scorer], folder: Path, known: Path, kl: Path | None, *, on_progress: OnProgress
 ) -> Summary:
-    """Write the scores of all samples beside their lengths, and their KL unless they are the reference's."""
+    """Write the scores of all samples beside their lengths, and their KL unless they are the reference's.
+
+    Responses that the reference gave too have its scores, in ``known``.
+    """
     prompts, drawn = samples.read()
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
@@ -158,7 +162,7 @@ def score_samples(
     rows = Batch(asked, drawn.values("text"), repeated(prompts.columns, samples.each))
     left_out = np.zeros(len(prompts.prompt_ids), bool)
     for scorer, reward in load_rewards(scorers):
-        rewards = scorer.score(rows, folder / scorer.name, on_progress, reward)
+        rewards = scorer.score(rows, folder / scorer.name, on_progress, reward, known / scorer.name)
         scores = scores.append_column(scorer.name, pa.array(rewards, from_pandas=True))  # NaN is null
         left_out |= np.isnan(rewards.reshape(left_out.size, -1)).any(axis=1)
     summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn), "left_out": int(left_out.sum())}
