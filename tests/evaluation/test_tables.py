@@ -210,6 +210,13 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
         ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5', not a number"),
         ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True, not a number"),
         ("t.jsonl", f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
+        ("t.csv", "prompt_id,reward,reward\na,1,-1\n", "the name 'reward' occurs twice"),
+        ("t.csv", f"prompt_id,reward\na,{2**53 + 1}\n", f"line 2, prompt 'a': reward is {2**53 + 1}, which no float"),
+        (
+            "t.jsonl",
+            f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}',
+            "line 1, prompt 'a': reward is -900719925474",
+        ),
         ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
         ("t.jsonl", '{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),
     ],

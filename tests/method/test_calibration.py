@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from infalign.core.errors import DataError
+from infalign.evaluation.pass_at_k import pass_rates
+from infalign.evaluation.win_rates import win_rates
 from infalign.method.calibration import calibrate, win
+from infalign.method.group_advantages import advantages
+from infalign.method.optimum import optimum
 from infalign.method.reward import CalibratedReward
 from infalign.method.transforms import Exponential, Identity, Log, at_ranks
 
@@ -45,6 +49,40 @@ def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
         calibrate([0.0], sorted([0.0, bad]))
 
 
+NO_REWARDS = {
+    "a str": [["0.5", "1"], ["0", "1"]],
+    "a complex": [[1j, 2], [0, 1]],
+    "a NoneType": [[None, 1.0], [0.0, 1.0]],
+    "inf, as no float": [[10**400, 1], [0, 1]],
+    "9007199254740993": [[2**53 + 1, 2**53], [0, 1]],
+    "-9007199254740995": np.array([[-(2**53) - 3, 0], [0, 1]]),
+    "inhomogeneous": [[1.0, [2.0]], [0.0, 1.0]],
+}
+ENTRANCES = {
+    "calibrate": lambda rewards: calibrate(rewards, [[0.0, 1.0]] * 2),
+    "references": lambda rewards: calibrate([[0.5]] * 2, rewards),
+    "win": lambda rewards: win(rewards, 0.0),
+    "optimum": lambda rewards: optimum(rewards, "best-of-2", kl=0.01),
+    "advantages": lambda rewards: advantages(rewards[0], [0, 0], "rloo"),
+    "pass_rates": lambda rewards: pass_rates(rewards, ["pass@1"], threshold=0.5),
+    "win_rates": lambda rewards: win_rates(rewards, [[0.0, 1.0]] * 2, "standard"),
+    "function": lambda rewards: CalibratedReward(lambda prompts, responses: rewards[0], "exp:10")(
+        ["p"] * 2, ["r"] * 2, [[0.0, 1.0]] * 2
+    ),
+    "column": lambda rewards: CalibratedReward(lambda prompts, responses: [1.0] * 2, "exp:10")(
+        ["p"] * 2, ["r"] * 2, [*rewards]
+    ),
+}
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("found", NO_REWARDS)
+def test_what_is_no_number_is_refused_at_every_entrance(entrance: str, found: str) -> None:
+    """Text, complex numbers and whole numbers that would tie as floats; not that they are turned into others."""
+    with pytest.raises(DataError, match=found if found != "inhomogeneous" else "inhomogeneous|found a list"):
+        ENTRANCES[entrance](NO_REWARDS[found])
+
+
 def test_unusable_references_are_refused() -> None:
     """One reference gives no rank; unsorted references would give a wrong one; other prompts' none at all."""
     with pytest.raises(DataError, match="at least 2 reference rewards"):
@@ -53,6 +91,8 @@ def test_unusable_references_are_refused() -> None:
         calibrate([0.0], [1.0, 0.0])
     with pytest.raises(DataError, match="2 prompts of rewards do not go with 3"):
         calibrate(np.zeros((2, 4)), np.zeros((3, 4)))
+    with pytest.raises(DataError, match=r"found an array of shape \(2, 2, 2\)"):
+        calibrate(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)))
 
 
 def test_log_is_finite_below_all_rollouts() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from infalign.core.errors import DataError
 from infalign.data.files import read_rows
 from infalign.evaluation.samples import Samples
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, admitted, not_a_number
 
 REQUIRED = ("prompt_id", "reward")
 COLUMNS = (*REQUIRED, "judge_reward", "length")
@@ -79,7 +79,7 @@ def read_rewards(path: str | Path) -> Rewards:
     if path.suffix == ".parquet":
         try:
             return _read_columns(path)
-        except (OSError, pa.ArrowException, ValueError, KeyError):  # KeyError: an absent or duplicate column
+        except (OSError, pa.ArrowException, DataError, ValueError, KeyError):  # KeyError: an absent or duplicate column
             pass  # its rows say where
     return _read_by_row(path)
 
@@ -105,7 +105,7 @@ def _finite(column: "pa.ChunkedArray[Any]") -> Array:
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
         raise ValueError(column.type)
     values = cast(Array, np.from_dlpack(column.combine_chunks()))  # to_numpy imports pandas
-    if not np.isfinite(values).all():
+    if not np.isfinite(admitted(values)).all():
         raise ValueError("not finite")
     return values
 
@@ -141,14 +141,17 @@ def _number(value: Any, path: Path) -> float:
     try:
         if isinstance(value, bool) or (isinstance(value, str) and (path.suffix != ".csv" or "_" in value)):
             raise ValueError
-        number = float(value)
+        number = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else value
+        found = float(number)
     except OverflowError:  # whole numbers in JSON can be arbitrarily large
-        number = math.inf
+        found = math.inf
     except (TypeError, ValueError):
         raise ValueError(f"{value!r}, not a number; write the number") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{number}, which cannot be ranked; score the response again")
-    return number
+    if not math.isfinite(found):
+        raise ValueError(f"{found}, which cannot be ranked; score the response again")
+    if isinstance(number, int) and (problem := not_a_number(number)):
+        raise ValueError(problem.removeprefix("found "))
+    return found
 
 
 def pair(policy: Rewards, base: Rewards, *, common_prompts: bool = False, seed: int = 0) -> Pairing:

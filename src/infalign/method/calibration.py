@@ -1,5 +1,9 @@
 """Calibrated rewards: ranks among the reference policy's own rollouts (docs/theory.md, calibrated reward)."""
 
+import math
+from numbers import Integral, Real
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -8,13 +12,43 @@ from infalign.core.errors import DataError
 Array = NDArray[np.float64]
 
 
+def admitted(values: Any, what: str = "rewards") -> Array:
+    """Return rewards as float64. Raises DataError for what is no array of numbers, and for a number no float holds.
+
+    Booleans count as 0 and 1, and NaN is one of the numbers.
+    """
+    try:
+        found = np.asarray(values.tolist() if hasattr(values, "new_tensor") else values)  # torch's are on any device
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{what}: {error}; give an array of numbers") from error
+    if (kind := found.dtype.kind) not in "bf":
+        doubtful = found[(found > 2**53) | (found < -(2**53))] if kind in "iu" else found.ravel()
+        if problem := next(filter(None, map(not_a_number, doubtful.tolist())), None):
+            raise DataError(f"{what}: {problem}")
+    return found.astype(float, copy=False)
+
+
+def not_a_number(value: object) -> str | None:
+    """Return why ``value`` is not a number that a float holds, and what to do; None if it is. True and "1" are not."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return f"found a {type(value).__name__}; return a number for every response"
+    try:
+        found = float(value)
+    except OverflowError:
+        return "found inf, as no float is so large; return a smaller number"
+    exact = int(value) if isinstance(value, Integral) else value  # NumPy compares its integers as floats
+    if found != exact and not math.isnan(found):
+        return f"found {exact!r}, which no float holds: it would tie with others near it; return floats"
+    return None
+
+
 def win(a: ArrayLike, b: ArrayLike) -> Array:
     """Return 1 where ``a`` beats ``b``, 1/2 where they tie, 0 where it loses; the arguments broadcast.
 
     >>> win([2.0, 1.0, 0.0], 1.0)
     array([1. , 0.5, 0. ])
     """
-    a, b = np.asarray(a, float), np.asarray(b, float)
+    a, b = admitted(a), admitted(b)
     return 0.5 * ((a > b) + 1.0 * (a >= b))
 
 
@@ -31,8 +65,8 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
     >>> calibrate([0.5, 2.0], [0.0, 1.0, 2.0, 3.0])
     array([0.25 , 0.625])
     """
-    rewards, references = np.asarray(rewards, float), np.asarray(sorted_reference_rewards, float)
-    if references.ndim == 0 or references.shape[-1] < 2:
+    rewards, references = admitted(rewards), admitted(sorted_reference_rewards, "reference rewards")
+    if references.ndim not in (1, 2) or references.shape[-1] < 2:
         raise DataError(
             f"calibration needs at least 2 reference rewards a prompt, found an array of shape {references.shape}"
         )

@@ -5,13 +5,11 @@
 
 import contextlib
 import importlib
-import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +18,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
 from infalign.method.by_name import ByName, UserReward
-from infalign.method.calibration import Array, calibrate, tied
+from infalign.method.calibration import Array, admitted, calibrate, not_a_number, tied
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
 
@@ -160,14 +158,15 @@ class PredictedRankReward:
 def _references(row: int, values: object) -> Array:
     """Return one row of the column reference_rewards; DataError unless it is a list of numbers."""
     try:
-        references = np.asarray(values)
-    except ValueError:  # the lists differ in length
-        references = np.asarray(None)
-    if references.ndim != 1 or references.dtype.kind not in "fiu":
+        references = admitted(values, "reference rewards")
+        if np.asarray(values).dtype == bool or references.ndim != 1:
+            raise DataError(f"found shape {references.shape} of {np.asarray(values).dtype}")
+    except DataError as error:
         raise DataError(
-            f"row {row} of the column reference_rewards is no list of numbers; use `infalign run --until calibrate`"
-        )
-    return references.astype(float)
+            f"row {row} of the column reference_rewards is no list of numbers ({error}); use `infalign run --until "
+            "calibrate`"
+        ) from error
+    return references
 
 
 def rewards_of(
@@ -246,17 +245,3 @@ def listed(values: object) -> list[Any] | str:
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
     return type(values).__name__
-
-
-def not_a_number(value: object) -> str | None:
-    """Return why ``value`` is not a number that a float holds, and what to do; None if it is. True and "1" are not."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return f"found a {type(value).__name__}; return a number for every response"
-    try:
-        found = float(value)
-    except OverflowError:
-        return "found inf, as no float is so large; return a smaller number"
-    exact = int(value) if isinstance(value, Integral) else value  # NumPy compares its integers as floats
-    if found != exact and not math.isnan(found):
-        return f"found {exact!r}, which no float holds: it would tie with others near it; return floats"
-    return None

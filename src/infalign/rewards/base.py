@@ -14,8 +14,8 @@ import numpy as np
 from infalign.core.errors import DataError
 from infalign.data.messages import Message, prompt_id
 from infalign.method.by_name import UserReward, columns_of
-from infalign.method.calibration import Array
-from infalign.method.reward import ask, listed, not_a_number
+from infalign.method.calibration import Array, not_a_number
+from infalign.method.reward import ask, listed
 
 ROWS_PER_CALL = 4096
 LARGEST = 1e100  # cubes of differences, which intervals take, are still finite
