@@ -1,8 +1,8 @@
 """What theory promises to a policy that knows ranks through noise only (`infalign.theory.rank_correlation`).
 
 ``python benchmarks/noise.py`` prints the Best-of-4 win rate of identity and exp:10 at a KL, and the share of theory's
-gap between identity and optimum that exp:10 then captures (`infalign compare`; 0: the identity's that knows all, 1: the
-optimum). A few seconds.
+gap between identity and optimum that exp:10 then captures (0: the identity's that knows all, 1: the optimum). A few
+seconds.
 """
 
 from infalign.method.procedures import BestOfN

@@ -9,58 +9,77 @@ training; GRPO for one training, that of the policy nearest to this KL, and not 
 What is done is not repeated. A quarter of an hour a seed on two cores.
 """
 
-import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from rich.console import Console
-from seeds import mean_over_seeds, read_words, recipe_of_seed
+from seeds import Seed, mean_over_seeds, read_words, recipe_of_seed
 
-from infalign.compare.comparison import Comparison, train_methods
+from infalign.compare.comparison import train_methods
 from infalign.compare.policies import MethodPolicies
+from infalign.pipeline.records import records
+from infalign.report.equal_kl import AtOneKL
+from infalign.sampling.rollouts import read_rollouts
+from infalign.steps.run import Run
+from infalign.training.solvers.base import Solver
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
 GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]
 
 
-def comparison(folder: Path, seed: str, changes: list[str]) -> dict[str, Any]:
-    """Return the numbers of a comparison, from its file if it is done."""
-    found = folder / f"seed-{seed}.json"
-    if not found.exists():
-        recipe = recipe_of_seed("preferences", folder, seed, [*FEW, *changes])
-        budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
-        policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
-        found.write_text(json.dumps(Comparison(policies).measure()))
-    return dict(json.loads(found.read_text()))
+def trained(folder: Path, seed: str, changes: list[str]) -> Seed:
+    """Return a seed with all methods, trained and evaluated where they are not yet."""
+    recipe = recipe_of_seed("preferences", folder, seed, [*FEW, *changes])
+    budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
+    policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
+    return Seed(policies.recipe, policies)
 
 
-def row(results: dict[str, Any], method: str) -> dict[str, float]:
+def row(seed: Seed, method: str) -> dict[str, float]:
     """Return a method's numbers; a win rate is NaN where it spent a KL too far from the others'."""
-    common = results["matched"][-1]
-    price = {name: _price(results, name, common["kl"] or 0.0) for name in (method, GUIDE)}
+    kls, procedure = {name: seed.kl(name) for name in seed.recipe.policies}, seed.recipe.procedure
+    common = AtOneKL.of(seed.by_method, kls, seed.law_at)
+    wins = {name: seed.evaluated.wins(name, [procedure]) for name in kls}
+    price = {name: _price(seed, name, common.kl or 0.0) for name in (method, GUIDE)}
     found = {"KL of the nearest policy": price[method]["kl"]}
-    for judge, wins in common["win_rates"].items():
-        served = wins[results["procedure"]]
-        own, guide = (100 * served.get(name, {"mean": np.nan})["mean"] for name in (method, GUIDE))
+    for judge in seed.evaluated.sources:
+        won = common.win_rates({name: wins[name][judge][procedure.name] for name in kls}, procedure)
+        own, guide = (100 * won[name].values.mean() if name in won else np.nan for name in (method, GUIDE))
         found |= {f"% by {judge}": own, f"guide ahead by {judge}": guide - own}
     for what in ("tokens", "seconds"):
         found |= {what: price[method][what], f"{what}, guide's share": price[GUIDE][what] / price[method][what]}
     return found
 
 
-def _price(results: dict[str, Any], method: str, kl: float) -> dict[str, float]:
+def _price(seed: Seed, method: str, kl: float) -> dict[str, float]:
     """Return what the policy of a method nearest to a KL took."""
-    own = [policy for policy in results["policies"].values() if policy["method"] == method]
-    policy = min(own, key=lambda policy: abs(policy["kl"]["mean"] - kl))
-    found = {"kl": policy["kl"]["mean"], "tokens": policy["cost"]["generated_tokens"]}
-    found["seconds"] = policy["cost"]["seconds"]
+    made = records(seed.layout.root)
+    name = min(seed.by_method[method], key=lambda name: abs(float(seed.kl(name).mean()) - kl))
+    record = made[f"train-{name}"]
+    found = {"kl": float(seed.kl(name).mean()), "seconds": record["seconds"]}
+    found["tokens"] = _generated_tokens(record["summary"]["history"], seed.recipe.policies[name])
     if method == GUIDE:
-        found["tokens"] += results["shared_cost"]["generated_tokens"]
-        found["seconds"] += results["shared_cost"]["seconds"]
+        parts, k = Run.of(seed.recipe).rollout_parts, seed.recipe.rollout.k
+        for part, table in enumerate(parts):
+            rollouts = read_rollouts(seed.layout.rollouts(part), table.read().prompt_ids, k)
+            found["tokens"] += pc.sum(pc.list_value_length(rollouts["token_ids"])).as_py()
+            found["seconds"] += sum(made[f"{work}-{part}"]["seconds"] for work in ("rollout", "score"))
+        found["seconds"] += made["calibrate"]["seconds"]
     return found
+
+
+def _generated_tokens(history: Sequence[dict[str, float]], policy: Solver) -> float:
+    """Return the tokens that a training drew; TRL logs the mean length since the previous row."""
+    rows = [row for row in history if "completions/mean_length" in row]
+    if not policy.generates:
+        return 0.0
+    steps = np.diff([0, *(row["step"] for row in rows)])
+    length = np.average([row["completions/mean_length"] for row in rows], weights=steps)
+    return float(length * policy.fit.batch_size * history[-1]["step"] * policy.draws_per_response)
 
 
 def main() -> None:
@@ -68,10 +87,10 @@ def main() -> None:
     folder, *words = sys.argv[1:]
     seeds, changes = read_words(words)
     rows = defaultdict[str, list[dict[str, float]]](list)
-    for seed in seeds:
-        results = comparison(Path(folder), seed, changes)
+    for number in seeds:
+        seed = trained(Path(folder), number, changes)
         for method in METHODS:
-            rows[method].append(row(results, method))
+            rows[method].append(row(seed, method))
     columns = list(rows[GUIDE][0])
     print(f"| method | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
     for method, found in rows.items():

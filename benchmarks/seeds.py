@@ -10,25 +10,29 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from best_of_n import BEST_OF_N, largest_n, serve_best_of_n
 from scipy.special import stdtrit
 
-from infalign.compare.comparison import place_in_theory, serve_best_of_n
+from infalign.compare.methods import nearest_n
 from infalign.compare.policies import MethodPolicies
-from infalign.core.errors import DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.win_rates import prompt_win_rates
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard, is_extreme
+from infalign.method.transforms import Identity
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import MIN_KL, AtOneKL, Matched, widen
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.verdict_text import SPOKEN
-from infalign.theory.law import Law
+from infalign.theory.law import Law, law_at_kl
+from infalign.theory.optimum import optimal
 
 DEFAULT_SEEDS = ("0", "1", "2")
+MIN_GAP = 0.002  # between the win rates of identity and optimum; a share of a smaller gap is meaningless
 
 
 def read_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -166,6 +170,7 @@ class Seed:
 
     recipe: Recipe
     policies: MethodPolicies | None = None  # None where no methods are compared
+    with_best_of_n: bool = False  # whether Best-of-n itself is one of the methods
     _values: dict[tuple[Quantity, str], Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -186,13 +191,15 @@ class Seed:
 
     @property
     def best_of_n(self) -> Mapping[str, int]:
-        """The names of Best-of-n itself, with n."""
-        return {} if self.policies is None else self.policies.best_of_n
+        """The names of Best-of-n itself, with n: the nearest to each budget in KL for which there are samples."""
+        budgets = self.policies.budgets if self.policies is not None and self.with_best_of_n else ()
+        return {f"best-of-{n}": n for budget in budgets if (n := min(nearest_n(budget), largest_n(self.recipe)))}
 
     @property
     def by_method(self) -> Mapping[str, Sequence[str]]:
-        """The names of the policies of each method that was trained."""
-        return {} if self.policies is None else self.policies.by_method
+        """The names of the policies of each method."""
+        trained = {} if self.policies is None else self.policies.by_method
+        return trained | ({BEST_OF_N: [*self.best_of_n]} if self.with_best_of_n else {})
 
     def law_at(self, name: str, nats: float) -> Law | None:
         """Return theory's law of a policy at so many nats; None if there is none."""
@@ -224,12 +231,16 @@ def share_of_gap(seed: Seed, name: str) -> Array | None:
     The KL is taken as exact. None for a policy that has not moved, where the gap is too small to have shares, or the KL
     beyond that of any known optimum.
     """
-    won_P, kl = seed.values(WinRate(seed.recipe.procedure, "reward"), name), float(seed.kl(name).mean())
-    e = estimate(won_P).as_dict()
-    found = place_in_theory(e, e, seed.recipe.procedure, max(kl, MIN_KL))
-    if kl < MIN_KL or found["share"] is None:
+    procedure, kl = seed.recipe.procedure, float(seed.kl(name).mean())
+    if kl < MIN_KL:
         return None
-    return np.asarray((won_P - found["identity"]) / (found["optimum"] - found["identity"]))
+    try:
+        identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(procedure), optimal(procedure, kl=kl).win_rate
+    except ConfigError:  # a policy that ran away
+        return None
+    if optimum - identity <= MIN_GAP:
+        return None
+    return np.asarray((seed.values(WinRate(procedure, "reward"), name) - identity) / (optimum - identity))
 
 
 Side = tuple[Seed, str]  # a method of a seed

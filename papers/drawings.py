@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from typing import Any
 
 import numpy as np
+from best_of_n import BEST_OF_N
 from hacking import MODELS, TESTS, Hacking
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
 
 from infalign.compare.methods import read_method
-from infalign.compare.tables import draw_methods
-from infalign.compare.tables import draw_theory as draw_identity_and_optimum
-from infalign.core.display import COLORS, INK, QUIET, panels
+from infalign.core.display import COLORS, INK, MARKERS, PAPER, QUIET, panels
 from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import parse_procedure, rewinds
@@ -26,6 +25,7 @@ ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "wors
 ANALYTIC_TRANSFORMS = ("identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "optimal")
 ANALYTIC_COLUMNS = ("procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate")
 ENDS = ("mean", "low", "high")
+SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLORS, strict=True)) | {"resample": QUIET}
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,13 @@ def draw_against_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: S
             axes.set_axis_off()
             continue
         if isinstance(quantity, WinRate) and quantity.judge == "reward" and not rewinds(quantity.procedure):
-            draw_identity_and_optimum(axes, quantity.procedure.name)
+            draw_theory_of(axes, quantity.procedure.name)
         lines: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {method: [] for method in trained}
         for mark in sorted(marks[quantity], key=lambda mark: mark.kl.mean):
             if mark.seed is None:
                 lines[mark.method].append((mark.kl.as_dict(), mark.value.as_dict()))
             elif mark.kl.mean <= most:
-                at, color = (mark.kl.mean, quantity.scale * mark.value.mean), read_method(mark.method).color
+                at, color = (mark.kl.mean, quantity.scale * mark.value.mean), color_of(mark.method)
                 axes.plot(*at, ".", color=color, alpha=0.4, markersize=3)
         draw_methods(axes, lines, most, scale=quantity.scale)
         axes.set(xlabel="KL to the reference, nats", ylabel=quantity.label, xlim=(0, most))
@@ -165,6 +165,47 @@ def draw_against_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: S
     columns = ("quantity", "method", "policy", "seed", *(f"{what}_{end}" for what in ("kl", "value") for end in ENDS))
     rows = [[quantity.label, *mark.cells()] for quantity, own in marks.items() for mark in own]
     return Drawing(figure, f"Filled: ours. Dots: single trainings. {_over(seeds)}", columns, rows)
+
+
+def draw_theory_of(axes: Any, procedure: str) -> None:
+    """Draw theory's win rates of the identity and the optimum under a procedure against KL, in per cent, dashed."""
+    for name, color in {"identity": QUIET, "optimal": INK}.items():
+        points, _ = sweep(parse_procedure(procedure), parse_transform_or_optimum(name))
+        plot_line(axes, points, color, label=f"theory, {name}")
+        axes.lines[-1].set(linestyle="--", linewidth=1)
+
+
+def draw_methods(
+    axes: Any, lines: dict[str, list[tuple[dict[str, float], dict[str, float]]]], max_kl: float, *, scale: float
+) -> None:
+    """Draw each method's policies, (KL, value) in order of KL, with both intervals, and join them.
+
+    Colors mark solvers; methods of one color have markers of their own, ours filled. Values are multiplied by
+    ``scale``; the legend gives KLs over ``max_kl``.
+    """
+    markers: dict[str, Iterator[str]] = {}
+    for name, policies in lines.items():
+        color = color_of(name)
+        marker = next(markers.setdefault(color, cycle(MARKERS)))
+        for kl, value in policies:
+            axes.plot([kl["low"], kl["high"]], [scale * value["mean"]] * 2, color=color, linewidth=0.8)
+            axes.plot([kl["mean"]] * 2, [scale * value["low"], scale * value["high"]], color=color, linewidth=0.8)
+        axes.plot(
+            [kl["mean"] for kl, _ in policies],
+            [scale * value["mean"] for _, value in policies],
+            color=color,
+            marker=marker,
+            markersize=4,
+            markerfacecolor=color if name != BEST_OF_N and read_method(name).ours else PAPER,
+            linewidth=1,
+            label=", ".join([name, *(f"{kl['mean']:.3g} nats" for kl, _ in policies if kl["mean"] > max_kl)]),
+            zorder=3,
+        )
+
+
+def color_of(method: str) -> str:
+    """Return the color of a method's solver."""
+    return QUIET if method == BEST_OF_N else SOLVER_COLORS.get(read_method(method).solver, INK)
 
 
 def _marks(seeds: Sequence[Seed], methods: Sequence[str], quantity: Quantity) -> Iterator[Mark]:

@@ -28,6 +28,7 @@ from rich.console import Console
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+from best_of_n import BEST_OF_N, largest_n
 from figures import BY_NUMBER, FIGURES, Claim, Figure
 from seeds import Estimate, Seed
 
@@ -90,7 +91,12 @@ class Reproduction:
         left_out = {figure.name: reason for figure in self.figures if (reason := figure.lacks(self.recipe))}
         wanted = [figure for figure in self.figures if figure.name not in left_out]
         names = list(dict.fromkeys(name for figure in wanted for name in figure.methods))
-        methods, without = possible_methods(self.recipe, check_budgets(self.budgets), names) if names else ([], {})
+        trained = [name for name in names if name != BEST_OF_N]
+        methods, without = possible_methods(self.recipe, check_budgets(self.budgets), trained) if trained else ([], {})
+        if BEST_OF_N in names and largest_n(self.recipe) < 2:
+            without |= {BEST_OF_N: f"it needs more evaluate.samples than {self.recipe.evaluate.samples}"}
+        elif BEST_OF_N in names:
+            methods = [*methods, BEST_OF_N]
         return wanted, methods, left_out | without
 
     def print_plan(self, console: Console) -> None:
@@ -104,7 +110,8 @@ class Reproduction:
             say(console, f"left out: {name}: {reason}", markup=False)
         if methods and self.recipe is not None:
             budgets = check_budgets(self.budgets)
-            each = len(MethodPolicies(self.recipe, methods, budgets).recipe.policies)
+            trained = [method for method in methods if method != BEST_OF_N]
+            each = len(MethodPolicies(self.recipe, trained, budgets).recipe.policies)
             further = ", and further ones for methods that miss the common KL" if self.budgets is None else ""
             say(
                 console,
@@ -121,13 +128,14 @@ class Reproduction:
         for recipe in self.recipes:
             heading(console, f"Seed {recipe.seed}: {recipe.run_dir}")
             with held(Path(recipe.run_dir)):
-                policies = MethodPolicies(recipe, methods, check_budgets(self.budgets)) if methods else None
+                trained = [method for method in methods if method != BEST_OF_N]
+                policies = MethodPolicies(recipe, trained, check_budgets(self.budgets)) if trained else None
                 if policies is not None:
                     policies = train_methods(policies, rounds=0 if self.budgets else ROUNDS, console=console)
                 for figure in figures:
                     if figure.study is not None:
                         figure.study(recipe, console)
-            seeds.append(Seed(recipe, policies))
+            seeds.append(Seed(recipe, policies, BEST_OF_N in methods))
         folder = self.output / "page"
         folder.mkdir(parents=True, exist_ok=True)
         found = {

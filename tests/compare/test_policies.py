@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from infalign.compare.methods import METHODS, aware_transform, nearest_n
+from infalign.compare.methods import METHODS, nearest_n
 from infalign.compare.policies import MethodPolicies, possible_methods
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_table
-from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
+from infalign.method.procedures import BestOfN, WorstOfN
 from infalign.method.transforms import parse_transform
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.theory.choose import choose
+from infalign.theory.choose import best_named, choose
 from infalign.theory.law import law_at_kl
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.offline import Guide
@@ -41,8 +41,8 @@ def test_the_aware_transformation_is_the_best_that_has_a_name() -> None:
     """It is the first of `theory.choose` that a recipe can spell: steeper for larger N, negative for the worst."""
     for procedure in (BestOfN(4), WorstOfN(4), BestOfN(32)):
         first = [c.transform.name for c in choose(procedure, kl=0.5, rollouts=100).candidates]
-        assert aware_transform(procedure, 0.5, 100) == next(name for name in first if not name.startswith("optimal"))
-    rates = [parse_transform(aware_transform(BestOfN(n), 0.5, 100)).t for n in (2, 4, 32)]
+        assert best_named(procedure.name, 0.5, 100) == next(name for name in first if not name.startswith("optimal"))
+    rates = [parse_transform(best_named(f"best-of-{n}", 0.5, 100)).t for n in (2, 4, 32)]
     assert rates == sorted(rates)
     assert rates[0] < 8 < 50 < rates[2]
 
@@ -51,9 +51,8 @@ def test_the_aware_transformation_is_the_best_that_has_a_name() -> None:
 def test_every_method_is_a_policy_of_the_recipe(tmp_path: Path, served: str) -> None:
     """Each solver accepts its settings at a budget, and the aware ones have the transformation for the procedure."""
     changed = recipe(tmp_path, f"procedure={served}", "rollout.k=8")
-    trained = [method for method in METHODS if method != "best-of-n"]
-    methods = dict(zip(trained, MethodPolicies(changed, trained, [0.5]).recipe.policies.values(), strict=True))
-    name = aware_transform(parse_procedure(served), 0.5, 8)
+    methods = dict(zip(METHODS, MethodPolicies(changed, [*METHODS], [0.5]).recipe.policies.values(), strict=True))
+    name = best_named(served, 0.5, 8)
     aware = {method for method, policy in methods.items() if policy.shaping.name == name}
     assert aware == {"qrpo", "resample", "rloo", "ppo", "grpo"}
     assert methods["rloo"].fit == methods["bond"].fit == changed.policies["online"].fit
@@ -99,7 +98,7 @@ def test_a_method_may_be_for_another_n(tmp_path: Path) -> None:
     """Its policy has the transformation that loses least for that N, under a name of its own beside the recipe's."""
     policies = MethodPolicies(recipe(tmp_path), ["qrpo", "qrpo-for-16"], [0.2]).recipe.policies
     names = [policies[name].shaping.name for name in ("qrpo-0.2", "qrpo-for-16-0.2")]
-    assert names == [aware_transform(BestOfN(n), 0.2, 6) for n in (2, 16)]
+    assert names == [best_named(f"best-of-{n}", 0.2, 6) for n in (2, 16)]
     assert names[0] != names[1]
 
 
@@ -122,15 +121,14 @@ def test_further_budgets_bracket_the_median(tmp_path: Path) -> None:
     """Who spends more than half of the methods gets a smaller budget, who spends less a larger one, in proportion."""
     own = recipe(tmp_path, "rollout.k=64")
     write_references(own, np.arange(64.0))
-    policies = MethodPolicies(own, ["qrpo", "ipo", "rloo", "best-of-n"], [0.2, 0.4])
-    spent = {"qrpo-0.2": 0.3, "qrpo-0.4": 0.6, "ipo-0.2": 0.1, "ipo-0.4": 0.15, "rloo-0.2": 0.19, "rloo-0.4": 0.5}
-    spent |= {"best-of-2": 0.19}  # medians 0.19 and 0.345
-    wider = policies.bracketed(spent)
+    policies = MethodPolicies(own, ["qrpo", "ipo", "rloo"], [0.2, 0.4])
+    spent = {"qrpo-0.2": 0.3, "qrpo-0.4": 0.6, "ipo-0.2": 0.1, "ipo-0.4": 0.15, "rloo-0.2": 0.19, "rloo-0.4": 0.345}
+    wider = policies.bracketed(spent)  # medians 0.19 and 0.345
     assert wider.more_budgets == {
         "qrpo": pytest.approx([0.2 * 0.19 / 0.3 / 1.2], rel=0.01),
         "ipo": pytest.approx([0.4 * 0.345 / 0.15 * 1.2], rel=0.01),
     }
-    assert [len(names) for names in wider.by_method.values()] == [3, 3, 2, 1]
+    assert [len(names) for names in wider.by_method.values()] == [3, 3, 2]
     assert wider.by_budget == policies.by_budget
     lower, upper = (name for names in wider.by_method.values() for name in names if name not in spent)
     assert wider.bracketed(spent | {lower: 0.15, upper: 0.4}).more_budgets == wider.more_budgets

@@ -26,7 +26,6 @@ from infalign.method.procedures import (
     Standard,
     WorstOfN,
     kth_best,
-    of_best,
     parse_procedure,
     top_k,
 )
@@ -284,16 +283,6 @@ def test_an_order_statistic_at_an_end_is_best_or_worst_of_n(n: int) -> None:
     ]:
         assert one.distortion(P) == pytest.approx(other.distortion(P), abs=1e-12)
         assert one.density(P) == pytest.approx(other.density(P), rel=1e-10, abs=1e-12)
-
-
-@pytest.mark.parametrize(("n", "inner"), [(1, 5), (2, 2), (4, 6), (32, 4)])
-def test_what_is_served_of_the_bests_is_their_distortion(n: int, inner: int) -> None:
-    """Serving the worst or best of N of a policy that serves its best of n maps the CDF by one after the other."""
-    p = np.linspace(0.0, 1.0, 11)
-    for procedure in (WorstOfN(n), BestOfN(n)):
-        expected = procedure.distortion(BestOfN(inner).distortion(p))
-        assert of_best(procedure, inner).distortion(p) == pytest.approx(expected, abs=1e-9)
-    assert BestOfN(n * inner).distortion(p) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.one_of(NAMEABLE, ORDER_STATISTICS, REWOUND))

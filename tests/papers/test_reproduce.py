@@ -15,11 +15,13 @@ from hacking import PHRASES, TESTS, decisions, poison
 from reproduce import Reproduction, main
 from rich.console import Console
 
-from infalign.compare.comparison import Comparison
 from infalign.compare.policies import MethodPolicies
 from infalign.method.calibration import calibrate
+from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
+from infalign.report.results import at_one_kl
+from infalign.report.scored_samples import ScoredSamples
 
 pytestmark = pytest.mark.slow
 
@@ -88,12 +90,16 @@ def test_finished_work_is_not_repeated(finished: Finished) -> None:
     assert make(root) == (found, [])
 
 
-def test_a_lead_is_that_of_a_comparison(finished: Finished) -> None:
-    """Each seed's lead over the best baseline at one KL is what `infalign compare` would say of its policies."""
+def test_a_lead_is_that_of_a_report(finished: Finished) -> None:
+    """Each seed's lead over the best baseline at one KL is what the report of the two methods' policies says."""
     for place, own in enumerate(asked(finished[0]).recipes):
-        gains = Comparison(MethodPolicies(own, METHODS[:2], [0.2])).at_budget(0.2)["gains"]
-        for judged_by, claim in zip(("reward", "judge"), of_figure(finished, 4)[0], strict=False):
-            assert claim["by_seed"][place] == pytest.approx(gains[judged_by]["best-of-2"]["gain"]["qrpo"]["mean"])
+        compared = MethodPolicies(own, METHODS[:2], [0.2]).recipe
+        evaluated = ScoredSamples.of(compared, Layout(Path(own.run_dir)))
+        at = at_one_kl(evaluated, compared.policies)
+        for judge, claim in zip(("reward", "judge"), of_figure(finished, 4)[0], strict=False):
+            served = {name: evaluated.wins(name, [own.procedure])[judge]["best-of-2"] for name in compared.policies}
+            ours, theirs = at.win_rates(served, own.procedure).values()
+            assert claim["by_seed"][place] == pytest.approx(float((ours.values - theirs.values).mean()))
 
 
 def test_every_verdict_follows_from_its_interval(finished: Finished) -> None:

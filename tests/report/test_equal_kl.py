@@ -13,7 +13,7 @@ from infalign.method.procedures import (
     parse_procedure,
 )
 from infalign.method.transforms import parse_transform
-from infalign.report.equal_kl import is_comparable, matched, widen
+from infalign.report.equal_kl import AtOneKL, is_comparable, matched, widen
 from infalign.theory.law import law_at_kl
 
 
@@ -91,3 +91,19 @@ def test_no_share_at_one_kl_is_above_one() -> None:
     at_the_top = widen({"mean": mean, "low": mean, "high": 0.999}, found.shift, least=0.0)
     assert (at_the_top["low"], at_the_top["high"]) == (mean, 1.0)
     assert widen({"mean": -0.9, "low": -0.95, "high": -0.8}, -0.2)["low"] == -1.0
+
+
+def test_a_method_that_spends_far_less_or_far_more_is_left_out() -> None:
+    """One that spends a quarter more stays and is marked; two at the ends are named with what they spend."""
+    spent = {"little": 0.1, "identity": 0.5, "ipo": 0.5, "more": 0.62, "most": 0.63}
+    methods = {name: [name] for name in spent}
+
+    def at(kls: dict[str, float]) -> AtOneKL:
+        return AtOneKL.of(methods, {name: np.full(4, kl) for name, kl in kls.items()}, lambda *_: None, median=0.5)
+
+    found = at(spent)
+    assert found.left_out == {"little": 0.1}
+    assert found.not_bracketed == {"more": 0.62, "most": 0.63}
+    assert found.kl == found.median == 0.5
+    assert found.methods.keys() == {"identity", "ipo", "more"}
+    assert at(spent | {"little": 0.4}).kl == 0.4  # near enough to be waited for

@@ -7,7 +7,6 @@ from cyclopts import Parameter
 
 from infalign.cli.options import DryRun, KLBudgets, Overrides, RecipePath, read_budgets, read_recipe
 from infalign.cli.output import open_console
-from infalign.core.display import say
 
 COMPARE_EPILOGUE = """\
 Examples:
@@ -16,21 +15,22 @@ Examples:
   infalign compare demo --methods qrpo,rloo,ipo --kl-budgets 0.5
 
 Data, models, rollouts and calibration are the run's own and done once; a later
-comparison trains only what is new. Numbers, tables and figures go to the
-folder compare of the run directory; the run's own report does not change.
+comparison trains only what is new. Numbers and report go to the folder compare
+of the run directory; the run's own do not change.
 
 Offline methods take fit and guide from the recipe's first offline policy.
 Methods that generate responses while they train take the fit of the first
 on-policy one; without one, 3 times the epochs and 2.5 times the learning rate
 of a policy without a guide.
-Methods are compared at a KL that lies between the KLs of two policies of each.
+The first method is compared with the others at the largest KL that all reach,
+which should lie between the KLs of two policies of each.
 Without --kl-budgets, a method whose policies all spend more, or all less, than
 the others is trained for a further budget; with it, such a method says so.
 bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
 qrpo-for-32 is qrpo on the transformation for N = 32 in place of the recipe's,
 and so for every method on the procedure's transformation.
 
-Methods; those with a star are compared with the best of the others:
+Methods; those with a star optimize what is served:
 """
 
 
@@ -48,8 +48,8 @@ def compare(
     """Train several methods on the same rollouts, compare them at one KL."""
     budgets = read_budgets(kl_budgets)
     from infalign.compare.comparison import choose_policies, compare_methods, comparison_units
-    from infalign.compare.tables import print_comparison
     from infalign.pipeline.lock import held
+    from infalign.report.tables import print_table
 
     settings, console = read_recipe(recipe, set_), open_console()
     chosen = methods.split(",") if methods is not None else None
@@ -59,9 +59,8 @@ def compare(
         print_plan(choose_policies(settings, chosen, budgets, console).recipe, console, comparison_units)
         return
     with held(Path(settings.run_dir)):
-        results = compare_methods(settings, methods=chosen, budgets=budgets, console=console)
-    print_comparison(results, console)
-    say(console, f"\nComparison: {Path(settings.run_dir) / 'compare'}")
+        folder = compare_methods(settings, methods=chosen, budgets=budgets, console=console)
+    print_table(folder, console)
 
 
 def list_methods() -> str:

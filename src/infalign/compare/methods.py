@@ -1,25 +1,20 @@
 """Methods that can be compared: a solver with its objective, but without its strength, which is a KL budget."""
 
+import math
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
-from infalign.core.display import COLORS, INK, QUIET
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import hint
-from infalign.evaluation.best_of_n import best_of_n_kl_bound
 from infalign.method.procedures import Extreme, is_extreme
-from infalign.method.transforms import Tabulated
 from infalign.recipe.settings import Recipe
 from infalign.training.solvers import KINDS
 from infalign.training.solvers.base import ToBestOfN
 from infalign.training.solvers.offline import Offline
 
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
-BEST_OF_N = "best-of-n"  # the method that trains nothing
 EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
-SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLORS, strict=True)) | {"resample": QUIET}
 
 
 @dataclass(frozen=True)
@@ -27,7 +22,7 @@ class Method:
     """A solver and the transformation that it optimizes: a policy of a recipe, without its strength."""
 
     about: str
-    solver: str | None  # None if nothing is trained
+    solver: str
     transform: str | None = None  # None if the solver has a fixed one
     ours: bool = False  # if it optimizes the served win rate, by our transformation or directly; else a baseline
     n: int | None = None  # the N that its transformation is for, if not that of the recipe's procedure
@@ -35,17 +30,12 @@ class Method:
     @property
     def to_best_of_n(self) -> bool:
         """Whether its strength is the n of Best-of-n."""
-        return self.solver is not None and issubclass(KINDS[self.solver], ToBestOfN)
+        return issubclass(KINDS[self.solver], ToBestOfN)
 
     @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        return self.solver is not None and bool(KINDS[self.solver].generates)
-
-    @property
-    def color(self) -> str:
-        """The color of its solver in figures."""
-        return QUIET if self.solver is None else SOLVER_COLORS.get(self.solver, INK)
+        return bool(KINDS[self.solver].generates)
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation and fit."""
@@ -53,7 +43,9 @@ class Method:
         if self.transform == AWARE:
             served = extreme_procedure(recipe)
             served = served if self.n is None else replace(served, n=self.n)
-            fixed = {"transform": aware_transform(served, budget, recipe.rollout.k)}
+            from infalign.theory.choose import best_named  # with SciPy's solvers, which the help does not need
+
+            fixed = {"transform": best_named(served.name, budget, recipe.rollout.k)}
         strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
         return {"solver": self.solver, **fixed, **strength, **self._fit(recipe)}
 
@@ -70,7 +62,7 @@ class Method:
             return on_policy[0].model_dump(include={"fit", "generations"})
         if not (self.generates or offline):
             raise ConfigError(f"{self.solver} takes its fit from an offline policy, and the recipe has none; add one")
-        if self.solver is not None and issubclass(KINDS[self.solver], Offline):
+        if issubclass(KINDS[self.solver], Offline):
             shared = {"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
             return offline[0].model_dump(include=shared)
         from_rollouts = [policy for policy in policies if not policy.generates]
@@ -102,7 +94,6 @@ METHODS = {
     "grpo-raw": Method("GRPO without group statistics, on the reward as it is", "grpo", "raw"),
     "maxk": Method("policy gradient of the served win rate itself", "maxk", ours=True),
     "bond": Method("J-BOND: towards Best-of-2 of a moving anchor", "bond"),
-    BEST_OF_N: Method("Best-of-n itself: no training, n draws for one response", None),
 }
 
 
@@ -134,29 +125,17 @@ def extreme_procedure(recipe: Recipe) -> Extreme:
     return recipe.procedure
 
 
-@cache
-def aware_transform(procedure: Extreme, kl: float, rollouts: int) -> str:
-    """Return the name of the transformation that loses least at ``kl`` nats with K ``rollouts`` (`theory.choose`).
-
-    The optimum of exact ranks has no name. Raises ConfigError for a KL that the rollouts cannot spend.
-
-    >>> from infalign import BestOfN
-    >>> aware_transform(BestOfN(4), 0.5, 100)
-    'exp:13'
-    """
-    from infalign.theory.choose import choose  # with SciPy's solvers, which the help does not need
-
-    candidates = choose(procedure, kl=kl, rollouts=rollouts).candidates  # the best first
-    return next(one.transform.name for one in candidates if not isinstance(one.transform, Tabulated))
-
-
 def nearest_n(kl: float) -> int:
     """Return the n ≥ 2 whose Best-of-n has the KL, log n − (n − 1)/n, nearest to ``kl`` nats.
 
     >>> [nearest_n(kl) for kl in (0.01, 0.5, 1.0)]
     [2, 3, 6]
     """
-    below = 2
-    while best_of_n_kl_bound(below + 1) <= kl:
-        below += 1
-    return min(below, below + 1, key=lambda n: abs(best_of_n_kl_bound(n) - kl))
+    n = 2
+    while abs(_best_of_n_kl(n + 1) - kl) < abs(_best_of_n_kl(n) - kl):
+        n += 1
+    return n
+
+
+def _best_of_n_kl(n: int) -> float:
+    return math.log(n) - (n - 1) / n

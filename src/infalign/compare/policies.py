@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from infalign.compare.methods import BEST_OF_N, METHODS, extreme_procedure, nearest_n, read_method
+from infalign.compare.methods import METHODS, read_method
 from infalign.core.errors import ConfigError
-from infalign.method.transforms import Log
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
-from infalign.theory.law import Law, law_at_kl
+from infalign.theory.law import Law
 from infalign.training.solvers.base import Solver, ToBestOfN
 
 BUDGETS = (0.5, 1.0)  # nats, by default
@@ -26,9 +25,8 @@ class MethodPolicies:
     """The policies of some methods at some budgets; ``more_budgets`` has further budgets by method.
 
     They are ordinary units of the pipeline, called METHOD-BUDGET, or METHOD-nN if their strength is the n of Best-of-n:
-    the n whose KL is nearest to the budget, so that two budgets may share a policy. Best-of-n itself, in ``best_of_n``,
-    is no policy of the recipe: its responses are selected from one half of the reference's samples, and the other half
-    is the base. Raises ConfigError for settings that a method cannot have.
+    the n whose KL is nearest to the budget, so that two budgets may share a policy. Raises ConfigError for settings
+    that a method cannot have.
     """
 
     def __init__(
@@ -41,20 +39,14 @@ class MethodPolicies:
         self.source, self.budgets, self.more_budgets = source, budgets, more_budgets or {}
         self.by_method: dict[str, list[str]] = {method: [] for method in methods}
         self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
-        self.best_of_n: dict[str, int] = {}
         policies: dict[str, Solver] = {}
         for method, names in self.by_method.items():
             for budget in (*budgets, *self.more_budgets.get(method, ())):
-                if method == BEST_OF_N:
-                    n = min(nearest_n(budget), _largest_n(source))
-                    name = f"best-of-{n}"
-                    self.best_of_n[name] = n
-                else:
-                    policy = _policy_at(source, method, budget)
-                    name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
-                    if source.policies.get(name, policy).model_dump() != policy.model_dump():
-                        raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
-                    policies[name] = policy
+                policy = _policy_at(source, method, budget)
+                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
+                if source.policies.get(name, policy).model_dump() != policy.model_dump():
+                    raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
+                policies[name] = policy
                 if name not in names:
                     names.append(name)
                 if budget in budgets:
@@ -63,8 +55,6 @@ class MethodPolicies:
 
     def law_at(self, name: str, nats: float) -> Law | None:
         """Return theory's law of a policy at so many nats; None if there is none."""
-        if name in self.best_of_n:
-            return law_at_kl(Log(), kl=nats)
         return self.recipe.policies[name].theory.law_at(self.recipe.procedure, nats)
 
     def bracketed(self, spent: Mapping[str, float]) -> "MethodPolicies":
@@ -77,8 +67,6 @@ class MethodPolicies:
         more = {method: list(own) for method, own in self.more_budgets.items()}
         medians = [float(np.median([spent[name] for name in names])) for names in self.by_budget.values()]
         for method, names in self.by_method.items():
-            if method == BEST_OF_N:
-                continue
             kls = [max(spent[name], MIN_KL) for name in names]
             budgets = [*self.budgets, *self.more_budgets.get(method, [])]
             lower = min(budgets) * max(min(medians) / max(min(kls), min(medians)) / OVERSHOOT, 1 / MAX_KL_RATIO)
@@ -114,18 +102,6 @@ def possible_methods(
         except ConfigError as error:
             left_out[name] = str(error)
     return chosen, left_out
-
-
-def _largest_n(recipe: Recipe) -> int:
-    """Return the largest n of Best-of-n itself for which the reference has samples."""
-    served = extreme_procedure(recipe)
-    largest = recipe.evaluate.samples // 2 // served.n
-    if largest < 2:
-        raise ConfigError(
-            f"{BEST_OF_N} served by {served.name} needs evaluate.samples of at least {4 * served.n}, "
-            f"found {recipe.evaluate.samples}"
-        )
-    return largest
 
 
 def _policy_at(recipe: Recipe, method: str, budget: float) -> Solver:

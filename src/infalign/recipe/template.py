@@ -16,11 +16,11 @@ from infalign.data.files import READERS, read_rows
 from infalign.data.sets import SETS, part_file
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import Served, is_extreme, rewinds
+from infalign.method.procedures import is_extreme, rewinds
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
 from infalign.rewards.function import is_file
-from infalign.theory.choose import choose
+from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"
 LOOKED_AT = 1000  # rows of a file
@@ -58,7 +58,7 @@ def write_first_recipe(
         raise ConfigError(f"{data} has no preference pairs, which a reward learns from; give --reward")
     elif policy == "scratch":
         aware["guide"]["trunk"] = "reward"
-    aware["kl_budget"], aware["transform"] = kl_budget, _best_transform(served, kl_budget, recipe["rollout"]["k"])
+    aware["kl_budget"], aware["transform"] = kl_budget, best_named(served.name, kl_budget, recipe["rollout"]["k"])
     if aware["transform"] == "identity":
         del recipe["policies"]["ordinary"]
     if is_extreme(served):
@@ -107,12 +107,3 @@ def _given_reward(reward: str, path: Path) -> dict[str, str]:
         file, _, name = reward.rpartition(":")
         reward = f"{os.path.relpath(Path(file).resolve(), path.parent.resolve())}:{name}"
     return {"function": reward}
-
-
-def _best_transform(procedure: Served, kl: float, k: int) -> str:
-    """Return the transformation that `infalign choose` finds best of those that a recipe can spell."""
-    found = choose(procedure, kl=kl, rollouts=k).candidates
-    spelled = [candidate for candidate in found if not candidate.transform.name.startswith("optimal")]
-    if not spelled:
-        raise ConfigError(f"no transformation that has a name can spend {kl} nats; give a smaller --kl-budget")
-    return min(spelled, key=lambda candidate: candidate.behind).transform.name

@@ -58,20 +58,19 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         import matplotlib
     except ImportError as error:
         raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
-    root, evaluated = layout.root, ScoredSamples.of(recipe, layout)
-    recorded = records(root)
-    results, made = read_results(root), {name: recorded[name] for name in finished if name in recorded}
+    folder, evaluated = layout.reported / "figures", ScoredSamples.of(recipe, layout)
+    recorded = records(layout.root)
+    results, made = read_results(layout.reported), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
     policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
     looks = {name: Look(*look, policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         names = [picture.name for found in pictures.values() for picture in found]
-        claim(root / "figures", (f"{name}{ending}" for name in names for ending in (".svg", ".png")))
+        claim(folder, (f"{name}{ending}" for name in names for ending in (".svg", ".png")))
         figures = {
             section: [
-                save_picture(p, root / "figures") | {"png": _embedded(root / "figures" / f"{p.name}.png", "image/png")}
-                for p in found
+                save_picture(p, folder) | {"png": _embedded(folder / f"{p.name}.png", "image/png")} for p in found
             ]
             for section, found in pictures.items()
         }

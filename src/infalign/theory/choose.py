@@ -6,7 +6,7 @@ mean E[Φ(Ĉ) | u], a smoother Φ (`smoothed`). Real ones lie between, so the re
 """
 
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, parse_procedure, rewinds
-from infalign.method.transforms import Exponential, Identity, Log, Power, Transformation
+from infalign.method.transforms import Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.theory.optimum import optimal, optimal_by
@@ -232,6 +232,17 @@ def choose(
         left_out=left_out,
         judge=None if judge is None else _gain_by(judge, setting),
     )
+
+
+@cache
+def best_named(procedure: str, kl: float, rollouts: int) -> str:
+    """Return the name of the transformation that loses least; the optimum of exact ranks has none. Raises as `choose`.
+
+    >>> best_named("best-of-4", 0.5, 100)
+    'exp:13'
+    """
+    candidates = choose(procedure, kl=kl, rollouts=rollouts).candidates
+    return next(one.transform.name for one in candidates if not isinstance(one.transform, Tabulated))
 
 
 def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:

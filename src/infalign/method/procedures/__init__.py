@@ -21,7 +21,7 @@ from infalign.method.procedures.base import (
 )
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
 from infalign.method.procedures.mixture import Mixture, ranked
-from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, of_best, top_k
+from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, top_k
 from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
 from infalign.method.procedures.standard import Standard
@@ -48,7 +48,6 @@ __all__ = [
     "is_extreme",
     "kth_best",
     "looks_at_ranks",
-    "of_best",
     "parse_procedure",
     "rewinds",
     "top_k",

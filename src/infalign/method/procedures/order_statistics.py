@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +17,6 @@ from infalign.method.procedures.base import (
     checked_samples,
     weights_from_counts,
 )
-from infalign.method.procedures.extremes import BestOfN, WorstOfN
 
 MAX_DRAWS = 100_000  # for a procedure that stores a probability for each draw
 
@@ -90,28 +88,6 @@ def top_k(k: int, n: int) -> OrderStatistics:
     """Return the procedure that serves one of the ``k`` best of ``n`` draws at random, spelled ``top-2-of-8``."""
     _check_k(k, n)
     return OrderStatistics(f"top-{k}-of-{n}", tuple(float(i >= n - k) / k for i in range(n)))
-
-
-def of_best(procedure: BestOfN | WorstOfN, n: int) -> BestOfN | OrderStatistics:
-    """Return what ``procedure`` serves, as one procedure, of a policy that itself serves the best of ``n`` draws.
-
-    Best-of-N of Best-of-n is Best-of-Nn. Worst-of-N serves the worst of the bests of N groups of n: it is below the
-    j-th smallest of the Nn draws unless each group has one of the others, which inclusion and exclusion count.
-
-    >>> of_best(WorstOfN(2), 2).name
-    'worst-of-2 of best-of-2'
-    """
-    if isinstance(procedure, BestOfN):
-        return BestOfN(procedure.n * n)
-    groups, draws = procedure.n, procedure.n * n
-    none_within = [  # of the groups within the j smallest draws; exact, since the terms cancel
-        sum((-1) ** k * comb(groups, k) * comb(draws - n * k, j - n * k) for k in range(min(groups, j // n) + 1))
-        / comb(draws, j)
-        for j in range(draws + 1)
-    ]
-    probabilities = 0.0 - np.diff(none_within)
-    name = f"{procedure.name} of best-of-{n}"
-    return OrderStatistics(name, tuple(float(q) for q in probabilities))
 
 
 def _check_k(k: int, n: int) -> None:

@@ -4,12 +4,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given, of_best
 from finite_model import FiniteModel
 from scipy.integrate import quad
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.evaluation.best_of_n import best_of_n_kl, best_of_n_kl_bound, best_of_n_kl_given
-from infalign.method.procedures import BestOfN
+from infalign.method.procedures import BestOfN, WorstOfN
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
@@ -65,3 +65,13 @@ def test_the_kl_of_best_of_n_refuses_what_is_none() -> None:
         best_of_n_kl(np.zeros((2, 3)), np.zeros((2, 3)), 4)
     with pytest.raises(ConfigError, match="N = 0"):
         best_of_n_kl_bound(0)
+
+
+@pytest.mark.parametrize(("n", "inner"), [(1, 5), (2, 2), (4, 6), (32, 4)])
+def test_what_is_served_of_the_bests_is_their_distortion(n: int, inner: int) -> None:
+    """Serving the worst or best of N of a policy that serves its best of n maps the CDF by one after the other."""
+    p = np.linspace(0.0, 1.0, 11)
+    for procedure in (WorstOfN(n), BestOfN(n)):
+        expected = procedure.distortion(BestOfN(inner).distortion(p))
+        assert of_best(procedure, inner).distortion(p) == pytest.approx(expected, abs=1e-9)
+    assert BestOfN(n * inner).distortion(p) == pytest.approx(expected, abs=1e-12)
