@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from infalign import cli
-from infalign.data.sets import SETS
 from infalign.recipe.built_in import built_in
 
 NAMES = {recipe.name for recipe in built_in()}
@@ -53,7 +52,7 @@ def test_a_real_bash_completes_commands_options_recipes_runs_and_keys(main: Any,
         "recipes --explain policies.NAME.fit.lora.": {
             f"policies.NAME.fit.lora.{key}" for key in ("rank", "alpha", "layers")
         },
-        "init --data ": {*SETS, "world", "rows.jsonl"},
+        "init --data ": {"world", "rows.jsonl"},
         "export runs/mine --to ": {"trl", "verl", "openrlhf"},
         "curve --plot my": {"my.yaml"},
     }

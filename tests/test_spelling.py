@@ -78,7 +78,6 @@ def test_what_lacks_a_letter_is_recognised_unless_it_says_another_name(known: li
     [
         (["run", "demo", "--set", "policies.aware.solver=rlo"], "found 'rlo'; did you mean rloo?"),
         (["run", "demo", "--set", "rollout.engine.kind=transformer"], "did you mean transformers?"),
-        (["data", "get", "hh-helpfull"], 'Did you mean "hh-helpful"?'),
     ],
 )
 def test_the_command_line_asks_whether_it_was_meant(words: list[str], said: str, main: Any) -> None:

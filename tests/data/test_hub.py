@@ -1,5 +1,11 @@
 """Rows of a data set in the hub's layout."""
 
+import os
+import shutil
+import subprocess
+import sys
+
+import micro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -7,7 +13,9 @@ from rows import comparison, write_gzip
 
 from infalign.core.errors import DataError
 from infalign.data.hub import Hub, hub_rows
-from infalign.data.sources import Source
+from infalign.data.sources import Source, read_examples
+from infalign.recipe.reading import load_recipe
+from infalign.steps.run import Run
 
 
 @pytest.fixture
@@ -63,7 +71,31 @@ def test_rows_of_a_configuration_keep_their_values(tmp_path, asked, found):
 
 
 def test_a_source_of_the_hub_is_a_name_or_settings():
-    """A text is the id; a split beside it is refused with the way to write it."""
+    """A text is the id."""
     assert Source(hub="a/b").hub == Source(hub={"id": "a/b", "split": "train"}).hub
-    with pytest.raises(ValueError, match=r"split is for a set; write `hub: {id: …, split: …}`"):
-        Source(hub="a/b", split="test")
+
+
+def test_a_copy_in_the_folder_of_data_goes_before_the_hub(tmp_path, hub_folder):
+    """It is read without a network; another content of it is another key of the run, and another folder is not."""
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
+    sources = "data.sources=[{hub: {id: A/hh, data_dir: harmless-base}}]"
+    for name in ("a", "b"):
+        shutil.copytree(hub_folder, tmp_path / name / "A" / "hh")
+    recipes = [load_recipe(path, [sources, f"data.folder={tmp_path / name}"]) for name in ("a", "b")]
+    ((example,), _) = read_examples(recipes[0].data, recipes[0].data.sources, seed=0)
+    assert example.rejected
+    keys = [Run.of(recipe).key("data") for recipe in recipes]
+    assert keys[0] == keys[1]
+    write_gzip(tmp_path / "b" / "A" / "hh" / "harmless-base" / "train.jsonl.gz", [comparison("Other")])
+    assert Run.of(recipes[1]).key("data") != keys[0]
+
+
+def test_without_a_network_the_error_says_how_to_bring_the_files(tmp_path):
+    """The hub cannot be asked: one sentence with the command."""
+    recipe = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "infalign", "run", recipe, "--until", "data"]
+    command += ["--set", "data.sources=[{hub: Anthropic/hh-rlhf}]"]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
+    assert "`hf download Anthropic/hh-rlhf --repo-type dataset --local-dir Anthropic/hh-rlhf`" in found.stderr

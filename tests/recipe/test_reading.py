@@ -84,9 +84,8 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
             "data.sources=[{world: 3, limit: 2}]",
             "`data.sources.0`: limit is for rows that are read; world and sums say",
         ),
-        ("data.sources=[{path: x, split: test}]", "`data.sources.0`: split is for a set; a file is read whole"),
         ("data.sources=[{path: x, data_dir: y}]", "unknown key `data.sources.0.data_dir`"),
-        ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, set, hub, world"),
+        ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
         (
             "rollout.engine={kind: server, command: 'vllm \"serve'}",
             "`rollout.engine.command`: No closing quotation",

@@ -60,7 +60,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     _, out, _ = main("recipes", "--explain", "data.sources.3")
     assert [line for line in out.splitlines() if not line.startswith(" ")][:2] == [
         "data.sources.N.path",
-        "data.sources.N.set",
+        "data.sources.N.hub",
     ]
     _, out, _ = main("recipes", "--explain", "rollout")
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [

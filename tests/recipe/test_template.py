@@ -112,17 +112,6 @@ def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: 
     assert load_recipe("recipe.yaml").judge is None
 
 
-def test_a_public_set_is_fetched_first(main: Any, project: Path) -> None:
-    """The commands that come next begin with the one that fetches the data, until it is there."""
-    code, out, _ = main("init", "--data", "hh-harmless", "--policy", "scratch", "--procedure", "worst-of-4")
-    assert code == 0
-    assert out.splitlines()[1:] == [
-        "  infalign data get hh-harmless",
-        "  infalign run recipe.yaml --dry-run",
-        "  infalign run recipe.yaml",
-    ]
-
-
 def test_any_file_name_makes_a_recipe(main: Any, project: Path) -> None:
     """Signs of YAML and of the shell in the name of the file are quoted, in the recipe and in the commands."""
     code, out, err = main("init", "--data", "world", "--policy", "scratch", "--out", "my: #1.yaml")

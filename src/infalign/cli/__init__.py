@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import compare, data, init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
+from infalign.cli import compare, init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
 from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
@@ -83,9 +83,6 @@ app = App(
 for _group, _commands in zip(_GROUPS, COMMANDS.values(), strict=True):
     for _place, (_command, _epilogue) in enumerate(_commands.items()):
         app.command(_command, group=_group, sort_key=_place, help_epilogue=_epilogue)
-_about = "Fetch public data sets."
-app.command(App(name="data", help=_about, help_format="plaintext", help_epilogue="", group=_GROUPS[1], sort_key=2))
-app["data"].command(data.get, group="Commands", help_epilogue=data.GET_EPILOGUE)
 app.register_install_completion_command(help="Let TAB complete commands, options, recipes, runs and keys of recipes.")
 
 

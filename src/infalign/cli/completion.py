@@ -38,12 +38,10 @@ def keys(_: CompletionContext) -> dict[str, str]:
 
 
 def rows(typed: CompletionContext) -> dict[str, str]:
-    """Return the public data sets, what they are, the built-in world, and the files of rows nearby."""
+    """Return the built-in world, and the files of rows nearby."""
     from infalign.data.files import READERS
-    from infalign.data.sets import SETS
 
-    about = {name: found.about for name, found in SETS.items()}
-    return about | {"world": "a small text world of preferences"} | _near(typed, READERS)
+    return {"world": "a small text world of preferences"} | _near(typed, READERS)
 
 
 def _near(typed: CompletionContext, endings: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from infalign.cli import completion
 INIT_EPILOGUE = """\
 Examples:
   infalign init --data rows.jsonl --policy Qwen/Qwen3-0.6B --out mine.yaml
-  infalign init --data hh-helpful --policy scratch --procedure best-of-8
+  infalign init --data trl-lib/tldr-preference --policy scratch --procedure best-of-8
   infalign init --data rows.jsonl --policy ./my-model \\
     --reward my_reward.py:score --kl-budget 0.5
 
@@ -24,7 +24,7 @@ def init(
     *,
     data: Annotated[
         str,
-        Parameter(help="A file, hh-helpful, hh-harmless, tldr, a hub id, or world.", completer=completion.rows),
+        Parameter(help="A file, a hub id, or world.", completer=completion.rows),
     ],
     policy: Annotated[str, Parameter(help="A model's folder, GGUF or hub id, or scratch.")],
     reward: Annotated[

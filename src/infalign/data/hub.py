@@ -27,6 +27,16 @@ class Hub(Settings):
         None, description="its files, as names or patterns, e.g. data/2024-*.jsonl"
     )
 
+    def found_in(self, folder: str | Path) -> "Hub":
+        """Return this, or what ``folder`` has of it: a copy of the repository under its id."""
+        copy = Path(folder) / self.id
+        return self.model_copy(update={"id": str(copy)}) if copy.is_dir() else self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder."""
+        return Path(self.id).is_dir()
+
 
 def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, row) of the split of a data set.
@@ -50,7 +60,9 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
         paths = [_fetched(file) for file in files[hub.split]]
     except (OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().split("\n", 1)[0]
-        raise ConfigError(f"{source} cannot be loaded ({said}); check id, config, split and data_dir") from error
+        bring = f"; without a network, bring the files: `hf download {hub.id} --repo-type dataset --local-dir {hub.id}`"
+        cure = f"check id, config, split and data_dir{'' if hub.is_local else bring}"
+        raise ConfigError(f"{source} cannot be loaded ({said}); {cure}") from error
     for path in paths:
         yield from read_rows(path)
 

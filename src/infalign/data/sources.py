@@ -7,24 +7,19 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from infalign.core.settings import Count, Settings, shown
+from infalign.core.settings import Count, Settings
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
 from infalign.data.hub import Hub, hub_rows
 from infalign.data.messages import reply
-from infalign.data.sets import SETS, find_part
 from infalign.data.tasks import task_rows
 
 
 class Source(Settings):
-    """Where rows come from: exactly one of a file, a public set, a dataset id, reasoning-gym or a built-in task."""
+    """Where rows come from: exactly one of a file, a dataset id, reasoning-gym or a built-in task."""
 
     path: str | None = Field(None, description="a .jsonl, .json, .parquet or .csv file; JSON may be compressed")
-    set: str | None = Field(
-        None, description="hh-helpful, hh-harmless or tldr, as `infalign data get` fetches it to `data.folder`"
-    )
     hub: Hub | None = Field(None, description="a data set of the hub; `hub: NAME` means `hub: {id: NAME}`")
-    split: str = Field("train", description="the part of `set`")
     world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
     reasoning_gym: str | None = Field(
         None, description="a task of reasoning-gym, e.g. chain_sum: `size` questions, which its checker can score"
@@ -42,27 +37,20 @@ class Source(Settings):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
-        origins = (self.path, self.set, self.hub, self.world, self.sums, self.reasoning_gym)
+        origins = (self.path, self.hub, self.world, self.sums, self.reasoning_gym)
         if sum(origin is not None for origin in origins) != 1:
-            raise ValueError("give exactly one of path, set, hub, world, sums, reasoning_gym")
+            raise ValueError("give exactly one of path, hub, world, sums, reasoning_gym")
         if (self.reasoning_gym is None) != (self.size is None) or (self.size is None and (self.seed or self.config)):
             raise ValueError("a task of reasoning_gym has a size, and only it has size, seed and config")
-        if self.split != "train" and self.set is None:
-            inside = "write `hub: {id: …, split: …}`" if self.hub else "a file is read whole, so name its file"
-            raise ValueError(f"split is for a set; {inside}")
         if self.limit is not None and (self.world or self.sums) is not None:
             raise ValueError("limit is for rows that are read; world and sums say how many there are")
-        if self.set is not None and self.set not in SETS:
-            raise ValueError(f"set is one of {', '.join(SETS)}, found {shown(self.set)}")
-        if self.set is not None and self.split not in SETS[self.set].parts:
-            raise ValueError(f"{self.set} has the parts {', '.join(SETS[self.set].parts)}, found {self.split}")
         return self
 
 
 class Data(Settings):
     """Preference pairs and demonstrations, and how they are split."""
 
-    folder: str = Field(".", description="relative `path`s of sources start here, and sets lie here")
+    folder: str = Field(".", description="relative `path`s of sources start here; FOLDER/ID goes before the hub's ID")
     sources: Annotated[list[Source], Field(min_length=1)]
     test: list[Source] = Field([], description="test rows; without them `test_fraction` of `sources` is held out")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -93,9 +81,7 @@ def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[
 
 def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if source.hub is not None:
-        return hub_rows(source.hub)
-    if source.set is not None:
-        return read_rows(find_part(folder, source.set, source.split))
+        return hub_rows(source.hub.found_in(folder))
     if source.reasoning_gym is not None:
         return task_rows(source.reasoning_gym, size=source.size or 0, seed=source.seed, config=source.config)
     return read_rows(Path(folder) / str(source.path))

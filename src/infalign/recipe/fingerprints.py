@@ -6,7 +6,6 @@ from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.storage import hash_file, read_record, write_record
-from infalign.data.sets import part_file
 from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.tokenizers import TEMPLATES
@@ -65,13 +64,10 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         asked.pop("in_flight", None)
     settings["rollout"]["engine"].pop("seed", None)
     for source in (*settings["data"]["sources"], *settings["data"]["test"]):
-        if (name := source.pop("set")) is not None:
-            file = part_file(folder, name, source["split"])
-            source["path"] = _content(file, digests) | {"name": f"{name} {source['split']}"}
-        elif source["path"] is not None:
+        if source["path"] is not None:
             source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}
-        elif source["hub"] is not None and Path(source["hub"]["id"]).is_dir():
-            source["hub"] |= _folder_content(Path(source["hub"]["id"]), digests)
+        elif source["hub"] is not None and (copy := folder / source["hub"]["id"]).is_dir():
+            source["hub"] |= _folder_content(copy, digests)
     named_models = recipe.named_models
     for name in ("policy", "reward", "judge", "gold", "rank_model"):
         model, named = settings[name] or {}, named_models.get(name)

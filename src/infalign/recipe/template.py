@@ -13,7 +13,6 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.data.examples import parse_example
 from infalign.data.files import READERS, read_rows
-from infalign.data.sets import SETS, part_file
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, rewinds
@@ -31,7 +30,7 @@ def write_first_recipe(
 ) -> list[str]:
     """Write a commented recipe to a new file and return the commands that come next.
 
-    ``data`` is a file, a public set, ``world`` or a hub id; ``policy`` a model or ``scratch``; ``reward`` a function,
+    ``data`` is a file, ``world`` or a hub id; ``policy`` a model or ``scratch``; ``reward`` a function,
     a URL or a model, None for one that learns from preference pairs. Raises ConfigError for a file that is there and
     for what no recipe can have, DataError for data that cannot be read; nothing is written then.
     """
@@ -71,19 +70,11 @@ def write_first_recipe(
     write_text(path, f"# {data}, served as {procedure}: written by `infalign init`.\n{text.getvalue()}")
     # A plain word would be the name of a built-in recipe.
     called = quote(str(path) if path.suffix in (".yaml", ".yml") or path.name != str(path) else f"./{path}")
-    is_missing = data in SETS and not part_file("data", data, "train").is_file()
-    return [f"infalign data get {data}"] * is_missing + [f"infalign run {called} --dry-run", f"infalign run {called}"]
+    return [f"infalign run {called} --dry-run", f"infalign run {called}"]
 
 
 def _sources(data: str) -> dict[str, Any]:
-    """Return the section ``data`` of a recipe for a public set, the built-in world, a file or a hub id."""
-    if data in SETS:
-        trained = [name for name in SETS[data].parts if name in ("train", "demonstrations")]
-        of_set = {
-            part: [{"set": data, "split": name} for name in parts]
-            for part, parts in (("sources", trained), ("test", ["test"]))
-        }
-        return {"folder": "data", **of_set, "skip_invalid": True}  # some public rows are empty
+    """Return the section ``data`` of a recipe for the built-in world, a file or a hub id."""
     if data == "world":
         return {"sources": [{"world": 2000}]}
     is_file_name = data.startswith(".") or data.endswith((*READERS,)) or Path(data).exists()

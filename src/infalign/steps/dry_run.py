@@ -34,7 +34,6 @@ from infalign.rewards.function import weighted_reward
 from infalign.steps.data import training_example
 from infalign.steps.run import Run
 from infalign.steps.time_estimate import (
-    SAMPLED_ROWS,
     Counts,
     Sampled,
     UnknownSizeError,
@@ -100,7 +99,7 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
     for where, sources in (("data.sources", data.sources), ("data.test", data.test)):
         read[where] = []
         for i, source in enumerate(sources):
-            if source.hub is not None:
+            if source.hub is not None and not source.hub.found_in(data.folder).is_local:
                 on_hub.append(f"{where}.{i}: {source.hub.id}, split {source.hub.split}, of the hub")
                 continue
             some = read_sample(run, source)
@@ -111,9 +110,8 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             counts = f"{counted(pairs, 'preference pair')}, {counted(others, 'demonstration')}"
             counts += f", {counted(alone, 'prompt')} alone" if alone else ""
             counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
-            counts += f" (by its first {SAMPLED_ROWS:,} rows)" if some.weight > 1 and source.set is not None else ""
-            of_set = f"{source.set}, {source.split}" if source.set is not None else None
-            say(console, f"{where}.{i}: {of_set or source.path or 'the built-in world'}: {counts}")
+            named = source.path or (source.hub and f"{source.hub.id}, {source.hub.split}") or "the built-in world"
+            say(console, f"{where}.{i}: {named}: {counts}")
     examples = [example for some in read["data.sources"] for example in some.examples]
     return on_hub, count(run, *read.values(), whole=not on_hub), examples
 

@@ -18,7 +18,6 @@ import numpy as np
 from infalign.core.errors import InfalignError
 from infalign.data.examples import Example
 from infalign.data.messages import spoken
-from infalign.data.sets import SETS
 from infalign.data.sources import Source, read_examples
 from infalign.models.adapters import adapter_base
 from infalign.models.conversion import gguf_file, is_gguf
@@ -28,7 +27,7 @@ from infalign.steps.costs import Pass
 from infalign.steps.data import HELD_OUT_PAIRS, split
 from infalign.steps.run import Run
 
-SAMPLED_ROWS = 2000  # of a public set or the built-in world, which are known to be sound; files are read whole
+SAMPLED_ROWS = 2000  # of a built-in task, which is known to be sound; files are read whole
 MEASURED_TEXTS = 256  # examples of which the lengths are counted
 LETTERS_PER_TOKEN = 4  # where the tokenizer is not here
 TURN_TOKENS = 3  # that a chat template writes around a turn
@@ -79,14 +78,10 @@ class Counts:
 
 
 def read_sample(run: Run, source: Source) -> Sampled:
-    """Read a local source: of a public set or the world the first rows, of a file all. Raises DataError."""
+    """Read a local source: of a built-in task the first rows, of a file all. Raises DataError."""
     there = source.world or source.sums or 0
-    if source.set is not None:
-        there = min(SETS[source.set].parts[source.split].rows, source.limit or sys.maxsize)
     if there > SAMPLED_ROWS:
-        source = source.model_copy(
-            update={"world" if source.world else "sums" if source.sums else "limit": SAMPLED_ROWS}
-        )
+        source = source.model_copy(update={"world" if source.world else "sums": SAMPLED_ROWS})
     examples, skipped = read_examples(run.recipe.data, [source], seed=run.recipe.seed)
     return Sampled(examples, len(skipped), max(1.0, there / SAMPLED_ROWS))
 
