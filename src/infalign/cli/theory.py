@@ -33,8 +33,7 @@ raw Φ (e^{10u} for exp:10); trainers whose Φ is normalized take the other one.
 bon_fp for best-of-N, won_fp for worst-of-N.
 --rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
 report of a run measures it; its KL buys less.
---page writes a page, without network, on which to move N, KL, K, ρ and the
-price of a draw. --json has all digits and `error`, which bounds them.
+--json has all digits and `error`, which bounds them.
 """
 CHOOSE_EPILOGUE = """\
 Example:
@@ -84,7 +83,6 @@ def curve(
         list[float] | None, Parameter(help="Besides, for a policy that knows ranks with this correlation. Repeatable.")
     ] = None,
     plot: Annotated[Path | None, Parameter(help="With --sweep: draw FILE.png, .svg or .pdf.")] = None,
-    page: Annotated[Path | None, Parameter(help="Write an interactive page, FILE.html.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
@@ -97,7 +95,6 @@ def curve(
         raise ConfigError("--plot draws a curve, which needs --sweep")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
-    interactive = new_file(page, ".html") if page else None
     points: list[Point] = []
     notes: list[InfalignError | str] = []
     budgets = [{name: one} for name, values in (("kl", kl), ("beta", beta)) for one in dict.fromkeys(values or [])]
@@ -122,11 +119,6 @@ def curve(
         from infalign.report import curve_figures as figures
 
         figures.write_curves(picture, points)
-    if interactive:
-        from infalign.core.storage import write_text
-        from infalign.report.explorer import explorer_page
-
-        write_text(interactive, explorer_page(served=served.name))
     if as_json:
         records = [point.as_dict() for point in points]
         print_json(records if sweep or len(records) > 1 else records[0])
