@@ -1,6 +1,6 @@
 """The figures of the paper, each with its caption and its numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from best_of_n import BEST_OF_N
 from hacking import MODELS, TESTS, Hacking
+from scipy.interpolate import PchipInterpolator
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
 
 from infalign.compare.methods import read_method
@@ -16,7 +17,6 @@ from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import parse_procedure, rewinds
 from infalign.recipe.data_dependent import reference_rewards
-from infalign.report.curve_figures import COLOR_OF_TRANSFORM, by_transform, plot_line
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 from infalign.report.run_figures import reward_by_rank
 from infalign.theory.curve import Point, parse_transform_or_optimum, sweep
@@ -25,6 +25,15 @@ ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "wors
 ANALYTIC_TRANSFORMS = ("identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "optimal")
 ANALYTIC_COLUMNS = ("procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate")
 ENDS = ("mean", "low", "high")
+COLOR_OF_TRANSFORM = {  # the same in every figure
+    "identity": COLORS[0],
+    "log": COLORS[4],
+    "exp:5": COLORS[2],
+    "exp:10": COLORS[1],
+    "exp:-5": COLORS[5],
+    "exp:-10": COLORS[3],
+    "optimal": INK,
+}
 SOLVER_COLORS = dict(zip(("rloo", "qrpo", "ppo", "grpo", "ipo", "maxk"), COLORS, strict=True)) | {"resample": QUIET}
 
 
@@ -70,6 +79,25 @@ def draw_analytic(points: Sequence[Point]) -> Any:
     lines = grid[0, 0].get_legend_handles_labels()
     grid[1, 0].legend(*lines, loc="center", title="Transformation", alignment="left")
     return figure
+
+
+def by_transform(points: Iterable[Point]) -> dict[str, list[Point]]:
+    """Return the points of each transformation, in their order."""
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        lines.setdefault(point.transform, []).append(point)
+    return lines
+
+
+def plot_line(axes: Any, line: Sequence[Point], color: str, label: str | None = None) -> None:
+    """Draw one transformation's win rate, from 50 % at 0 nats if both are served alike; the optimum dashed, on top."""
+    start = [(0.0, 0.5)] if line[0].base == line[0].procedure else []
+    kl, win_rate = np.array([*start, *((point.kl, point.win_rate) for point in line)]).T
+    root = np.sqrt(kl)  # win rates are smooth in √KL
+    fine = np.linspace(root[0], root[-1], 200)
+    dash, above = ((0, (4, 2)), 3) if line[0].transform == "optimal" else ("-", 2)
+    wins = 100 * PchipInterpolator(root, win_rate)(fine)
+    axes.plot(fine**2, wins, linestyle=dash, color=color, zorder=above, label=label)
 
 
 def draw_ranks(seeds: Sequence[Seed]) -> Drawing:

@@ -54,7 +54,7 @@ def test_a_real_bash_completes_commands_options_recipes_runs_and_keys(main: Any,
         },
         "init --data ": {"world", "rows.jsonl"},
         "export runs/mine --to ": {"trl", "verl", "openrlhf"},
-        "curve --plot my": {"my.yaml"},
+        "choose --stored my": {"my.yaml"},
     }
     asked = subprocess.run(
         ["bash", "-c", DRIVER],

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +21,6 @@ def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:
     code, out, err = main("curve", "--procedure", procedure, *named, *words, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
-
-
-def texts(file: Path) -> list[str]:
-    """Return the words in an SVG."""
-    return ["".join(text.itertext()) for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +57,9 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
         ("curve --procedure best-of-4 --transform log --kl 1 --beta 1", "either --kl or --beta or --sweep"),
         ("curve --procedure best-of-4 --transform log", "either --kl or --beta or --sweep"),
         ("curve --procedure best-of-4 --kl 1", "--transform"),
-        ("curve --procedure best-of-4 --transform log --sweep --plot x.jpg", "must end in .png or .svg or .pdf"),
-        ("curve --procedure best-of-4 --transform log --sweep --plot absent/x.png", "there is no folder absent"),
-        (
-            "curve --procedure best-of-4 --transform log --kl 1 --plot x.png",
-            "--plot draws a curve, which needs --sweep",
-        ),
         ("choose --procedure best-of-4 --kl 50 --rollouts 100", "100 rollouts cannot spend a KL of 50.0 nats"),
         ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output x.yaml", "must end in .json"),
+        ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output absent/x.json", "there is no folder absent"),
     ],
 )
 def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, said: str) -> None:
@@ -141,22 +130,6 @@ def test_the_papers_fixed_points_are_the_optima(main: Any, procedure: str, kl: f
     assert ours["win_rate"] == pytest.approx(win_rate, abs=1e-8)
     assert ours["beta"] == pytest.approx(0.1, rel=1e-12)
     assert {"residual", "self_check", "normalized_beta"} <= ours.keys()
-
-
-@pytest.mark.slow
-def test_curves_are_drawn_with_their_names(main: Any, tmp_path: Path) -> None:
-    """A sweep is drawn as one labelled line for each transformation, the same bytes every time."""
-    files = [tmp_path / name for name in ("a.svg", "b.svg", "c.png", "d.pdf")]
-    for file in files:
-        points = curve(main, "best-of-4", "identity power:7 optimal", "--sweep", "--plot", file)
-    assert len(points) == 75
-    assert {"identity", "power:7", "optimal", "win rate as best-of-4, %", "KL to the base policy, nats"} <= set(
-        texts(files[0])
-    )
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert files[2].read_bytes().startswith(b"\x89PNG")
-    assert files[3].read_bytes().startswith(b"%PDF")
-    assert min(file.stat().st_size for file in files) > 5000
 
 
 def scored(file: Path) -> Path:

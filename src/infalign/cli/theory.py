@@ -23,7 +23,7 @@ CURVE_EPILOGUE = """\
 Examples:
   infalign curve --procedure best-of-4 --transform exp:10 --kl 1
   infalign curve --procedure best-of-4 --transform identity \\
-    --transform exp:10 --transform optimal --sweep --plot curves.svg
+    --transform exp:10 --transform optimal --sweep
   infalign curve --procedure worst-of-4 --transform exp:-10 --beta 0.01 --json
 
 The win rate is that of the aligned policy against the base policy, ties
@@ -82,7 +82,6 @@ def curve(
     rho: Annotated[
         list[float] | None, Parameter(help="Besides, for a policy that knows ranks with this correlation. Repeatable.")
     ] = None,
-    plot: Annotated[Path | None, Parameter(help="With --sweep: draw FILE.png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which win rate, KL and β transformations lead to."""
@@ -91,10 +90,7 @@ def curve(
 
     if (kl is not None) + (beta is not None) + sweep != 1:
         raise ConfigError("a curve needs either --kl or --beta or --sweep")
-    if plot and not sweep:
-        raise ConfigError("--plot draws a curve, which needs --sweep")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
-    picture = new_file(plot, ".png", ".svg", ".pdf") if plot else None
     points: list[Point] = []
     notes: list[InfalignError | str] = []
     budgets = [{name: one} for name, values in (("kl", kl), ("beta", beta)) for one in dict.fromkeys(values or [])]
@@ -115,10 +111,6 @@ def curve(
             print(f"infalign: {note}", file=sys.stderr)
     if failure and not points:
         raise failure
-    if picture:
-        from infalign.report import curve_figures as figures
-
-        figures.write_curves(picture, points)
     if as_json:
         records = [point.as_dict() for point in points]
         print_json(records if sweep or len(records) > 1 else records[0])

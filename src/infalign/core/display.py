@@ -174,7 +174,6 @@ def save(figure: Any, path: Path, *, salt: str = "infalign", stamped: bool = Fal
     absent = {
         ".png": ["Software"],
         ".svg": ["Creator", "Date", "Format", "Type"],
-        ".pdf": ["Creator", "Producer", "CreationDate"],
     }
     metadata = {} if stamped else dict.fromkeys(absent[path.suffix])
     with matplotlib.rc_context({"svg.hashsalt": salt}), atomic_path(path) as temporary:
