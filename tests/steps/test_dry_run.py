@@ -19,16 +19,16 @@ from rich.console import Console
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_record
 from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Fit, Lora, Scratch
+from infalign.models.settings import Scratch
 from infalign.pipeline.records import FORMAT, record_path
 from infalign.pipeline.units import Unit, identify
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
-from infalign.steps.costs import READ, Pass, training_flops
+from infalign.steps.costs import READ, TRAINED, Pass
 from infalign.steps.data import make_tokenizer, prepare_data
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
-from infalign.steps.time_estimate import SAMPLED_ROWS, Counts, Shape, UnknownSizeError, count, read_sample, shape_of
+from infalign.steps.time_estimate import SAMPLED_ROWS, Counts, UnknownSizeError, count, parameters_of, read_sample
 from infalign.steps.whole_run import units
 
 SCRATCH = Scratch(**micro.SCRATCH)
@@ -57,18 +57,17 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path) -> None:
     model = new_policy(SCRATCH, tokenizer, seed=0)
     model.save_pretrained(tmp_path)
     run = run_of(tmp_path / "run")
-    expected = Shape(model.num_parameters(), SCRATCH.layers)
     assert len(tokenizer) == SCRATCH.vocabulary
-    assert shape_of(run, SCRATCH) == shape_of(run, str(tmp_path)) == expected
+    assert parameters_of(run, SCRATCH) == parameters_of(run, str(tmp_path)) == model.num_parameters()
     named = {"Qwen/Qwen3-0.6B": 6e8, "a/Llama-3.1-8B-Instruct": 8e9, "SmolLM2-135M": 1.35e8}
-    assert {name: shape_of(run, name).parameters for name in named} == named
+    assert {name: parameters_of(run, name) for name in named} == named
 
 
 def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path) -> None:
     """One of the hub is named, a folder that is not there is an error before any work."""
     policy = {"solver": "qrpo", "kl_budget": 0.3, "guide": {"trunk": "someone/model"}}
     with pytest.raises(UnknownSizeError, match="the size of someone/model"):
-        shape_of(run_of(tmp_path), "someone/model")
+        parameters_of(run_of(tmp_path), "someone/model")
     said = planned(micro.settings(tmp_path) | {"policies": {"aware": policy}})
     assert "not counted in train-aware, samples-aware, kl-aware: the size of someone/model" in said
     policy["guide"] = {"trunk": "./nowhere"}
@@ -77,18 +76,14 @@ def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path) -> None:
 
 
 def test_flops_are_six_per_parameter_and_token_that_is_trained_on(tmp_path: Path) -> None:
-    """Four with an adapter, two without gradients; only a share of them in the last layers."""
-    counts = Counts({"train_prompts": 5, "demonstrations": 40}, 16.0, 20.0, 24.0, lambda model: Shape(1000, 4))
-    whole, adapted = Fit(epochs=2), Fit(epochs=2, lora=Lora())
-    trained = counts.flops(Pass(training_flops(whole), ["model"], "demonstrations"))
-    assert trained == 2 * 6 * 1000 * 40 * (16 + 20)
-    assert counts.flops(Pass(training_flops(adapted), ["model"], "demonstrations")) == trained * 4 / 6
+    """Two without gradients."""
+    counts = Counts({"train_prompts": 5, "demonstrations": 40}, 16.0, 20.0, 24.0, lambda model: 1000)
+    assert counts.flops(Pass(2 * TRAINED, ["model"], "demonstrations")) == 2 * 6 * 1000 * 40 * (16 + 20)
     assert counts.flops(Pass(READ, ["model", "other"], "demonstrations", rows=7)) == 2 * 2000 * 7 * (16 + 20)
     every, part = (PromptTable(tmp_path / "train_prompts.parquet", 9, step=step) for step in (1, 4))
     read = counts.flops(Pass.over(READ, ["model"], every, 3))
     assert read == 2 * 1000 * 5 * (16 + 3 * 24)
     assert counts.flops(Pass.over(READ, ["model"], part, 3)) == read / 4
-    assert counts.flops(Pass.over(READ, ["model"], every, 3, last_layers=1)) == read / 4
 
 
 @pytest.mark.parametrize("world", [1000, SAMPLED_ROWS + 1000])
@@ -162,10 +157,10 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
     policies |= {"last": plain | {"fit": micro.FIT | {"lora": {"layers": 1}}}}
     policies |= {"student": {"solver": "distil", "teacher": "side", "fit": micro.FIT}}
     run = run_of(tmp_path, policies=policies)
-    rollout, shape = run.recipe.rollout, partial(shape_of, run)
-    counts = Counts(ROWS, 10.0, 20.0, 12.0, shape)
+    rollout, parameters = run.recipe.rollout, partial(parameters_of, run)
+    counts = Counts(ROWS, 10.0, 20.0, 12.0, parameters)
     found = {unit.name: sum(map(counts.flops, unit.passes)) for unit in units(run)}
-    size = shape(SCRATCH).parameters
+    size = parameters(SCRATCH)
     drawn = sum(found[f"rollout-{part}"] for part in range(4))
     assert drawn == 5 * size * rollout.prompts * (10 + rollout.k * 12)
     assert sum(found[f"states-3-{part}"] for part in range(4)) == drawn * 2 / 5
@@ -173,7 +168,7 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
     nothing = {name for name, flops in found.items() if not flops}
     assert nothing >= {"data", "calibrate", "results", "report", *(f"card-{name}" for name in policies)}
     assert nothing.isdisjoint(f"{work}-{name}" for name in policies for work in ("train", "samples", "kl", "evaluate"))
-    assert found["train-last"] < found["train-adapter"] < found["train-whole"]
+    assert found["train-side"] < found["train-whole"]
     unknown = set[str]()
     for unit in units(run):
         try:

@@ -18,7 +18,7 @@ from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.steps.costs import Pass, training_flops
+from infalign.steps.costs import TRAINED, Pass
 from infalign.steps.run import Provenance, Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.output_folder import Target, drop_long_rows
@@ -41,7 +41,7 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            passes=[Pass.over(training_flops(settings.fit), [model], run.rollout_prompts, run.recipe.rollout.k)],
+            passes=[Pass.over(TRAINED * settings.fit.epochs, [model], run.rollout_prompts, run.recipe.rollout.k)],
         )
 
 

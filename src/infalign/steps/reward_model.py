@@ -23,7 +23,7 @@ from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
-from infalign.steps.costs import READ, Pass, training_flops
+from infalign.steps.costs import READ, TRAINED, Pass
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target, drop_long_rows
 
@@ -52,7 +52,7 @@ def units(run: Run) -> Iterator[Unit]:
 def _pass(name: str, source: RewardSource, model: Scratch | str) -> Pass:
     """Return the pass of the pairs through the model: both responses of each, after the prompt."""
     if source.fit is not None:
-        return Pass(2 * training_flops(source.fit), [model], f"{_source_of_pairs(name)}_pairs")
+        return Pass(2 * TRAINED * source.fit.epochs, [model], f"{_source_of_pairs(name)}_pairs")
     assert source.head is not None
     return Pass(2 * READ, [model], f"{_source_of_pairs(name)}_pairs", rows=source.head.pairs)
 

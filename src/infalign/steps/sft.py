@@ -12,7 +12,7 @@ from infalign.models.settings import PolicyModel
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.costs import Pass, training_flops
+from infalign.steps.costs import TRAINED, Pass
 from infalign.steps.run import Run
 from infalign.training.output_folder import Target
 
@@ -31,7 +31,7 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            passes=[Pass(training_flops(policy.fit), run.networks("reference"), "demonstrations")],
+            passes=[Pass(TRAINED * policy.fit.epochs, run.networks("reference"), "demonstrations")],
         )
 
 

@@ -48,31 +48,22 @@ class Sampled(NamedTuple):
     weight: float
 
 
-class Shape(NamedTuple):
-    """Parameters of a model, and its layers, 0 where they are not known."""
-
-    parameters: float
-    layers: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows by table, mean lengths in tokens of the data's texts and of drawn responses, and the shape of each model."""
+    """Rows by table, mean lengths in tokens of the data's texts and of drawn responses, and parameters of models."""
 
     rows: Mapping[str, int]  # empty where only the hub knows them
     prompt: float
     response: float
     drawn: float
-    shape: Callable[[Scratch | str], Shape]  # raises UnknownSizeError
+    parameters: Callable[[Scratch | str], float]  # raises UnknownSizeError
 
     def flops(self, made: Pass) -> float:
         """Return the FLOPs of a pass. Raises UnknownSizeError."""
         rows = min(made.rows, self.rows.get(made.table, sys.maxsize))
         if rows == sys.maxsize and made.models:
             raise UnknownSizeError("the number of rows on the hub")
-        shapes = [self.shape(model) for model in made.models]
-        last = made.last_layers
-        parameters = sum(s.parameters * (min(1.0, last / s.layers) if last and s.layers else 1.0) for s in shapes)
+        parameters = sum(map(self.parameters, made.models))
         response = self.drawn if made.table.endswith("_prompts") else self.response
         return made.flops * parameters * rows * (self.prompt + made.responses * response)
 
@@ -91,11 +82,11 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
 
     Without any example here, texts are as long as the recipe allows.
     """
-    recipe, shape = run.recipe, cache(partial(shape_of, run))
+    recipe, parameters = run.recipe, cache(partial(parameters_of, run))
     longest, most = recipe.rollout.max_new_tokens, recipe.data.max_prompt_tokens
     examples, tests = ([example for part in parts for example in part.examples] for parts in (train, test))
     if not examples:
-        return Counts({}, most, longest, longest, shape)
+        return Counts({}, most, longest, longest, parameters)
     tokens = _token_counter(run, examples)
 
     def asked(example: Example) -> int:
@@ -115,7 +106,7 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
             there, fit = sum(weights[e.where] for e in distinct), [asked(e) <= most for e in _some(distinct)]
             rows[f"{name}_prompts"] = round(there * fmean(fit or [0]))
             rows[f"{name}_prompts_too_long"] = round(there) - rows[f"{name}_prompts"]
-    return Counts(rows, *lengths, shape)
+    return Counts(rows, *lengths, parameters)
 
 
 def _some(examples: Sequence[Example]) -> Sequence[Example]:
@@ -140,27 +131,25 @@ def _token_counter(run: Run, examples: Sequence[Example]) -> Callable[[str], int
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def shape_of(run: Run, model: Scratch | str) -> Shape:
-    """Return the shape of a model: that of a Llama from scratch, what a folder's headers say, or the name of a hub id.
+def parameters_of(run: Run, model: Scratch | str) -> float:
+    """Return the parameters of a Llama from scratch, by a folder's headers, or by the name of a hub id.
 
     A GGUF that is not converted yet is taken for a byte per parameter. Raises UnknownSizeError.
     """
     if isinstance(model, Scratch):
         vocabulary = (run.recipe.policy.scratch or model).vocabulary
         width, layers = model.hidden, model.layers
-        return Shape(width * (vocabulary + 1) + layers * (13 * width + 2) * width, layers)
+        return width * (vocabulary + 1) + layers * (13 * width + 2) * width
     folder, named = Path(model), run.ggufs.get(model, model)
     if not folder.is_dir() and is_adapter(named):
-        return shape_of(run, adapter_base(named))
+        return parameters_of(run, adapter_base(named))
     if not folder.is_dir() and is_gguf(named):
-        return Shape(gguf_file(named).stat().st_size)
+        return gguf_file(named).stat().st_size
     try:
         if not folder.is_dir():
             number, unit = SIZE_IN_NAME.findall(model)[-1]
-            return Shape(float(number) * (1e9 if unit in "Bb" else 1e6))
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        layers = config.get("text_config", config).get("num_hidden_layers", 0)
-        return Shape(sum(map(_parameters_in, folder.glob("*.safetensors"))), layers)
+            return float(number) * (1e9 if unit in "Bb" else 1e6)
+        return sum(map(_parameters_in, folder.glob("*.safetensors")))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # the run says what is wrong with it
         raise UnknownSizeError(f"the size of {model}") from error
 

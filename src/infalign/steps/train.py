@@ -18,7 +18,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.steps import judged_transform, reference_passes
-from infalign.steps.costs import DRAWN, READ, Pass, training_flops
+from infalign.steps.costs import DRAWN, READ, TRAINED, Pass
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import Run
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
@@ -76,18 +76,14 @@ def _passes(run: Run, name: str) -> list[Pass]:
     if isinstance(policy, OnPolicy):
         fit, reward = policy.fit, [run.architecture("reward")] * run.recipe.reward.is_classifier
         return [
-            Pass.over(training_flops(fit) + 2 * READ * fit.epochs, [reference], prompts, policy.generations),
+            Pass.over((TRAINED + 2 * READ) * fit.epochs, [reference], prompts, policy.generations),
             Pass.over(DRAWN, [reference], prompts, policy.responses_per_prompt),
             Pass.over(READ, reward, prompts, policy.responses_per_prompt),
         ]
-    guide, states = policy.guide if isinstance(policy, Offline) else None, policy.data_needs.states
-    flops = training_flops(policy.fit, adapter=guide is not None and guide.lora is not None)
-    last_layers = 0 if trunk or states is None else states.last
-    frozen = (
-        run.networks(policy.teacher) if isinstance(policy, Distil) else [reference] * bool(trunk and states is None)
-    )
+    reads_reference = bool(trunk) and policy.data_needs.states is None
+    frozen = run.networks(policy.teacher) if isinstance(policy, Distil) else [reference] * reads_reference
     return [
-        Pass.over(flops, trunk or [reference], prompts, k, last_layers),
+        Pass.over(TRAINED * policy.fit.epochs, trunk or [reference], prompts, k),
         Pass.over(READ * policy.fit.epochs, frozen, prompts, k),
     ]
 

@@ -24,7 +24,6 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError, InfalignError
-from infalign.core.memory import PeakMemory
 from infalign.core.storage import settle, unwritable, writing
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
@@ -166,9 +165,8 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
     """Train, from the newest complete checkpoint in the job's folder if there is one.
 
     Raises InfalignError for a loss or gradient that is not finite, before its effect is saved in a checkpoint.
-    The last row has ``train_peak_memory`` in bytes: on the CPU the peak memory of this process, libraries included, on
-    a GPU the peak of its tensors. After an interruption it also has ``resumed``: the checkpoint that was used and the
-    incomplete ones that were skipped. Every progress report repeats this.
+    After an interruption the last row has ``resumed``: the checkpoint that was used and the incomplete ones that were
+    skipped. Every progress report repeats this.
     """
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
@@ -180,22 +178,20 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
     trainer.add_callback(TrimHeap())
     trainer.add_callback(SealCheckpoints(job.folder, trainer.accelerator.wait_for_everyone))
     trainer.args.eval_on_start &= checkpoint is None  # on resuming, early stopping would count this evaluation
-    with PeakMemory(job.device) as memory:
-        try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except InfalignError:
-            raise
-        except UnpicklingError as error:
-            raise InfalignError(
-                f"{checkpoint} holds a pickle of more than numbers, so no training of ours wrote it; nothing in it was "
-                f"run; remove {job.folder} and run the same command again"
-            ) from error
-        except Exception as error:  # a full disk raises different types in torch, safetensors and the file system
-            if unfinished := find_unsealed(job.folder):
-                raise unwritable(unfinished, " ".join(str(error).split())[:300]) from error
-            raise
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except InfalignError:
+        raise
+    except UnpicklingError as error:
+        raise InfalignError(
+            f"{checkpoint} holds a pickle of more than numbers, so no training of ours wrote it; nothing in it was "
+            f"run; remove {job.folder} and run the same command again"
+        ) from error
+    except Exception as error:  # a full disk raises different types in torch, safetensors and the file system
+        if unfinished := find_unsealed(job.folder):
+            raise unwritable(unfinished, " ".join(str(error).split())[:300]) from error
+        raise
     history = [dict(row) for row in trainer.state.log_history]
-    history[-1]["train_peak_memory"] = memory.peak  # in the same row as train_runtime
     if resumed:
         history[-1]["resumed"] = resumed
     model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # in its own precision
