@@ -61,8 +61,8 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
     except (OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().split("\n", 1)[0]
         bring = f"; without a network, bring the files: `hf download {hub.id} --repo-type dataset --local-dir {hub.id}`"
-        cure = f"check id, config, split and data_dir{'' if hub.is_local else bring}"
-        raise ConfigError(f"{source} cannot be loaded ({said}); {cure}") from error
+        bring = "" if hub.is_local else bring
+        raise ConfigError(f"{source} cannot be loaded ({said}); check id, config, split and data_dir{bring}") from error
     for path in paths:
         yield from read_rows(path)
 
