@@ -1,83 +1,228 @@
-"""pass@k by the truth, of each method at one KL: ``python benchmarks/pass_at_k.py FOLDER [SEED …] [key=value …]``.
+"""pass@k by the truth of methods at one KL, exact: ``python benchmarks/pass_at_k.py FOLDER [SEED …] [key=value …]``.
 
-Runs the recipe `demo` with each seed, by default 0, 1 and 2, each in a directory in which finished stages are not done
-again, with one policy more: the exact optimum of the stored rewards. Prints pass@1 to pass@64 of the reference and of
-each method at the least KL that one of them spends: its gain over the reference is taken to grow with √KL between there
-and what it spends, and that shift is in the interval. Then by how many points of pass@8 exp:10 is ahead of the others,
-by seed. Intervals: 95 %, over seeds and prompts. Four minutes a seed on two cores.
+For each seed, two or more, by default 0 to 4: the reference, rollouts and offline policies of the recipe `demo`, those
+of `OFFLINE` besides, and on-policy rivals (`ON_POLICY`), which draw 500 × 512 responses where the offline ones have
+4,000 × 32. All 81 answers ``Take a b`` to each of 500 held-out prompts are enumerated, anything else is one class, so
+pass@k is exact, and every policy is brought to one KL by a factor on its log-ratio to the reference. On-policy methods
+with a KL term have it in the reward, and β is steered to the KL while they train; the others spend what they spend.
+What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty minutes of one core per seed.
 """
 
+import json
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from seeds import Seed, Trained, estimated, read_words
+import torch
+from scipy.optimize import brentq
+from seeds import Trained, over_seeds, read_words
+from torch import Tensor
 
-from infalign.evaluation.pass_at_k import Metric
+from infalign import advantages
+from infalign.core.storage import read_table
+from infalign.data.messages import prompt_id, prompts_of
 from infalign.method.calibration import Array
-from infalign.steps.status import recorded_recipe
+from infalign.models.conversations import decode, prompt_ids
+from infalign.models.pretrained import load_policy
+from infalign.sums import NUMBERS, check, right_responses
 
 KS = [2**j for j in range(7)]
-SERVED, OURS = 8, "aware"
-MORE = {
-    "optimal": "{transform: optimal, kl_budget: 0.05, solver: qrpo, guide: {trunk: reference}, "
-    "fit: {epochs: 1, batch_size: 512, learning_rate: 2.0e-3}}",
+SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8")
+ANSWERS = [f"Take {a} {b}" for a in NUMBERS for b in NUMBERS]
+GUIDE = "guide: {trunk: reference}, fit: {epochs: 1, batch_size: 512, learning_rate: 2.0e-3}"
+OFFLINE = {
+    "optimal": f"{{transform: optimal, kl_budget: 0.05, solver: qrpo, {GUIDE}}}",
+    "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
+    "distilled": f"{{solver: distil, teacher: aware, {GUIDE.partition(', ')[2]}}}",
 }
 
 
-def at_one_kl(seed: Seed, k: int) -> dict[str, tuple[Array, float]]:
-    """Return pass@k of each test prompt, and how far its mean was shifted, of the reference and of each policy."""
-    metric, names = Metric.parse(f"pass@{k}"), list(seed.recipe.policies)
-    kls = {name: float(seed.kl(name).mean()) for name in names}
-    base = metric.of_prompts(seed.evaluated.column("reference", "reward"))
-    found = {"reference": (base, 0.0)}
-    for name in names:
-        gain = metric.of_prompts(seed.evaluated.column(name, "reward")) - base
-        less = (min(kls.values()) / kls[name]) ** 0.5
-        found[name] = base + less * gain, float((less - 1.0) * gain.mean())
-    return found
+class Rival(NamedTuple):
+    """An on-policy method: its objective in the first and in the second half, and whether a KL is steered to."""
+
+    first: str
+    second: str
+    steered: bool
+
+
+ON_POLICY = {
+    "pass@8": Rival("pass@8", "pass@8", steered=True),
+    "rloo": Rival("rloo", "rloo", steered=True),
+    "grpo": Rival("grpo", "grpo", steered=False),
+    "grpo with KL": Rival("grpo", "grpo", steered=True),
+    "pkpo": Rival("pass@8", "pass@8", steered=False),
+    "pkpo, annealed": Rival("pass@8", "rloo", steered=False),
+    "maxrl": Rival("maxrl", "maxrl", steered=True),
+}
+STEPS, PROMPTS, GROUP, LENGTH, TARGET = 500, 32, 16, 4, 0.3
+RATES = {True: 2e-3, False: 5e-4}  # with and without a KL term: the better of the two, seed 0
+
+
+class World:
+    """A seed's run: its reference, prompts, and the law of a model over all answers to the held-out prompts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.models = root, root / "models"
+        self.reference, self.tokenizer = load_policy(self.models / "reference")
+        self.test = prompts_of(read_table(root / "data" / "test_prompts.parquet").slice(0, 500))
+        self.train = prompts_of(read_table(root / "calibrated.parquet", ["prompt"]))
+        self.end = self.tokenizer.eos_token_id
+        self.answers = [[*ids, self.end] for ids in self.tokenizer(ANSWERS, add_special_tokens=False)["input_ids"]]
+        asked = [prompt[-1]["content"] for prompt in self.test]
+        self.right_PA = np.array([[answer in right_responses(text) for answer in ANSWERS] for text in asked])
+
+    @torch.no_grad()
+    def law(self, model: Any) -> Array:
+        """Return log π of each answer and of all else, (prompts, answers + 1)."""
+        given, parts = torch.tensor(self.answers), []
+        every = prompt_ids(self.tokenizer, self.test)
+        for asked in (every[start : start + 50] for start in range(0, len(every), 50)):
+            _, found = self.respond(model, asked, len(given), given.repeat(len(asked), 1))
+            parts.append(found.view(len(asked), -1).double().numpy())
+        found_PA = np.concatenate(parts)
+        other_P1 = np.log(np.maximum(1.0 - np.exp(found_PA).sum(axis=1, keepdims=True), 1e-12))
+        return np.hstack([found_PA, other_P1])
+
+    def respond(
+        self, model: Any, asked: Sequence[Sequence[int]], each: int, given: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``each`` responses per prompt, drawn or ``given``, as rows of ids up to EOS, and their log π."""
+        padded = self.tokenizer.pad({"input_ids": list(asked)}, padding_side="left", return_tensors="pt")
+        mask = padded["attention_mask"]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        found = model(**padded, position_ids=positions, use_cache=True, logits_to_keep=1)
+        cache, logits = found.past_key_values, found.logits[:, -1].repeat_interleave(each, 0)
+        cache.batch_repeat_interleave(each)
+        mask, last = mask.repeat_interleave(each, 0), positions[:, -1:].repeat_interleave(each, 0)
+        total, running, drawn = logits.new_zeros(len(logits)), logits.new_ones(len(logits)), []
+        for t in range(LENGTH):
+            logprobs = logits.log_softmax(1)
+            tokens = logprobs.detach().exp().multinomial(1) if given is None else given[:, t : t + 1]
+            total = total + running * logprobs.gather(1, tokens)[:, 0]
+            drawn.append(tokens)
+            running = running * (tokens[:, 0] != self.end)
+            if t + 1 < LENGTH:
+                mask, last = torch.cat([mask, torch.ones_like(tokens)], 1), last + 1
+                more = {"attention_mask": mask, "position_ids": last, "past_key_values": cache}
+                logits = model(tokens, use_cache=True, **more).logits[:, -1]
+        return torch.cat(drawn, 1), total
+
+    def train_rival(self, rival: Rival, seed: int) -> tuple[Any, dict[str, float]]:
+        """Train a copy of the reference on-policy; return it with β and the KL of its last steps."""
+        torch.manual_seed(seed)
+        model, _ = load_policy(self.models / "reference")
+        model.eval()  # without dropout
+        rate = RATES[rival.steered]
+        optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0)
+        order = np.random.default_rng(seed).permuted(np.tile(np.arange(len(self.train)), (8, 1)), axis=1).ravel()
+        all_ids = prompt_ids(self.tokenizer, self.train)
+        log_beta, kl = -2.0, 0.0
+        groups = np.repeat(np.arange(PROMPTS), GROUP)
+        for step in range(STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, (step + 1) / 50) * (1.0 - 0.9 * step / STEPS)
+            batch = order[step * PROMPTS : (step + 1) * PROMPTS]
+            asked, rows = [all_ids[row] for row in batch], np.repeat(batch, GROUP)
+            drawn, now = self.respond(model, asked, GROUP)
+            with torch.no_grad():
+                _, before = self.respond(self.reference, asked, GROUP, drawn)
+            ends = [row.index(self.end) + 1 if self.end in row else LENGTH for row in drawn.tolist()]
+            texts = decode(self.tokenizer, [row[:end] for row, end in zip(drawn.tolist(), ends, strict=True)])
+            rewards = check([self.train[row] for row in rows], texts)
+            ratio = (now.detach() - before).double().numpy()
+            share = advantages(rewards, groups, rival.first if step < STEPS // 2 else rival.second)
+            if rival.steered:
+                share = share - np.exp(log_beta) * advantages(ratio, groups, "rloo")
+            loss = -(torch.from_numpy(share).float() * now).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            kl = ratio.mean() if step == 0 else 0.9 * kl + 0.1 * ratio.mean()
+            log_beta += 0.03 * np.clip((kl - TARGET) / TARGET, -1.0, 1.0)
+        return model, {"beta": float(np.exp(log_beta)) if rival.steered else 0.0, "kl": float(kl)}
+
+
+def at_kl(law_PA: Array, base_PA: Array, nats: float) -> tuple[Array, float]:
+    """Return log π of a policy whose log-ratio is scaled to a mean KL, and the factor."""
+
+    def scaled(factor: float) -> tuple[Array, float]:
+        found = base_PA + factor * (law_PA - base_PA)
+        found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
+        return found, float((np.exp(found) * (found - base_PA)).sum(axis=1).mean())
+
+    factor = float(brentq(lambda factor: scaled(factor)[1] - nats, 0.0, 30.0, xtol=1e-9))
+    return scaled(factor)[0], factor
+
+
+def laws_of(folder: Path, seed: str, settings: Sequence[str]) -> World:
+    """Train what is missing of a seed, and store each policy's law in its folder ``laws``."""
+    root = folder / f"seed-{seed}"
+    more = [f"policies.{name}={policy}" for name, policy in OFFLINE.items()]
+    changes = [f"run_dir={root}", f"seed={seed}", *more, *settings]
+    command = [sys.executable, "-m", "infalign", "run", "demo", "--until", "train"]
+    subprocess.run(command + [word for change in changes for word in ("--set", change)], check=True)
+    world, stored = World(root), root / "laws"
+    stored.mkdir(exist_ok=True)
+    for name in ["reference", *sorted(path.name for path in world.models.iterdir()), *ON_POLICY]:
+        if (stored / f"{name}.npy").exists():
+            continue
+        rival = ON_POLICY.get(name)
+        model, notes = world.train_rival(rival, int(seed)) if rival else (load_policy(world.models / name)[0], {})
+        (stored / f"{name}.json").write_text(json.dumps(notes))
+        np.save(stored / f"{name}.npy", world.law(model))
+        print(f"seed {seed}: {name} {notes}", flush=True)
+    return world
 
 
 def main() -> int:
-    """Run the seeds and print the tables; return 1 if a run fails."""
+    """Train what is missing and print the tables."""
     folder, *words = sys.argv[1:]
-    numbers, settings = read_words(words)
-    rates, ahead, spent = (defaultdict[str, list[Trained]](list) for _ in range(3))
+    numbers, settings = read_words(words) if words else (["0", "1", "2", "3", "4"], [])
+    rates = defaultdict[tuple[float | None, str, int], list[Trained]](list)  # by KL, method and k
+    seconds = defaultdict[tuple[float | None, str], list[float]](list)  # KL as trained, or the factor to a KL
     for number in numbers:
-        root = Path(folder) / f"seed-{number}"
-        more = [f"policies.{name}={policy}" for name, policy in MORE.items()]
-        changes = [f"run_dir={root}", f"seed={number}", *more, *settings]
-        command = [sys.executable, "-m", "infalign", "run", "demo"]
-        command += [word for change in changes for word in ("--set", change)]
-        if subprocess.run(command, check=False).returncode:
-            return 1
-        seed = Seed(recorded_recipe(root))
-        for k in KS:
-            for name, (values, shift) in at_one_kl(seed, k).items():
-                rates[f"{name}, {k}"].append(seed.trained(100 * values, 100 * shift))
-        found = at_one_kl(seed, SERVED)
-        ours, moved = found.pop(OURS)
-        for name, (values, shift) in found.items():
-            ahead[name].append(seed.trained(100 * (ours - values), 100 * moved, -100 * shift))
-        for name in seed.recipe.policies:
-            spent[name].append(seed.trained(seed.kl(name)))
-    print(f"\n| at one KL | KL spent, nats | {' | '.join(f'pass@{k}' for k in KS)} |\n{'|---' * (2 + len(KS))}|")
-    for name in found | {OURS: None}:
-        kl = f"{np.mean([one.mean for one in spent[name]]):.3f}" if name in spent else "0"
-        print(f"| {name} | {kl} | {' | '.join(said(rates[f'{name}, {k}']) for k in KS)} |")
-    print(f"\n| pass@{SERVED} of {OURS} over | {' | '.join(f'seed {n}' for n in numbers)} | mean |")
-    print("|---" * (2 + len(numbers)) + "|")
-    for name, seeds in ahead.items():
-        print(f"| {name} | {' | '.join(f'{one.mean:+.1f}' for one in seeds)} | {said(seeds)} |")
+        world = laws_of(Path(folder), number, settings)
+        ids = [prompt_id(prompt) for prompt in world.test]
+        laws = {path.stem: np.load(path) for path in (world.root / "laws").glob("*.npy")}
+        base = laws.pop("reference")
+        for nats in (None, *KLS):
+            for name, law in ({"reference": base} | laws).items():
+                second = float((np.exp(law) * (law - base)).sum(axis=1).mean())
+                if nats and name != "reference":
+                    law, second = at_kl(law, base, nats)
+                seconds[nats, name].append(second)
+                right_P = (np.exp(law)[:, :-1] * world.right_PA).sum(axis=1)
+                for k in KS:
+                    rates[nats, name, k].append(Trained(ids, 100.0 * (1.0 - (1.0 - right_P) ** k)))
+    methods = ["reference", "aware", "raw", *OFFLINE, *ON_POLICY]
+    for nats in (None, *KLS):
+        title, second = (f"at {nats:g} nats", "log-ratio ×") if nats else ("as trained", "KL, nats")
+        print(f"\n| {title} | {second} | {' | '.join(f'pass@{k}' for k in KS)} |")
+        print("|---" * (2 + len(KS)) + "|")
+        for name in methods:
+            cells = " | ".join(said(rates[nats, name, k]) for k in KS)
+            print(f"| {name} | {np.mean(seconds[nats, name]):.3f} | {cells} |")
+        for ours in OURS if nats else ():
+            print(f"\n| pass@{SERVED} of {ours} over, {title} | {' | '.join(f'seed {n}' for n in numbers)} | mean |")
+            print("|---" * (2 + len(numbers)) + "|")
+            for name in methods:
+                if name == ours:
+                    continue
+                pairs = zip(rates[nats, ours, SERVED], rates[nats, name, SERVED], strict=True)
+                ahead = [Trained(mine.prompt_ids, mine.values - other.values) for mine, other in pairs]
+                print(f"| {name} | {' | '.join(f'{one.mean:+.1f}' for one in ahead)} | {said(ahead)} |")
     return 0
 
 
 def said(seeds: list[Trained]) -> str:
     """Return a mean with its interval."""
-    found = estimated(seeds)
-    return f"{found['mean']:.1f} ({found['low']:.1f} to {found['high']:.1f})"
+    found = over_seeds(seeds)
+    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
         passed = {name: 1 - np.array([comb(SAMPLES - c, k) for c in right[name]]) / comb(SAMPLES, k) for name in right}
         for name, values in passed.items():
             assert found[name][f"{k}"]["mean"] == pytest.approx(values.mean())
-        ahead = found["only"][f"{k}"]["ahead"]
+        ahead = found["only"][f"{k}"]["over"]["reference"]
         assert ahead["mean"] == pytest.approx((passed["only"] - passed["reference"]).mean())
     page = html_of(tmp_path)
     assert 'id="pass-at-k"' in page

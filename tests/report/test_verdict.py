@@ -173,3 +173,28 @@ def test_the_terminal_says_how_well_policies_know_ranks(run):
     assert knowledge({"knowledge": {}}) == []
     (said,) = knowledge(read_results(run[1]))
     assert said in " ".join(printed(run[1], 80).split())
+
+
+def checked(aware: float, ahead: float) -> dict:
+    """Numbers of a run that serves pass@2: the reference is right in 40 %, ``aware`` is ``ahead`` of it and of raw."""
+    over = {"reference": around(ahead), "raw": around(0.03)}
+    rates = {"1": around(0.3) | {"over": {"reference": around(-0.05)}}, "2": around(aware) | {"over": over}}
+    other = {"1": around(0.2), "2": around(0.4)}
+    policies = {"raw": {"kl": around(0.1)}, "aware": {"kl": around(0.2)}}
+    return {
+        "pass_at_k": {"reference": other, "raw": other, "aware": rates},
+        "policies": policies,
+        "truth": {"served": 2},
+        "confidence": 0.95,
+    }
+
+
+def test_a_checkers_verdict_is_in_pass_at_k():
+    """It names the policy with the largest pass@k as served, its lead over each other, and where it is behind."""
+    first, over, by_k, _ = verdict(checked(0.5, 0.1))
+    assert first.startswith("Use aware: pass@2 is 50.0% (48.0–52.0) for aware and 40.0% (38.0–42.0) for the reference.")
+    assert over == "It leads by +3.0 points (+1.0 to +5.0) over raw, which spent 0.10 nats."
+    assert by_k.startswith("It leads the reference by −5.0 points (−7.0 to −3.0) at pass@1, most at pass@2")
+    assert by_k.endswith("It is behind at k = 1.")
+    (kept,) = verdict(checked(0.5, 0.01))
+    assert kept.startswith("Keep the reference: no policy is sure to beat it. pass@2 is 50.0%")

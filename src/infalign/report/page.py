@@ -63,7 +63,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     results, made = read_results(layout.reported), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
     policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
-    looks = {name: Look(*look, policies[name], recipe.procedure) for name, look in policy_looks(results).items()}
+    looks = {name: Look(*look, policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         names = [picture.name for found in pictures.values() for picture in found]

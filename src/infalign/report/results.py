@@ -29,7 +29,7 @@ from infalign.report.scored_samples import ScoredSamples
 from infalign.theory.rank_correlation import fitted_rank_correlations
 from infalign.training.solvers.base import Solver
 
-FORMAT = 4  # of the numbers; increase it when they change their form, and they are computed anew
+FORMAT = 5  # of the numbers; increase it when they change their form, and they are computed anew
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 
 
@@ -73,24 +73,27 @@ def write_results(
         },
     }
     if right := _pass_at_k(evaluated, solvers):
-        results |= {"pass_at_k": right, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold}}
+        k = evaluated.pass_at if evaluated.truth == "reward" else None
+        truth = {"by": evaluated.truth, "threshold": evaluated.threshold, "served": k}
+        results |= {"pass_at_k": right, "truth": truth}
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
 
 def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
-    """Return pass@k of the reference and each policy, and how far a policy is ahead, if it is known what is right."""
+    """Return pass@k of the reference and each policy, and its lead ``over`` others, if it is known what is right."""
     names = ("reference", *policies)
     right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}
     if len(right) < len(names):
         return {}
     found: dict[str, Any] = {name: {} for name in right}
-    for k in (2**power for power in range(evaluated.samples.bit_length())):
+    powers = {2**power for power in range(evaluated.samples.bit_length())}
+    for k in sorted(powers | ({evaluated.pass_at} if evaluated.pass_at else set())):
         metric = Metric.parse(f"pass@{k}")
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
-            ahead = {} if name == "reference" else {"ahead": evaluated.intervals.of(values - passed["reference"])}
-            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | ahead
+            over = {other: evaluated.intervals.of(values - theirs) for other, theirs in passed.items() if other != name}
+            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over}
     return found
 
 
@@ -118,7 +121,7 @@ def _policy_numbers(
         "kl_budget": policy.theory.kl_budget,
         "beta": policy.theory.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
         **found,
-        "theory": _theory(policy, aim, found["kl"]["mean"]),
+        "theory": _theory(evaluated, policy, found["kl"]["mean"]),
     }
 
 
@@ -166,7 +169,7 @@ def _knowledge(
     for name, policy in solvers.items():
         values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
         kl = float(values_PX[:, 0].mean())
-        law = policy.theory.law_at(aim, kl) if kl >= MIN_KL else None
+        law = evaluated.law_at(policy, kl) if kl >= MIN_KL else None
         if law is None:
             continue
         means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
@@ -189,9 +192,9 @@ def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:
     }
 
 
-def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | None:
+def _theory(evaluated: ScoredSamples, policy: Solver, kl: float) -> dict[str, float] | None:
     """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
-    law = policy.theory.law_at(procedure, max(kl, 1e-6))
+    law, procedure = evaluated.law_at(policy, max(kl, 1e-6)), evaluated.procedure
     if law is None:
         return None
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
@@ -199,12 +202,12 @@ def _theory(policy: Solver, procedure: Served, kl: float) -> dict[str, float] | 
 
 def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneKL:
     """Return a run's methods at one KL; a student is left out if it spends less than 1/1.25 of the median."""
-    aim, methods = evaluated.procedure, dict[str, list[str]]()
+    methods = dict[str, list[str]]()
     for name, policy in solvers.items():
         methods.setdefault(policy.method, []).append(name)
     students = {policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if policy.data_needs.teacher in solvers}
     kls = {name: evaluated.kl(name) for name in solvers}
-    return AtOneKL.of(methods, kls, lambda name, nats: solvers[name].theory.law_at(aim, nats), far=students)
+    return AtOneKL.of(methods, kls, lambda name, nats: evaluated.law_at(solvers[name], nats), far=students)
 
 
 def _matched(

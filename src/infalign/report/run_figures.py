@@ -1,7 +1,7 @@
 """The figures of a report."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ class Look:
     color: str
     marker: str
     solver: Solver
-    aim: Served  # the procedure that the policy was trained for
+    law_at: Callable[[Solver, float], Law | None]  # `ScoredSamples.law_at`
 
     def law(self, kl: float) -> Law | None:
         """Return the law that theory gives for the policy's method at a KL, or None."""
-        return self.solver.theory.law_at(self.aim, max(kl, 1e-6))
+        return self.law_at(self.solver, max(kl, 1e-6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def win_rate_by_kl(
     )
     theory = (
         " Dashed: what a policy that is free for every prompt would reach. Dotted: one that knows as much of the ranks."
-        if judges == ["reward"]
+        if curves and judges == ["reward"]
         else ""
     )
     return Picture(
@@ -153,7 +153,8 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     legend(figure)
-    theory = " Dashed: theory at the policy's mean KL." if judge == "reward" else ""
+    drawn = judge == "reward" and any(look.law(1.0) for look in looks.values())
+    theory = " Dashed: theory at the policy's mean KL." if drawn else ""
     return Picture(
         f"{kind}-of-n-{judge}",
         figure,

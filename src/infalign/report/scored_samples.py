@@ -16,6 +16,8 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
+from infalign.theory.law import Law
+from infalign.training.solvers.base import Solver
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,23 @@ class ScoredSamples:
         if self.threshold is not None:
             return (rewards_PM >= self.threshold).astype(float)
         return rewards_PM if np.isin(rewards_PM, (0.0, 1.0)).all() else None
+
+    @property
+    def pass_at(self) -> int | None:
+        """The k of the pass@k that the procedure serves, if it is Best-of-k with at most as many samples."""
+        n = self.procedure.n if isinstance(self.procedure, BestOfN) else None
+        return n if n and n <= self.samples else None
+
+    def law_at(self, policy: Solver, kl: float) -> Law | None:
+        """Return theory's law of a policy at so many nats; None where it has none, or rewards are right or wrong.
+
+        Laws are of continuous ranks; 0/1 rewards tie, and pass@k is exact.
+        """
+        return None if self._right_or_wrong else policy.theory.law_at(self.procedure, kl)
+
+    @cached_property
+    def _right_or_wrong(self) -> bool:
+        return bool(np.isin(self.column("reference", "reward"), (0.0, 1.0)).all())
 
     def kl(self, model: str) -> Array:
         """Return a model's KL to the reference on each prompt, (P,): the mean over those samples that have one."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from infalign.core.display import Estimate, amount, gain, share
 from infalign.report.results import unseen
+from infalign.report.verdict_by_truth import verdict_by_truth
 from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
@@ -18,6 +19,8 @@ def verdict(results: Numbers) -> list[str]:
 
     It is judged by those that trained none of the policies, where there are any.
     """
+    if results.get("truth", {}).get("served"):
+        return verdict_by_truth(results)
     judges = unseen(results)
     best = best_policy(results)
     spread = (
