@@ -29,8 +29,8 @@ def library(run: Path, text: str, procedure: str, *, seed: int, choice: int = 0)
     async def answer() -> Answer:
         served = policy(run)
         async with served.working():
-            one = served.asked(
-                [{"role": "user", "content": text}], parse_procedure(procedure), Sampling(12, seed), choice=choice
+            (one,) = served.asked(
+                [{"role": "user", "content": text}], parse_procedure(procedure), Sampling(12, seed), choices=[choice]
             )
             return await served.answer(one)
 

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
-from infalign.serving.app import MAX_BYTES
+from infalign.serving.app import MAX_BYTES, OTHER_BYTES
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
 
@@ -46,6 +46,13 @@ TURN = {"role": "user", "content": PROMPT}
         ({"messages": [TURN | {"role": "critic"}]}, 400, "messages", "the role is 'critic'"),
         ({"messages": [TURN | {"role": "assistant"}]}, 400, "messages", "does not end with a user turn"),
         ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "up to 12 exceeds the model's context of"),
+        (
+            {"messages": [TURN | {"content": "word " * 9_000}]},
+            400,
+            "messages",
+            "45,000 bytes are more than",
+        ),
+        ({"messages": [TURN] * 300}, 400, "messages", "bytes are more than"),
         ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "should be a valid string"),
         ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "Field required"),
         ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "with a text"),
@@ -101,8 +108,8 @@ def test_a_body_that_no_context_holds_is_not_read_to_its_end(url: str, told: boo
     found = httpx2.post(f"{url}/chat/completions", content=b"".join(content) if told else content)
     assert found.status_code == 413
     assert found.json()["error"]["type"] == "invalid_request_error"
-    assert "more than 4,000,000 bytes" in found.json()["error"]["message"]
-    whole = json.dumps(asked(model="aware:standard")).encode().ljust(MAX_BYTES)
+    assert f"more than {OTHER_BYTES + 6 * 192 * 16:,} bytes" in found.json()["error"]["message"]
+    whole = json.dumps(asked(model="aware:standard")).encode().ljust(OTHER_BYTES)
     assert httpx2.post(f"{url}/chat/completions", content=whole, timeout=60).status_code == 200
 
 

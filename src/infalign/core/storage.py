@@ -144,7 +144,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
         if record.pop("blake2b", None) != _seal(record):
             raise ValueError("its content is not what its hash says")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the same command again") from error
     return record
 

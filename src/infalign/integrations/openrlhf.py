@@ -51,7 +51,7 @@ def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any]:
     """
     try:
         row = label if isinstance(label, dict) else json.loads(label)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a label is no JSON object, it begins {str(label)[:60]!r}") from error
     messages, references = calibrated_row(row, "a label")
     return messages, said, references

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
+MAX_CHARACTERS = 1_000_000  # of a response with its prompt, which tokenizers take seconds for
 MAX_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
 
 
@@ -42,6 +43,8 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         lambda rows: reward.scores(*map(list, zip(*rows, strict=True)))
     )
 
+    reading = asyncio.Semaphore(1)  # request at a time: threads are left to rewards
+
     @asynccontextmanager
     async def working(_: Starlette) -> AsyncGenerator[None]:
         task = asyncio.create_task(batches.work())
@@ -56,13 +59,15 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
             if isinstance(body, dict) and "query" in body:
                 if words is None:
                     raise DataError("start the server with INFALIGN_TOKENIZER to read queries of the policy")
-                rows = [parse_label(label, response(q, p, words)) for q, p, label in _columns(body)]
+                async with reading:
+                    rows = await asyncio.to_thread(_rows, _columns(body), words)
                 scores = await batches.done(rows)
                 logs = {"win_rate": [s.win_rate for s in scores], "reward": [s.reward for s in scores]}
                 answer = {"rewards": [s.score for s in scores], "scores": logs["reward"], "extra_logs": logs}
             elif isinstance(body, dict) and "response" in body and "label" in body:
                 if not isinstance(body["response"], str):
                     raise DataError("response must be text")
+                _check_size(body["response"])
                 (one,) = await batches.done([parse_label(body["label"], body["response"])])
                 answer = one._asdict()
             else:
@@ -95,6 +100,17 @@ def _json(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the body is no JSON: {error}") from error
+
+
+def _rows(columns: list[tuple[str, str, Any]], words: Any) -> list[tuple[list[Message], str, Any]]:
+    for query, _, _ in columns:
+        _check_size(query)
+    return [parse_label(label, response(query, prompt, words)) for query, prompt, label in columns]
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise DataError(f"a response has {len(text):,} characters, and no context holds {MAX_CHARACTERS:,}; shorten it")
 
 
 def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:

@@ -17,7 +17,7 @@ def adapter_base(folder: str) -> str:
     try:
         about = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
         kind, base = about["peft_type"], about["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder}/adapter_config.json cannot be read ({error}); save the adapter again") from error
     if kind != "LORA" or not isinstance(base, str) or not base:
         raise ConfigError(

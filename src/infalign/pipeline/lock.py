@@ -73,7 +73,7 @@ def holder(root: Path) -> dict[str, str | int] | None:
     """
     try:
         found: dict[str, str | int] = json.loads((root / HOLDER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not found.keys() >= {"pid", "host", "command", "since"}:
         return None

@@ -248,7 +248,7 @@ def read_results(root: Path) -> dict[str, Any]:
     path = Layout(root).results
     try:
         found = dict(json.loads(path.read_bytes()))
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the recipe again") from error
     if found.get("format") != FORMAT:
         raise DataError(

@@ -18,7 +18,7 @@ from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served, Votes, parse_procedure
 from infalign.method.procedures.majority import MajorityVote
 from infalign.method.reward import user_code
-from infalign.models.conversations import prompt_ids
+from infalign.models.conversations import check_bytes, prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, OnTokens
@@ -167,20 +167,21 @@ class ServedPolicy:
         procedure: AnyServed,
         sampling: Sampling,
         *,
-        choice: int = 0,
+        choices: Sequence[int] = (0,),
         columns: str = "{}",
-    ) -> Asked:
+    ) -> list[Asked]:
         """Return what is asked, with a random stream of its own for each choice; its length can only be shorter.
 
-        Raises DataError for a conversation that the policy cannot answer.
+        Raises DataError for a conversation that the policy cannot answer, by its bytes before it is tokenized.
         """
+        check_bytes(self.tokenizer, conversation, self.draws.context)
         (ids,) = prompt_ids(self.tokenizer, [conversation])
-        stream = int.from_bytes(blake2b(f"serve {sampling.seed} {choice}".encode(), digest_size=4).digest(), "little")
-        length = min(sampling.max_new_tokens, self.max_new_tokens)
-        sampling = replace(sampling, max_new_tokens=length, seed=stream)
-        asked = Asked(conversation, Prompt(prompt_id(conversation), ids), procedure, sampling, columns)
-        self.draws.check(asked.prompt, sampling)
-        return asked
+        prompt = Prompt(prompt_id(conversation), ids)
+        sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, self.max_new_tokens))
+        self.draws.check(prompt, sampling)
+        names = (f"serve {sampling.seed} {choice}".encode() for choice in choices)
+        streams = (int.from_bytes(blake2b(name, digest_size=4).digest(), "little") for name in names)
+        return [Asked(conversation, prompt, procedure, replace(sampling, seed=seed), columns) for seed in streams]
 
     async def answer(self, asked: Asked, on_tokens: OnTokens | None = None, *, score_all: bool = False) -> Answer:
         """Return one answer.
@@ -279,11 +280,10 @@ async def answer_each(
     for one that cannot be answered, before anything is drawn.
     """
     choices, sampling = Counter[str](), Sampling(policy.max_new_tokens, seed=seed)
-    asked = []
+    asked = list[Asked]()
     for conversation, columns in questions:
         identity = prompt_id(conversation)
-        one = policy.asked(conversation, policy.procedure, sampling, choice=choices[identity], columns=columns)
-        asked.append(one)
+        asked += policy.asked(conversation, policy.procedure, sampling, choices=[choices[identity]], columns=columns)
         choices[identity] += 1
     at_once = asyncio.Semaphore(ANSWERS_AT_ONCE)
 

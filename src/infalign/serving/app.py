@@ -24,7 +24,7 @@ from infalign.core.display import listed_names
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
 from infalign.data.examples import parse_prompt
-from infalign.models.conversations import decode
+from infalign.models.conversations import decode, longest_token
 from infalign.sampling.engine import Sampling
 from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, before_stop, parse_served
 from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from starlette.types import Send
 
 LOGGER = logging.getLogger(__name__)
-MAX_BYTES = 4_000_000  # of a request: several times the text that the longest context holds
+MAX_BYTES = 4_000_000  # of a request
+OTHER_BYTES, MAX_ESCAPE = 256_000, 6  # of a request's other fields; of a byte of text in JSON
 MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
 Found = TypeVar("Found")
@@ -132,21 +133,28 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     With a ``token`` every request but /health must carry it as ``Authorization: Bearer``.
     """
     desk, begun = Desk(policy, most=most), int(time.time())
+    reading = asyncio.Semaphore(1)  # prompt at a time: threads are left to draws and rewards
+    context, longest = policy.draws.context, longest_token(policy.tokenizer)
+    max_bytes = MAX_BYTES if context is None else min(MAX_BYTES, OTHER_BYTES + MAX_ESCAPE * context * longest)
 
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
-        body = parse_body(await body_of(request, max_bytes=MAX_BYTES))
+        body = parse_body(await body_of(request, max_bytes=max_bytes))
         procedure, seeded = desk.procedure(body.model), policy.draws.seeded
         if body.seed is not None and not seeded:
             raise ApiError(400, "draws of an engine at a URL cannot be asked for again; leave seed out", param="seed")
         seed = secrets.randbelow(2**32) if body.seed is None else body.seed
         length = min(filter(None, (body.max_tokens, body.max_completion_tokens)), default=policy.max_new_tokens)
         sampling = Sampling(length, seed, greedy=body.temperature == 0.0, stop=body.stop)
-        try:
+
+        def read() -> list[Asked]:
             prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages")]
-            columns = json.dumps(body.metadata or {})
-            choices = range(body.n or 1)
-            asked = [policy.asked(prompt, procedure, sampling, choice=i, columns=columns) for i in choices]
+            columns, choices = json.dumps(body.metadata or {}), range(body.n or 1)
+            return policy.asked(prompt, procedure, sampling, choices=choices, columns=columns)
+
+        try:
+            async with reading:
+                asked = await asyncio.to_thread(read)
         except DataError as error:
             raise ApiError(400, str(error), param="messages") from error
         model, tokens = f"{policy.name}:{procedure.name}", len(asked[0].prompt.token_ids)

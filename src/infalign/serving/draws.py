@@ -48,6 +48,13 @@ class LocalDraws:
         self._asked = asyncio.Event()
 
     @property
+    def context(self) -> int | None:
+        """The tokens of the model's context, if it has a limit."""
+        config = self._batch.model.config.get_text_config(decoder=True)
+        found: int | None = getattr(config, "max_position_embeddings", None)
+        return found
+
+    @property
     def in_progress(self) -> int:
         """The number of draws that wait or are being drawn."""
         return len(self._waiting) + len(self._begun)
@@ -127,6 +134,7 @@ class RemoteDraws:
     """
 
     seeded = False
+    context: int | None = None  # the engine alone knows
 
     def __init__(self, engine: Callable[[Sampling], ServerEngine], *, at_once: int) -> None:
         self.counts = Counter(draws=0, draw_tokens=0, abandoned_draws=0)
@@ -135,7 +143,7 @@ class RemoteDraws:
         self._turns = asyncio.Semaphore(at_once)
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Raise DataError for an empty prompt; the engine alone knows its context."""
+        """Raise DataError for an empty prompt."""
         check_not_empty(prompt.token_ids, prompt.prompt_id)
 
     async def draw(

@@ -150,7 +150,7 @@ def parameters_of(run: Run, model: Scratch | str) -> float:
             number, unit = SIZE_IN_NAME.findall(model)[-1]
             return float(number) * (1e9 if unit in "Bb" else 1e6)
         return sum(map(_parameters_in, folder.glob("*.safetensors")))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # the run says what is wrong with it
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # a run says why
         raise UnknownSizeError(f"the size of {model}") from error
 
 

@@ -82,7 +82,7 @@ def _find_flaw(checkpoint: Path, complete: Container[int]) -> str | None:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{SEAL} is missing"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{SEAL} is damaged"
     if flaw := next(flaws(files, checkpoint), None):
         return flaw
