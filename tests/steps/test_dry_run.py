@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -14,9 +15,10 @@ from typing import Any
 import micro
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
+from pydantic import ValidationError
 from rich.console import Console
 
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_record
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -212,3 +214,35 @@ def test_a_dry_run_loads_no_library_of_models(tmp_path: Path) -> None:
     words = ["run", "demo", "--dry-run", "--set", f"run_dir={tmp_path / 'run'}"]
     ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gold": {"function": "nowhere.at_all:gold"}}, "cannot import nowhere.at_all"),
+        ({"gold": {"url": "http://127.0.0.1:9/x", "api_key_env": "INFALIGN_NO_KEY"}}, "INFALIGN_NO_KEY"),
+        ({"judge": {"model": "./nowhere"}}, r"judge\.model: there is no folder \./nowhere"),
+        ({"run_dir": "/dev/null"}, "/dev/null is no folder"),
+        ({"run_dir": "/dev/null/run"}, "/dev/null is no folder"),
+        (
+            {"data": {"sources": [{"world": 5}], "max_prompt_tokens": 180}},
+            "0 test prompts of at most .* are left, and a run takes 4 or more",
+        ),
+    ],
+)
+def test_a_run_refuses_at_once_what_its_dry_run_refuses(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    """Before anything is made."""
+    recipe = Recipe.model_validate(micro.settings(tmp_path / "run") | change)
+    for act in (partial(planned, recipe.model_dump(mode="json")), partial(micro.done, recipe)):
+        with pytest.raises((ConfigError, DataError), match=said):
+            act()
+    assert not (tmp_path / "run" / "data").exists()
+
+
+@pytest.mark.parametrize(("section", "key", "value"), [("compute", "processes", 100_000), ("policy", "epochs", 1e18)])
+def test_no_recipe_asks_for_what_no_machine_has(tmp_path: Path, section: str, key: str, value: float) -> None:
+    """The range is in the schema."""
+    settings = deepcopy(micro.settings(tmp_path))
+    (settings[section] if section == "compute" else settings[section]["fit"])[key] = value
+    with pytest.raises(ValidationError, match="less than or equal to"):
+        Recipe.model_validate(settings)

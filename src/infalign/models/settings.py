@@ -57,7 +57,9 @@ class Lora(Adapter):
 class Fit(Settings):
     """How a model is trained."""
 
-    epochs: Positive = Field(1.0, description="passes over the rows; a part of one is allowed")
+    epochs: Annotated[float, Field(gt=0, le=10_000)] = Field(
+        1.0, description="passes over the rows; a part of one is allowed"
+    )
     batch_size: Count = Field(32, description="sequences (or pairs) an optimizer step")
     device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
     learning_rate: Positive | None = Field(
@@ -138,7 +140,9 @@ class Compute(Settings):
         "float32",
         description="of a model where it draws, scores or is evaluated; training has fit.bf16",
     )
-    processes: Count = Field(1, description="worker processes for rollouts and models trained side by side (CPU)")
+    processes: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="worker processes for rollouts and models trained side by side (CPU)"
+    )
     threads: Count | None = Field(None, description="torch threads a process; default: torch decides")
 
     def torch_device(self) -> str:

@@ -1,5 +1,6 @@
 """What of a directory is the run's own: nothing else is ever overwritten or removed."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,9 +17,13 @@ SHARDS = "part-[0-9]*.parquet"  # what a unit that only adds may have written si
 def check_run_dir(root: Path) -> None:
     """Raise ConfigError unless ``root`` is a run's directory or can become one: absent, empty, or with hidden files.
 
-    A run's directory has the `MARKER`.
+    A run's directory has the `MARKER`, and can be written to.
     """
-    if not root.is_dir():
+    there = next(place for place in (root, *root.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "may not be written to" if there.is_dir() else "is no folder"
+        raise ConfigError(f"the run directory {root} cannot be made: {there} {what}; change run_dir")
+    if there != root:
         return
     found = min((path for path in root.iterdir() if not path.name.startswith(".")), default=None)
     # In this order: another process that starts here now writes the marker before anything visible.

@@ -107,11 +107,7 @@ def prepare_data(
     most = data.max_prompt_tokens
     prompts = {name: _distinct_prompts(rows, asked, most) for name, rows in found.asking.items()}
     for name, (short, _) in prompts.items():
-        if len(short) < MIN_PROMPTS:
-            raise DataError(
-                f"{len(short)} {name} prompts of at most {most} tokens are left, and a run "
-                f"takes {MIN_PROMPTS} or more; use more data or raise data.max_prompt_tokens"
-            )
+        check_prompts(name, len(short), most)
 
     record_path(layout.root, "data").unlink(missing_ok=True)  # from here on the recorded output is replaced
     remove(layout.data)
@@ -181,6 +177,15 @@ def _refused(
         where, why = next(iter(found.items()))
         raise DataError(f"{where}: {why}; drop the row or pass --skip-invalid")
     return {where: f"{where}: {why}" for where, why in found.items()}
+
+
+def check_prompts(name: str, left: int, most: int) -> None:
+    """Raise DataError if fewer train or test prompts of at most ``most`` tokens are left than a run takes."""
+    if left < MIN_PROMPTS:
+        raise DataError(
+            f"{left} {name} prompts of at most {most} tokens are left, and a run takes {MIN_PROMPTS} or more; use more "
+            "data or raise data.max_prompt_tokens"
+        )
 
 
 def _distinct_prompts(examples: list[Example], asked: Mapping[str, Any], max_tokens: int) -> tuple[pa.Table, int]:

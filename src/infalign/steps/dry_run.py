@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,13 +14,10 @@ from rich.markup import escape
 
 from infalign.core.display import counted, duration, heading, listed_names, plain_table, printable, say
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.http import api_key, run_within
+from infalign.core.http import run_within
 from infalign.data.examples import Example
 from infalign.method.procedures import Standard
-from infalign.models.conversion import converted_folder, is_convertible
-from infalign.models.pretrained import check_causal
-from infalign.models.settings import is_hub_id
-from infalign.models.tokenizers import check_response_end, load_tokenizer
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.ownership import check_inputs, check_run_dir
 from infalign.pipeline.pending import pending, reasons
 from infalign.pipeline.records import records
@@ -29,9 +26,8 @@ from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
-from infalign.rewards.classifier import check_classifier
-from infalign.rewards.function import weighted_reward
-from infalign.steps.data import training_example
+from infalign.steps.checks import check_setup
+from infalign.steps.data import check_prompts, training_example
 from infalign.steps.run import Run
 from infalign.steps.time_estimate import (
     Counts,
@@ -67,12 +63,12 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     for warning in _machine_warnings(recipe):
         say(console, f"[yellow]![/] {warning}")
     unchecked, counts, examples = _count_data(run, console)
-    unchecked += _check_models(recipe)
-    for source in recipe.rewards.values():
-        if source.function is not None:
-            weighted_reward(source.functions)
-        _check_server(source.url, source.api_key_env, console)
-    _check_server(*recipe.rollout.engine.server, console)
+    unchecked += check_setup(recipe)
+    for name in ("train", "test") if counts.rows else ():
+        there = counts.rows[f"{name}_prompts"] + counts.rows[f"{name}_prompts_too_long"]
+        check_prompts(name, there, recipe.data.max_prompt_tokens)
+    for url in (recipe.rollout.engine.server[0], *(source.url for source in recipe.rewards.values())):
+        _check_server(url, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_example(run, examples, console)
@@ -116,54 +112,16 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
     return on_hub, count(run, *read.values(), whole=not on_hub), examples
 
 
-def _check_server(url: str | None, variable: str | None, console: Console) -> None:
-    """Check the key of a server, and say if nobody listens at its address now."""
+def _check_server(url: str | None, console: Console) -> None:
+    """Say if nobody listens at the address of a server now."""
     if url is None:
         return
-    api_key(variable)
     parts = urlsplit(url)
     address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
     try:
         run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
     except OSError as error:
         say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
-
-
-def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which are unchecked.
-
-    A guide's trunk needs no tokenizer.
-    """
-    for name, path in (recipe.named_models | recipe.named_trunks).items():
-        key = f"{name}.model" if name in recipe.named_models else name
-        if is_convertible(path):
-            yield f"{key}: {path}, which the run converts to {converted_folder(path)}"
-        elif Path(path).is_dir():
-            if name == "policy":
-                _check_policy(recipe, path)
-            elif name in recipe.named_models:
-                load_tokenizer(path)
-            if name in recipe.rewards and recipe.rewards[name].is_classifier and not recipe.rewards[name].trained:
-                check_classifier(path)
-        elif is_hub_id(path):
-            yield f"{key}: {path} of the hub"
-        else:
-            raise ConfigError(f"{key}: there is no folder {path}; correct the path")
-
-
-def _check_policy(recipe: Recipe, folder: str) -> None:
-    from transformers import AutoConfig  # it takes seconds to load
-
-    tokenizer = load_tokenizer(folder, template=recipe.policy.chat_template)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    check_causal(config, folder)
-    check_response_end(tokenizer, folder)
-    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
-    context = getattr(config, "max_position_embeddings", None)
-    if context is not None and longest > context:
-        raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and the context of {folder} only {context}"
-        )
 
 
 def _print_example(run: Run, examples: Sequence[Example], console: Console) -> None:

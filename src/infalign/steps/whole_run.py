@@ -36,6 +36,7 @@ from infalign.report.findings import Finding, check_worth, findings, sentences
 from infalign.report.results import read_results
 from infalign.report.tables import print_table
 from infalign.steps import STAGES, calibrate, data, evaluate, reward_model, rollout, score, sft, train
+from infalign.steps.checks import check_setup
 from infalign.steps.run import Run
 
 UNITS_OF = {
@@ -149,6 +150,7 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
     remaining.describe(console)
     if remaining.todo:
         recipe.compute.check()
+        check_setup(recipe)
         for model in {*recipe.named_models.values(), *recipe.named_trunks.values()}:
             check_reachable(model)
         trained = [name for name in recipe.policies if f"train-{name}" in remaining.todo]

@@ -1,0 +1,64 @@
+"""What can be checked of a recipe before anything is computed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from infalign.core.errors import ConfigError
+from infalign.core.http import api_key
+from infalign.models.conversion import converted_folder, is_convertible
+from infalign.models.pretrained import check_causal
+from infalign.models.settings import is_hub_id
+from infalign.models.tokenizers import check_response_end, load_tokenizer
+from infalign.recipe.settings import Recipe
+from infalign.rewards.classifier import check_classifier
+from infalign.rewards.function import weighted_reward
+
+
+def check_setup(recipe: Recipe) -> list[str]:
+    """Check what a recipe names, without loading weights: models, reward functions, keys. Return what is unchecked.
+
+    A run and a dry run call it before anything is computed. Raises ConfigError.
+    """
+    for source in recipe.rewards.values():
+        if source.function is not None:
+            weighted_reward(source.functions)
+        api_key(source.api_key_env)
+    api_key(recipe.rollout.engine.server[1])
+    return list(_check_models(recipe))
+
+
+def _check_models(recipe: Recipe) -> Iterator[str]:
+    """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which are unchecked.
+
+    A guide's trunk needs no tokenizer.
+    """
+    for name, path in (recipe.named_models | recipe.named_trunks).items():
+        key = f"{name}.model" if name in recipe.named_models else name
+        if is_convertible(path):
+            yield f"{key}: {path}, which the run converts to {converted_folder(path)}"
+        elif Path(path).is_dir():
+            if name == "policy":
+                _check_policy(recipe, path)
+            elif name in recipe.named_models:
+                load_tokenizer(path)
+            if name in recipe.rewards and recipe.rewards[name].is_classifier and not recipe.rewards[name].trained:
+                check_classifier(path)
+        elif is_hub_id(path):
+            yield f"{key}: {path} of the hub"
+        else:
+            raise ConfigError(f"{key}: there is no folder {path}; correct the path")
+
+
+def _check_policy(recipe: Recipe, folder: str) -> None:
+    from transformers import AutoConfig  # it takes seconds to load
+
+    tokenizer = load_tokenizer(folder, template=recipe.policy.chat_template)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    check_causal(config, folder)
+    check_response_end(tokenizer, folder)
+    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    context = getattr(config, "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and the context of {folder} only {context}"
+        )
