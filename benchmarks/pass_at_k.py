@@ -1,14 +1,14 @@
-"""pass@k by the truth of methods at one KL, exact: ``python benchmarks/pass_at_k.py FOLDER [SEED …] [key=value …]``.
+"""pass@k by the truth of methods at one KL, exact: ``python benchmarks/pass_at_k.py FOLDER SEED SEED … [demo]``.
 
-For each seed, two or more, by default 0 to 4: the reference, rollouts and offline policies of the recipe `demo`, those
-of `OFFLINE` besides, and on-policy rivals (`ON_POLICY`), which draw 500 × 512 responses where the offline ones have
-4,000 × 32. All 81 answers ``Take a b`` to each of 500 held-out prompts are enumerated, anything else is one class, so
-pass@k is exact, and every policy is brought to one KL by a factor on its log-ratio to the reference. On-policy methods
-with a KL term have it in the reward, and β is steered to the KL while they train; the others spend what they spend.
-What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty minutes of one core per seed.
+For each seed: the reference, rollouts and offline policies of the recipe `demo`, those of `OFFLINE` besides, and rivals
+on-policy (`ON_POLICY`), which draw 500 × 512 responses where the offline ones have 4,000 × 32. All 81 answers ``Take a
+b`` to each of 500 held-out prompts are enumerated, anything else is one class, so pass@k is exact, and every policy is
+brought to one KL by a factor on its log-ratio to the reference. On-policy methods with a KL term have it in the reward,
+and β is steered to the KL while they train; the others spend what they spend. ``demo`` trains none but the demo's own.
+What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty minutes of one core per seed, five with
+``demo``.
 """
 
-import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import brentq
-from seeds import Trained, over_seeds, read_words
+from seeds import Trained, over_seeds
 from torch import Tensor
 
 from infalign import advantages
@@ -35,9 +35,8 @@ SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8")
 ANSWERS = [f"Take {a} {b}" for a in NUMBERS for b in NUMBERS]
 GUIDE = "guide: {trunk: reference}, fit: {epochs: 1, batch_size: 512, learning_rate: 2.0e-3}"
 OFFLINE = {
-    "optimal": f"{{transform: optimal, kl_budget: 0.05, solver: qrpo, {GUIDE}}}",
+    "exp10": f"{{transform: exp:10, kl_budget: 0.05, solver: qrpo, {GUIDE}}}",
     "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
-    "distilled": f"{{solver: distil, teacher: aware, {GUIDE.partition(', ')[2]}}}",
 }
 
 
@@ -159,39 +158,36 @@ def at_kl(law_PA: Array, base_PA: Array, nats: float) -> tuple[Array, float]:
     return scaled(factor)[0], factor
 
 
-def laws_of(folder: Path, seed: str, settings: Sequence[str]) -> World:
-    """Train what is missing of a seed, and store each policy's law in its folder ``laws``."""
+def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> tuple[World, dict[str, Array]]:
+    """Train those of ``methods`` that are missing of a seed; return the law of each, from its file in ``laws``."""
     root = folder / f"seed-{seed}"
-    more = [f"policies.{name}={policy}" for name, policy in OFFLINE.items()]
-    changes = [f"run_dir={root}", f"seed={seed}", *more, *settings]
+    more = [f"policies.{name}={policy}" for name, policy in OFFLINE.items() if name in methods]
+    changes = [f"run_dir={root}", f"seed={seed}", *more]
     command = [sys.executable, "-m", "infalign", "run", "demo", "--until", "train"]
     subprocess.run(command + [word for change in changes for word in ("--set", change)], check=True)
     world, stored = World(root), root / "laws"
     stored.mkdir(exist_ok=True)
-    for name in ["reference", *sorted(path.name for path in world.models.iterdir()), *ON_POLICY]:
-        if (stored / f"{name}.npy").exists():
-            continue
-        rival = ON_POLICY.get(name)
-        model, notes = world.train_rival(rival, int(seed)) if rival else (load_policy(world.models / name)[0], {})
-        (stored / f"{name}.json").write_text(json.dumps(notes))
-        np.save(stored / f"{name}.npy", world.law(model))
-        print(f"seed {seed}: {name} {notes}", flush=True)
-    return world
+    for name in methods:
+        if not (stored / f"{name}.npy").exists():
+            rival = ON_POLICY.get(name)
+            model, notes = world.train_rival(rival, seed) if rival else (load_policy(world.models / name)[0], {})
+            np.save(stored / f"{name}.npy", world.law(model))
+            print(f"seed {seed}: {name} {notes}", flush=True)
+    return world, {name: np.load(stored / f"{name}.npy") for name in methods}
 
 
 def main() -> int:
     """Train what is missing and print the tables."""
     folder, *words = sys.argv[1:]
-    numbers, settings = read_words(words) if words else (["0", "1", "2", "3", "4"], [])
+    numbers = [int(word) for word in words if word != "demo"]
+    methods = ["reference", "aware", "raw", *([] if "demo" in words else [*OFFLINE, *ON_POLICY])]
     rates = defaultdict[tuple[float | None, str, int], list[Trained]](list)  # by KL, method and k
     seconds = defaultdict[tuple[float | None, str], list[float]](list)  # KL as trained, or the factor to a KL
     for number in numbers:
-        world = laws_of(Path(folder), number, settings)
-        ids = [prompt_id(prompt) for prompt in world.test]
-        laws = {path.stem: np.load(path) for path in (world.root / "laws").glob("*.npy")}
-        base = laws.pop("reference")
+        world, laws = laws_of(Path(folder), number, methods)
+        ids, base = [prompt_id(prompt) for prompt in world.test], laws["reference"]
         for nats in (None, *KLS):
-            for name, law in ({"reference": base} | laws).items():
+            for name, law in laws.items():
                 second = float((np.exp(law) * (law - base)).sum(axis=1).mean())
                 if nats and name != "reference":
                     law, second = at_kl(law, base, nats)
@@ -199,7 +195,6 @@ def main() -> int:
                 right_P = (np.exp(law)[:, :-1] * world.right_PA).sum(axis=1)
                 for k in KS:
                     rates[nats, name, k].append(Trained(ids, 100.0 * (1.0 - (1.0 - right_P) ** k)))
-    methods = ["reference", "aware", "raw", *OFFLINE, *ON_POLICY]
     for nats in (None, *KLS):
         title, second = (f"at {nats:g} nats", "log-ratio ×") if nats else ("as trained", "KL, nats")
         print(f"\n| {title} | {second} | {' | '.join(f'pass@{k}' for k in KS)} |")
@@ -207,7 +202,7 @@ def main() -> int:
         for name in methods:
             cells = " | ".join(said(rates[nats, name, k]) for k in KS)
             print(f"| {name} | {np.mean(seconds[nats, name]):.3f} | {cells} |")
-        for ours in OURS if nats else ():
+        for ours in (name for name in OURS if nats and name in methods):
             print(f"\n| pass@{SERVED} of {ours} over, {title} | {' | '.join(f'seed {n}' for n in numbers)} | mean |")
             print("|---" * (2 + len(numbers)) + "|")
             for name in methods:
