@@ -54,7 +54,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     assert code == 0
     assert out == (
         "policies.NAME.kl_budget\n"
-        "  number > 0; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
+        "  number ≥ 1e-20; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
         "  nats per response; the theory gives β\n"
     )
     _, out, _ = main("recipes", "--explain", "data.sources.3")

@@ -21,6 +21,7 @@ from infalign.core.spelling import did_you_mean
 from infalign.method.calibration import Array
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
+LARGEST_M = 1e6  # beyond it no node of a quadrature sees the power
 LARGEST_VALUE = 1e150  # the largest in a table, so that differences and products stay finite
 
 T = TypeVar("T")
@@ -146,8 +147,8 @@ class Power:
     m: float
 
     def __post_init__(self) -> None:
-        if not (self.m != 0 and np.isfinite(self.m)):
-            raise ConfigError(f"power:M needs a finite exponent other than 0, found {self.m:g}")
+        if not 0 < abs(self.m) <= LARGEST_M:
+            raise ConfigError(f"power:M needs a finite M with 0 < |M| ≤ {LARGEST_M:g}, found {self.m:g}")
 
     @property
     def name(self) -> str:

@@ -17,15 +17,16 @@ from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, is_extreme, parse_procedure, rewinds
-from infalign.method.transforms import Exponential, Identity, Log, Power, Tabulated, Transformation
+from infalign.method.transforms import LARGEST_M, Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
-from infalign.theory.law import Law, judged_win_rate, law_at_kl, resampled_win_rates
+from infalign.theory.law import Law, check_kl, judged_win_rate, law_at_kl, resampled_win_rates
 from infalign.theory.optimum import optimal, optimal_by
 from infalign.theory.tabulation import smoothed
 
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
 STEEPEST = 330.0  # the largest |t|: a table holds t·e^t
 SIMULATED_ROLLOUTS = 200_000
+MAX_ROLLOUTS = 100_000  # of a prompt, as hold the memory
 PROMPTS = (200, 2000)  # the fewest and the most simulated prompts that share these rollouts
 LEVELS, WIDE = (0.025, 0.975), 1.96  # of 95 % intervals
 SEARCHED, SEARCHED_BY_JUDGE = 4, 16  # times fewer prompts in the search for the best exponentials
@@ -50,7 +51,7 @@ class Candidate:
     limit: float
     behind: float
     behind_error: float
-    ties: bool  # whether ``behind`` is the smallest, within two standard errors or a thousandth of 1 − W
+    ties: bool  # whether ``behind`` is the smallest, within twice ``behind_error`` or a thousandth of 1 − W
     interval: tuple[float, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -198,8 +199,9 @@ def choose(
     'exp:11'
     """
     procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
-    if rollouts < 1:
-        raise ConfigError(f"at least 1 rollout a prompt is needed, found {rollouts}")
+    check_kl(kl)
+    if not 2 <= rollouts <= MAX_ROLLOUTS:
+        raise ConfigError(f"calibration takes at least 2 rollouts a prompt, {MAX_ROLLOUTS:,} at most, found {rollouts}")
     base = base or procedure
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
     setting = _Setting(procedure, base, kl, rollouts, prompts, seed, judge)
@@ -208,7 +210,7 @@ def choose(
     found = replace(setting, prompts=fewer, seed=seed + 1).best_exponentials()
     rates = dict.fromkeys([*np.copysign([5.0, 10.0], found[0].t).tolist(), *(one.t for one in found)])
     tried: dict[str, Any] = {one.name: one for one in map(Exponential, rates)}
-    if is_extreme(procedure) and procedure.n > 1 and base == procedure:
+    if is_extreme(procedure) and 1 < procedure.n <= LARGEST_M / 2 and base == procedure:
         power = Power(procedure.sign * (2 * procedure.n - 1))
         tried[power.name] = power
     tried |= {"log": Log(), "optimal": partial(optimal, procedure, kl=kl, base=base)}
@@ -270,7 +272,7 @@ def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
                 limit=limit,
                 behind=behind,
                 behind_error=error(top, outcome),
-                ties=behind - least <= max(TIE_ERRORS * error(outcome, best), TIE * left),
+                ties=behind - least <= max(TIE_ERRORS * error(top, outcome), TIE * left),
                 interval=None if setting.judge is None else (low, high),
             )
         )

@@ -148,7 +148,9 @@ class Contest:
 
     def not_found(self, kl: float) -> ConfigError:
         """Return the error for a budget out of reach."""
-        return ConfigError(f"no optimum for {self.procedure.name} was found at {kl:g} nats; give a smaller KL budget")
+        return ConfigError(
+            f"the optimum for {self.procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller one"
+        )
 
     def _tilted(self, panels: Panels, phi: Array, kl: float, guess: float | None) -> Policy:
         """Return the policy ∝ e^{Φ/β} that spends ``kl`` nats, with β near a ``guess``."""

@@ -139,10 +139,11 @@ def finite_rollouts(
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
     """Return log β at which ``kl`` nats are spent on average. Raises ConfigError where none does."""
-    largest = float(kls(LOG_BETAS[0]).mean())
-    if not 0 < kl < largest:
+    largest, rounding = (float(kls(end).mean()) for end in LOG_BETAS)
+    if not max(0.0, rounding) < kl < largest:
         raise ConfigError(
-            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below {largest:.4g}"
+            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below {largest:.4g}, "
+            "and not so small that it is rounding"
         )
     return float(brentq(lambda x: float(kls(x).mean()) - kl, *LOG_BETAS, xtol=1e-13))
 

@@ -21,6 +21,7 @@ from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.transforms import Function, Tabulated, Transformation, normalized_beta
 
 SCORES = 8_001  # normal scores at which many judges are asked about a law with more nodes
+MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
 
 
@@ -88,6 +89,14 @@ def aligned_law(transform: Transformation, *, beta: float) -> Law:
     return _resolved(transform, beta, _panels(transform))
 
 
+def check_kl(kl: float) -> None:
+    """Raise ConfigError for a KL budget that is none, or so small that laws would be rounding errors."""
+    if not (kl > 0 and np.isfinite(kl)):
+        raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
+    if kl < MIN_KL:
+        raise ConfigError(f"a KL of {kl:g} leaves the base policy as it is; give at least {MIN_KL:g} nats")
+
+
 def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
 
@@ -97,8 +106,7 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     >>> round(law.win_rate(BestOfN(4)), 4)
     0.9351
     """
-    if not (kl > 0 and np.isfinite(kl)):
-        raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
+    check_kl(kl)
     panels = _panels(transform)
     log_scale = np.log(transform.scale)
 
@@ -119,7 +127,8 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     while sign != 0 and np.sign(excess(outside)) == sign:
         if outside == LOWEST_LOG_BETA:
             raise ConfigError(
-                f"{transform.name} cannot reach a KL of {kl:g} nats; the largest in reach is {law(outside).kl:.4g}"
+                f"{transform.name} cannot reach a KL of {kl:g} nats; the largest in reach is {law(outside).kl:.4g}, "
+                "at the smallest β of floating-point numbers"
             )
         inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
     root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)

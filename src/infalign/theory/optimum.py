@@ -9,16 +9,15 @@ from scipy.special import ndtri
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import MAX_NORMAL_SCORE, Judge, normal_density, normal_scores
-from infalign.method.procedures import Served, distortion, rewinds
+from infalign.method.procedures import Served, distortion, parse_procedure, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import INSIDE, Contest, Policy
-from infalign.theory.law import Law, aligned_law
+from infalign.theory.law import MIN_KL, Law, aligned_law, check_kl
 from infalign.theory.tabulation import table_of_knots
 
 KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
 LAST_PIECE = 1e-12  # of the table, next to u = 0, where 1 − u has no digits for a steep Φ
 LAST_SCORE = float(ndtri(LAST_PIECE))  # the normal score of that rank
-MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 MAX_ERROR = 1e-4  # of KL and win rate
 FIRST_KL = 1e-3  # from which the search for a β starts
 SCORES = np.linspace(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE, 401)
@@ -44,23 +43,23 @@ class Optimum:
 
 
 def optimal(
-    procedure: Served, *, beta: float | None = None, kl: float | None = None, base: Served | None = None
+    procedure: Served | str, *, beta: float | None = None, kl: float | None = None, base: Served | None = None
 ) -> Optimum:
     """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
 
     ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/theory.md, optimum of a
     rank procedure). Raises ConfigError unless one of both is given, positive and finite, and for a budget out of reach.
 
-    >>> round(optimal(BestOfN(4), kl=1.0).win_rate, 4)
+    >>> round(optimal("best-of-4", kl=1.0).win_rate, 4)
     0.9411
     """
     if (beta is None) == (kl is None):
         raise ConfigError("an optimum needs either beta or a KL budget")
-    for name, value in (("beta", beta), ("the KL budget", kl)):
-        if value is not None and not (value > 0 and np.isfinite(value)):
-            raise ConfigError(f"{name} must be positive and finite, found {value}")
-    if kl is not None and kl < MIN_KL:
-        raise ConfigError(f"a KL of {kl:g} leaves the base policy as it is; give at least {MIN_KL:g} nats")
+    if beta is not None and not (beta > 0 and np.isfinite(beta)):
+        raise ConfigError(f"beta must be positive and finite, found {beta}")
+    if kl is not None:
+        check_kl(kl)
+    procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     contest = contest_between(procedure, base or procedure)
     policy = contest.best(kl) if kl is not None else _best_at_beta(contest, beta or 0.0)
     return certified(contest, policy, f"optimal:{procedure.name}")
@@ -87,8 +86,7 @@ def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
     """
     if rewinds(procedure):
         raise ConfigError(f"the optimum by a judge is known for rank procedures only, not for {procedure.name}")
-    if not (kl > 0 and np.isfinite(kl)):
-        raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
+    check_kl(kl)
     if np.ptp(judge.chance(SCORES)) < 1e-12:
         raise ConfigError("the judge finds all ranks of the reward equal, so there is nothing to win by it")
 

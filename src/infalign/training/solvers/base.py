@@ -22,7 +22,7 @@ from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, parse_shaping, rank_transform
 from infalign.method.transforms import Identity, Log, Tabulated
 from infalign.models.settings import Fit
-from infalign.theory.law import law_at_kl
+from infalign.theory.law import MIN_KL, law_at_kl
 from infalign.training.solvers.theory import MethodTheory, OptimumTheory
 
 KL_TOLERANCE = 0.1  # relative distance from the KL budget from which a run says so
@@ -167,7 +167,9 @@ class Solver(Kind):
 class ToBudget(Solver):
     """A solver whose strength is a KL budget or the paper's β."""
 
-    kl_budget: Positive | None = Field(None, description="nats per response; the theory gives β")
+    kl_budget: Annotated[float, Field(ge=MIN_KL, allow_inf_nan=False)] | None = Field(
+        None, description="nats per response; the theory gives β"
+    )
     beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
 
     @model_validator(mode="after")
