@@ -130,6 +130,18 @@ def test_set_changes_nested_settings_list_entries_and_absent_parents(path: str) 
     assert (recipe.policy.fit.lora.rank, recipe.policy.fit.learning_rate) == (4, 1e-4)
 
 
+@pytest.mark.parametrize("name", ["raw", "identity", "aware-student"])
+def test_set_takes_a_policy_out(name: str) -> None:
+    """Of those that the recipe has, not the last; an empty entry of the recipe itself is a mistake."""
+    whole = load_recipe("preferences")
+    left = load_recipe("preferences", [f"policies.{name}=null"])
+    assert whole.policies.keys() - left.policies.keys() == {name}
+    with pytest.raises(ConfigError, match=f"--set policies.{name}: the recipe has no policy {name}; it has aware, "):
+        load_recipe("preferences", [f"policies.{name}=null"] * 2)
+    with pytest.raises(ConfigError, match="`policies`: Dictionary should have at least 1 item"):
+        load_recipe("preferences", [f"policies.{other}=null" for other in whole.policies])
+
+
 def test_set_changes_one_of_the_places_of_a_yaml_alias(tmp_path: Path) -> None:
     """Two policies may share their settings by an alias; an override of one leaves the other."""
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))

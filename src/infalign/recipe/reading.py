@@ -27,6 +27,8 @@ MAX_VALUES = 100_000  # in a recipe with its aliases expanded
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe, a file or one that comes along (`recipes.find`), and apply ``key.sub=value`` overrides in YAML.
 
+    ``policies.NAME=null`` takes a policy out.
+
     Raises ConfigError naming the file, the line of invalid YAML or of a duplicate key, the dotted key and, for an
     unknown key, the nearest known one.
     """
@@ -103,7 +105,10 @@ def _apply(settings: dict[str, Any], override: str) -> None:
             step = parent
         else:
             raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} has no keys")
-        if depth == len(parents):
+        if depth == len(parents) and parents == ["policies"] and value is None:
+            if place.pop(step, None) is None:
+                raise ConfigError(f"--set {key}: the recipe has no policy {last}; it has {', '.join(place)}")
+        elif depth == len(parents):
             place[step] = value
         else:
             inner = {} if isinstance(place, dict) and place.get(step) is None else place[step]
