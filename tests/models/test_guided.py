@@ -112,7 +112,7 @@ def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, form: str, tmp_p
         expected = model(ids).logits
         torch.testing.assert_close(read(ids).logits, expected, rtol=0, atol=2e-6)  # aligned differently
         gap = (half(ids).logits.float() - expected).flatten()
-    assert rao_blackwell_kl(read, reference, [PROMPT], [[9, 10, 11]], batch_tokens=100).rao_blackwell[0] > 0.01
+    assert rao_blackwell_kl(read, reference, [PROMPT], [[9, 10, 11]], batch_tokens=100)[0] > 0.01
     some = gap[gap.abs() <= gap.abs().quantile(0.98)]  # at the edge of the top tokens rounding decides on Q
     assert some.norm() < 0.02 * expected.norm()
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
@@ -124,7 +124,7 @@ def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, form: str, tmp_p
 def test_the_kl_of_a_guide_takes_one_pass_through_the_reference(
     folder: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All estimates are those of two models that know nothing of each other."""
+    """The estimates are those of two models that know nothing of each other."""
     model, reference, _ = policy(folder, form, strength=0.5)
     assert model.is_beside(reference)
     texts = [PROMPT, PROMPT[:2]], [[9, 10, 11], [12]]
@@ -132,8 +132,7 @@ def test_the_kl_of_a_guide_takes_one_pass_through_the_reference(
     for beside in (True, False):
         monkeypatch.setattr(GuidedForCausalLM, "is_beside", lambda self, other, beside=beside: beside)
         found.append(rao_blackwell_kl(model, reference, *texts, batch_tokens=100))
-    for name in ("rao_blackwell", "k1", "k3"):
-        assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), rel=1e-4, abs=1e-5), name
+    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
     monkeypatch.undo()
     with torch.no_grad():
         reference.get_output_embeddings().weight[3, 3] += 1.0

@@ -98,11 +98,10 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
         right_P = np.rint(rates_P * rollouts)
         return np.asarray(np.arange(rollouts) >= rollouts - right_P[:, None], float)
     table = read_rewards(path)
-    _, prompt_of, counts = np.unique(np.asarray(table.prompt_ids.to_pylist()), return_inverse=True, return_counts=True)
-    if counts.min() != counts.max():
-        raise DataError(f"{path} has {counts.min()} to {counts.max()} rewards per prompt; give as many for each")
-    order_PK = np.argsort(prompt_of, kind="stable").reshape(len(counts), -1)
-    return np.asarray(table.numbers["reward"][order_PK], float)
+    by_prompt = table.rows_by_prompt()
+    if (fewest := min(map(len, by_prompt))) != (most := max(map(len, by_prompt))):
+        raise DataError(f"{path} has {fewest} to {most} rewards per prompt; give as many for each")
+    return np.asarray(table.numbers["reward"][np.stack(by_prompt)], float)
 
 
 def print_budgets(budgets: Sequence[Budget], console: Console) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,24 +21,6 @@ if TYPE_CHECKING:
 CHUNK = 2**17  # elements that are in float64 at a time: 1 MiB a copy, in cache; 2**20 takes 1.3 times as long
 
 
-@dataclass(frozen=True)
-class SequenceKL:
-    """Three estimates of KL(π ‖ π_ref) for each sequence y ~ π, in nats, each of shape (sequences,) and unbiased.
-
-    With l_t = log π(y_t|y_<t) − log π_ref(y_t|y_<t):
-
-    ``rao_blackwell`` is Σ_t KL(π(·|y_<t) ‖ π_ref(·|y_<t)), exact in every token given those before it: never negative,
-    the one to report (Amini et al., arXiv 2504.10637). For one token its variance is 0; for a sequence it is
-    usually far below the others', but not always: where log-ratios of early and late tokens cancel, ``k1`` varies less.
-    ``k1`` is Σ_t l_t. ``k3`` is Σ_t (e^{−l_t} − s_t + l_t), never negative (Schulman 2020), where s_t is the mass that
-    π_ref gives to the tokens that π can draw, 1 for a softmax with finite logits.
-    """
-
-    rao_blackwell: Array
-    k1: Array
-    k3: Array
-
-
 def rao_blackwell_kl(
     policy: PreTrainedModel,
     reference: PreTrainedModel,
@@ -48,8 +29,12 @@ def rao_blackwell_kl(
     *,
     batch_tokens: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> SequenceKL:
-    """Estimate KL(policy ‖ reference) from completions sampled from the policy, one estimate per sequence.
+) -> Array:
+    """Estimate KL(policy ‖ reference) from completions sampled from the policy, in nats, one estimate per sequence.
+
+    It is Σ_t KL(π(·|y_<t) ‖ π_ref(·|y_<t)), exact in every token given those before it: unbiased, never negative and of
+    variance 0 for one token (Amini et al., arXiv 2504.10637). Σ_t of the log-ratio l_t of the tokens drawn is unbiased
+    too and usually varies far more, but less where the log-ratios of early and late tokens cancel.
 
     Completions are drawn from the whole softmax at temperature 1. Every completion token counts: the EOS that ends a
     response is its last token, a response cut at the length limit has none, and nothing may follow an EOS
@@ -60,15 +45,15 @@ def rao_blackwell_kl(
     """
     from infalign.models.packed import can_pack
 
-    found, done = np.zeros((len(prompt_ids), 3)), 0
+    found, done = np.zeros(len(prompt_ids)), 0
     with evaluating(policy), evaluating(reference):
         batches = _packed if can_pack(policy) and can_pack(reference) else _padded
         for rows, parts in batches(policy, reference, prompt_ids, completion_ids, batch_tokens):
             for row_of, own, base, targets in parts:
-                np.add.at(found, np.asarray(rows)[row_of], token_kl(own, base, targets).T)
+                np.add.at(found, np.asarray(rows)[row_of], token_kl(own, base, targets))
             done += len(rows)
             on_progress(done, len(prompt_ids))
-    return SequenceKL(*found.T.copy())
+    return found
 
 
 def _packed(
@@ -103,7 +88,7 @@ def _padded(
 
 
 def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -> Array:
-    """Return the three estimates of `SequenceKL` for each of T tokens, (3, T), from logits (T, V) and the tokens (T,).
+    """Return the KL in each place of T tokens, (T,), from logits (T, V) and the tokens that were drawn there (T,).
 
     A KL that is infinite because the reference's logit is −inf for a token that π can draw is returned as inf.
     Computed in float64; the memory on top of the logits does not grow with T.
@@ -121,8 +106,7 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
     rows = max(1, CHUNK // policy_logits.shape[-1])
     blocks = zip(*(torch.split(part, rows) for part in (policy_logits, reference_logits, targets)), strict=True)
     with torch.no_grad():
-        found = torch.cat([_block_kl(*block) for block in blocks], dim=1)
-    impossible = found[1] == -torch.inf
+        found, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))
     if impossible.any():
         raise DataError(
             f"a completion has token {targets[impossible][0]}, which the policy never draws there; pass the model that "
@@ -130,20 +114,17 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
         )
     if found.isnan().any():
         raise ConfigError("a model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint")
-    estimates: Array = found.cpu().numpy()
-    return estimates
+    kls: Array = found.cpu().numpy()
+    return kls
 
 
-def _block_kl(policy_logits: Tensor, reference_logits: Tensor, drawn: Tensor) -> Tensor:
-    """Return the exact KL, l and e^{−l} − s + l of each token (3, T); l is −∞ where π cannot draw the token."""
+def _block_kl(policy_logits: Tensor, reference_logits: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the KL in each place, and whether π cannot draw the token there."""
     import torch
 
     log_p, log_q = policy_logits.double().log_softmax(-1), reference_logits.double().log_softmax(-1)
     log_ratio = log_p - log_q
     p = log_p.exp_()  # in place, because allocating new memory is what takes the time here
     unreachable = p == 0
-    at = drawn[:, None]
-    log_ratio_drawn = log_ratio.gather(-1, at).masked_fill(unreachable.gather(-1, at), -torch.inf)[:, 0]
     kl = torch.linalg.vecdot(p, log_ratio.masked_fill_(unreachable, 0.0))  # 0 log 0 = 0, and a NaN stays
-    support = log_q.exp_().masked_fill_(unreachable, 0.0).sum(-1)
-    return torch.stack([kl, log_ratio_drawn, (-log_ratio_drawn).exp() - support + log_ratio_drawn])
+    return kl, unreachable.gather(-1, drawn[:, None])[:, 0]

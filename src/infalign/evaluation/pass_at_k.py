@@ -111,18 +111,16 @@ def measure_table(
     The default metrics are pass@1, pass@2, pass@4, … up to the fewest responses of a prompt. Raises as `read_rewards`.
     """
     table = read_rewards(path)
-    _, prompt_of = np.unique(np.asarray(table.prompt_ids.to_pylist()), return_inverse=True)
-    order, ends = np.argsort(prompt_of, kind="stable"), np.cumsum(np.bincount(prompt_of))[:-1]
-    fewest = int(np.bincount(prompt_of).min())
-    answers = None
+    rows, answers = table.rows_by_prompt(), None
     if any(name.startswith("maj@") for name in metrics or ()):
         texts = [str(row["answer"]) for _, row in read_rows(path) if "answer" in row]
-        if len(texts) != len(order):
-            raise DataError(f"{path}: {len(order) - len(texts)} rows have no column answer, which maj@k counts")
-        answers = np.split(np.unique(texts, return_inverse=True)[1][order], ends)
+        if absent := len(table.prompt_ids) - len(texts):
+            raise DataError(f"{path}: {absent} rows have no column answer, which maj@k counts")
+        codes = np.unique(texts, return_inverse=True)[1]
+        answers = [codes[own] for own in rows]
     return pass_rates(
-        np.split(table.numbers["reward"][order], ends),
-        metrics or [f"pass@{2**j}" for j in range(fewest.bit_length())],
+        [table.numbers["reward"][own] for own in rows],
+        metrics or [f"pass@{2**j}" for j in range(min(map(len, rows)).bit_length())],
         threshold=threshold,
         answers=answers,
         confidence=confidence,

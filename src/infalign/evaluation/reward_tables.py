@@ -38,6 +38,12 @@ class Rewards:
         """The column whose values say which response is better."""
         return "judge_reward" if "judge_reward" in self.numbers else "reward"
 
+    def rows_by_prompt(self) -> list[NDArray[np.intp]]:
+        """Return the rows of each prompt in their order."""
+        texts = np.asarray(self.prompt_ids.to_pylist())
+        _, prompt_of, counts = np.unique(texts, return_inverse=True, return_counts=True)
+        return np.split(np.argsort(prompt_of, kind="stable"), np.cumsum(counts)[:-1])
+
     def samples(self, rows_PM: NDArray[np.intp]) -> Samples:
         """Return the samples at these rows."""
         lengths = self.numbers["length"][rows_PM] if "length" in self.numbers else None

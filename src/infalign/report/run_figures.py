@@ -138,9 +138,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     for name, policy in results["policies"].items():
         wins = policy["win_rates"][judge]
         names = names_by_n(wins, kind)
-        mean, low, high = (100 * np.array([wins[p][key] for p in names.values()]) for key in ("mean", "low", "high"))
-        axes.fill_between(list(names), low, high, color=looks[name].color, alpha=0.2, linewidth=0)
-        axes.plot(list(names), mean, color=looks[name].color, marker=looks[name].marker, markersize=3.5, label=name)
+        _band(axes, {n: wins[p] for n, p in names.items()}, looks[name].color, looks[name].marker, name)
         law = looks[name].law(policy["kl"]["mean"]) if judge == "reward" else None
         if law is not None:
             expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
@@ -149,9 +147,6 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
             f"{name} {share(wins['standard'])} per cent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
         )
     axes.axhline(50, color=QUIET, linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
     legend(figure)
     drawn = judge == "reward" and any(look.law(1.0) for look in looks.values())
     theory = " Dashed: theory at the policy's mean KL." if drawn else ""
@@ -170,17 +165,22 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
     for name, by_k in results["pass_at_k"].items():
         look = looks.get(name)
         color, marker = (QUIET, ".") if look is None else (look.color, look.marker)
-        mean, low, high = (100 * np.array([found[key] for found in by_k.values()]) for key in ("mean", "low", "high"))
-        k = list(map(int, by_k))
-        axes.fill_between(k, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.plot(k, mean, color=color, marker=marker, markersize=3.5, label=name)
-        ends.append(f"{name} {mean[0]:.1f} per cent at k = 1, {mean[-1]:.1f} at k = {k[-1]}")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
+        _band(axes, {int(k): found for k, found in by_k.items()}, color, marker, name)
+        (_, first), *_, (k, last) = by_k.items()
+        ends.append(f"{name} {100 * first['mean']:.1f} per cent at k = 1, {100 * last['mean']:.1f} at k = {k}")
     legend(figure)
     caption = f"pass@k: how often one of k responses is right. Bands: {results['confidence']:.0%} intervals."
     return Picture("pass-at-k", figure, caption, f"pass@k against k: {'; '.join(ends)}.")
+
+
+def _band(axes: Any, by_n: Mapping[int, Numbers], color: str, marker: str, label: str) -> None:
+    """Draw shares against N, spaced by its logarithm, and the band of their intervals."""
+    mean, low, high = (100 * np.array([found[key] for found in by_n.values()]) for key in ("mean", "low", "high"))
+    axes.fill_between([*by_n], low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot([*by_n], mean, color=color, marker=marker, markersize=3.5, label=label)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
 
 
 def reward_by_rank(rewards_PK: Array) -> Picture:

@@ -144,7 +144,7 @@ def measure_kl(
         batch_tokens=BATCH_TOKENS,
         on_progress=lambda done, total: on_progress(done, total, "responses"),
     )
-    write_table(path, rollout_keys(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl.rao_blackwell)))
+    write_table(path, rollout_keys(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl)))
     return {"responses": len(drawn)}
 
 
