@@ -92,11 +92,6 @@ def gain(e: Estimate) -> str:
     return _with_interval(e, in_points, " to ")
 
 
-def plus_minus(e: Estimate) -> str:
-    """Return an estimate with the larger half of its interval: ``0.93 ± 0.05``."""
-    return f"{number(e['mean'])} ± {max(e['high'] - e['mean'], e['mean'] - e['low']):.2f}"
-
-
 def _with_interval(e: Estimate, write: Callable[[float], str], between: str = "–") -> str:
     mean, low, high = (write(e[key]) for key in ("mean", "low", "high"))
     return f"{mean} ({low}{' to ' if '−' in low else between}{high})"
