@@ -49,7 +49,7 @@ def least(model: Path) -> dict[str, Any]:
     """Return a recipe with as little as a run needs: data, a model used as it is, a reward, a policy."""
     return {
         "run_dir": "run",
-        "data": {"sources": [{"world": 60}]},
+        "data": {"sources": [{"world": 60}], "max_prompt_tokens": 180},
         "policy": {"model": str(model), "chat_template": "plain"},
         "reward": {"function": "my_reward.py:score"},
         "rollout": {"prompts": 12, "k": 6, "max_new_tokens": 6},
@@ -71,7 +71,7 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     (project / "my_reward.py").write_text(CHECKER)
     rows = [{"prompt": f"What is {n}?", "answer": n % 4 if n % LEFT_OUT else None} for n in range(60)]
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    data = {"sources": [{"path": str(tmp_path / "questions.jsonl")}], "test_fraction": 0.3}
+    data = {"sources": [{"path": str(tmp_path / "questions.jsonl")}], "test_fraction": 0.3, "max_prompt_tokens": 180}
     recipe = least(bare) | {"data": data}
     recipe["policies"]["aware"] |= {"transform": "optimal", "kl_budget": 0.2}
     path = micro.write(project / "recipe.yaml", recipe)

@@ -35,7 +35,8 @@ def reading(tmp_path: Path) -> Any:
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         recipe = micro.given(tmp_path / "run", policy)
         recipe["policy"]["chat_template"] = "strict.jinja"
-        recipe["data"] = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "test_fraction": 0.4}
+        data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "test_fraction": 0.4, "max_prompt_tokens": 180}
+        recipe["data"] = data
         recipe["rollout"] = {"prompts": 4, "k": 2, "max_new_tokens": 4}
         del recipe["judge"]
         return micro.write(tmp_path / "recipe.yaml", recipe)
