@@ -85,7 +85,7 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert {name: record["summary"]["left_out"] for name, record in made.items()} == dict.fromkeys(RECORDS, 3)
     assert (made["calibrate"]["summary"]["prompts"], results["prompts"]) == (9, 3)
     assert "calibrate, evaluate-reference, evaluate-aware: 3 prompts left out, as the reward gives None" in out
-    assert results["truth"] == {"by": "reward", "threshold": None}
+    assert results["truth"] == {"by": "reward", "threshold": None, "served": 4}
     assert set(results["pass_at_k"]) == {"reference", "aware"}
     assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
     assert "only the reward that training saw judges" in (tmp_path / "run" / "report.html").read_text()
